@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from configparser import ConfigParser
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -257,23 +256,18 @@ def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
 
 
 _SECTION = "ckpt"
+DEFAULT_DEFERRABLE = "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE"
 
 
 def deferrable() -> bool:
-    """Whether tasks wait in the triggerer: as ``[ckpt] deferrable`` says, else ``[operators] default_deferrable``.
+    """Whether tasks wait in the triggerer: ``[ckpt] deferrable``, else Airflow's variable for all operators, else true.
 
-    On where neither is set: these waits are long and hold no worker then.
+    These waits are long and hold no worker then. The variable counts, and ``[operators] default_deferrable`` in
+    airflow.cfg does not, because Airflow itself writes ``false`` there when it makes the file.
     """
-    for section, option in ((_SECTION, "deferrable"), ("operators", "default_deferrable")):
-        if _is_set(section, option):
-            return bool(conf.getboolean(section, option))
-    return True
-
-
-def _is_set(section: str, option: str) -> bool:
-    """Whether a person has set it: Airflow's own look-up also finds the default of an option."""
-    variable = f"AIRFLOW__{section}__{option}".upper()
-    return variable in os.environ or ConfigParser.has_option(conf, section, option)
+    if conf.has_option(_SECTION, "deferrable"):
+        return bool(conf.getboolean(_SECTION, "deferrable"))
+    return DEFAULT_DEFERRABLE not in os.environ or bool(conf.getboolean("operators", "default_deferrable"))
 
 
 def poll_interval() -> float:

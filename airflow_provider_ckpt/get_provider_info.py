@@ -81,7 +81,8 @@ _CONFIG: dict[str, Any] = {
             "deferrable": {
                 "description": (
                     "Whether tasks wait in the triggerer. A task's own argument has precedence. Where this is not "
-                    "set, [operators] default_deferrable decides if it is set; else tasks wait in the triggerer."
+                    "set, the variable AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE decides if it is there; else tasks wait "
+                    "in the triggerer. default_deferrable in airflow.cfg does not count: Airflow writes false there."
                 ),
                 "version_added": "0.1.0",
                 "type": "boolean",

@@ -82,8 +82,8 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
 
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else ``[operators] default_deferrable``
-        where that is set, else true.
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else the variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE``, else true.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, or as the operator documents.

@@ -41,8 +41,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         (templated)
     :param if_not_found: ``fail``, or ``skip`` this sensor, when there is no such job. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else ``[operators] default_deferrable``
-        where that is set, else true; and not with a ``mode``.
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else the variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE``, else true; and not with a ``mode``.
     :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.
     :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
         defers at once; default ``[ckpt] defer_after``. (templated)

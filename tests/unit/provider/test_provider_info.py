@@ -133,9 +133,8 @@ def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.Monkey
         ("True", "False", True),
     ],
 )
-@pytest.mark.parametrize("in_file", [False, True])
-def test_airflows_default_for_deferrable_holds_unless_the_providers_own_is_set(
-    monkeypatch: pytest.MonkeyPatch, ckpt: str | None, operators: str | None, expected: bool, in_file: bool
+def test_airflows_variable_for_deferrable_counts_unless_the_providers_own_is_set(
+    monkeypatch: pytest.MonkeyPatch, ckpt: str | None, operators: str | None, expected: bool
 ) -> None:
     from airflow.sdk.configuration import conf
 
@@ -143,20 +142,16 @@ def test_airflows_default_for_deferrable_holds_unless_the_providers_own_is_set(
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
     from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
-    options = [("ckpt", "deferrable", ckpt), ("operators", "default_deferrable", operators)]
-    given = [(section, option, value) for section, option, value in options if value is not None]
-    try:
-        for section, option, value in given:
-            if in_file:
-                conf.read_dict({section: {option: value}})
-            else:
-                monkeypatch.setenv(f"AIRFLOW__{section}__{option}".upper(), value)
-        assert arguments.deferrable() is expected
-        assert TakeSavepointOperator(task_id="t", job="j").deferrable is expected
-        assert JobStatusSensor(task_id="s", job="j").deferrable is expected
-    finally:
-        for section, option, _ in given if in_file else ():
-            conf.remove_option(section, option, remove_default=False)
+    variables = {"AIRFLOW__CKPT__DEFERRABLE": ckpt, arguments.DEFAULT_DEFERRABLE: operators}
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert conf.getboolean("operators", "default_deferrable") is (operators == "True"), "false is Airflow's own default"
+    assert arguments.deferrable() is expected
+    assert TakeSavepointOperator(task_id="t", job="j").deferrable is expected
+    assert JobStatusSensor(task_id="s", job="j").deferrable is expected
 
 
 def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
