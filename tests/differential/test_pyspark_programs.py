@@ -60,11 +60,15 @@ def test_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
         assert result(tmp_path, name) == in_spark(spark, orders, name), name
 
 
-@pytest.mark.row("ps.1")
+@pytest.mark.row("ps.1", "ps.8")
 def test_script_of_pyspark_runs_unchanged_in_spark_and_in_the_engine(
     spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path
 ) -> None:
     job = cluster.submit(SCRIPT, arguments=["replay", orders, str(tmp_path)], configuration=fast())
+    frame_plan, query_plan = cluster.call(cluster.dispatcher.job_details(job)).graph.explained
+    assert "filter, no uid, parallelism 1\n    input: (1) FORWARD\n    vectorised" in frame_plan
+    assert "sink parquet" in query_plan
+    assert "sink" not in frame_plan
     cluster.wait_for_status(job, JobStatus.FINISHED)
     frame = spark.read.schema("country STRING, amount DOUBLE").parquet(orders)
     wanted = frame.filter("country IS NOT NULL").selectExpr("country", "amount * 2 AS amount").toArrow().to_pylist()
@@ -110,7 +114,9 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("memory", "start the query from a client that is connected"),
         ("legacy option", "spark.sql.legacy"),
         ("barrier", "barrier"),
-        ("generator", "JsonTuple"),
+        ("generator", "JsonTuple.*get_json_object"),
+        ("table", "toTable: .*'orders'.*start\\(path\\)"),
+        ("observe", "observe: .*second query"),
         ("Python in a lambda", "lambda"),
     ],
 )

@@ -24,7 +24,9 @@ from types import ModuleType
 from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.api.triggers import set_interval
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.mapping import add_queries, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -71,6 +73,13 @@ def load_plan(
             session.conf.set,
             option=session.conf.get,
             directory=str(directory),
+            explain=lambda capture, of, extended: explanation(
+                capture,
+                of,
+                session.dataSource.resolve,
+                session.conf.effective.get(PipelineOptions.PARALLELISM),
+                extended=extended,
+            ),
         )
         with captured_session(capture, session.dataSource.register) as spark:
             if kind is _Kind.SCRIPT:
@@ -82,7 +91,12 @@ def load_plan(
         add_queries(capture, session.plan, session.dataSource.resolve)
         set_interval([query.start for query in capture.queries], session.conf)
         plan = session.compile()
-        graph = replace(plan.job_graph, analyses=capture.used, tables=tuple(sorted(capture.tables)))
+        graph = replace(
+            plan.job_graph,
+            analyses=capture.used,
+            tables=tuple(sorted(capture.tables)),
+            explained=tuple(capture.explained),
+        )
         return replace(plan, job_graph=graph)
     try:
         module = _import_module(directory, module_name)

@@ -45,7 +45,7 @@ class Settings:
     cluster_id: str | None = None
 
     def over(self, outer: Settings) -> Settings:
-        """These options; the outer ones replace those that are not given."""
+        """These options; those that are not given are taken from the ``outer`` ones."""
         given = {name: getattr(self, name) for name in _NAMES if getattr(self, name)}
         if self.url or self.ha_dir:
             outer = replace(outer, url=None, ha_dir=None)
@@ -90,7 +90,7 @@ class Cli:
         return self.settings.url is not None or self.settings.ha_dir is not None
 
     def _tell_away(self, error: CkptClientError) -> None:
-        """Report an error once for each reason, since a takeover takes some seconds."""
+        """Report that the server does not serve: once for each reason, since a takeover takes some seconds."""
         if str(error) not in self._shown:
             self._shown.add(str(error))
             self.output.note(f"{error}; looking for the leader")
@@ -120,7 +120,7 @@ class Cli:
         return url, token
 
     def _leader(self, directory: str) -> tuple[LeaderSource, str | None]:
-        """The source of the leader and the token. By default it is the last started session's token.
+        """The source of the leader, and the token; by default that of the last started session.
 
         That is safe because a token is sent only to a leader that has the same token.
         """

@@ -34,7 +34,7 @@ class CommandOutput:
             print(line)
 
     def line(self, document: Any, text: str) -> None:
-        """Print one of many results that arrive over time, as a JSON document per line or as text, and flush it."""
+        """Print one of many results that arrive over time, as a line of JSON or as text, and flush it."""
         print(json.dumps(plain(document)) if self.as_json else text, flush=True)
 
     def note(self, text: str) -> None:

@@ -39,7 +39,7 @@ def plan(
     )
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
-    # The upload stays, as that of a run, because other users may have uploaded the same program and still need it.
+    # The upload is not deleted, as with a run: other users may have uploaded the same program and still need it.
     found = client.plan_pipeline(client.upload_pipeline(filename, content), options)
     if cli.output.as_json:
         cli.output.result(found, "")
@@ -51,6 +51,8 @@ def plan(
 def _show(cli: Cli, found: PlanPreview) -> None:
     rows = [(node.description, node.parallelism) for node in reversed(found.plan.nodes)]
     cli.output.table([], ("VERTEX", "PARALLELISM"), rows, empty="no vertices")
+    for text in found.explained:
+        cli.output.note(text)
     for warning in found.warnings:
         cli.output.note(f"warning: {warning}")
     if found.restore is not None:

@@ -49,7 +49,7 @@ def rescale(
 
 
 def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, Bounds]) -> dict[str, int | Bounds]:
-    """The bounds of every vertex by id; vertices that are not named keep their declared bounds.
+    """The requested bounds of every vertex, by id; vertices that are not named keep their declared bounds.
 
     A number for all vertices skips those that cannot have more than one subtask.
     """

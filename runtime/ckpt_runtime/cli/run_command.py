@@ -89,7 +89,10 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     start = client.run_drill if drill else client.run_pipeline
     job = start(client.upload_pipeline(filename, content), options, job_id=job_id)
     with suppress(CkptClientError):  # the job is started even so
-        for warning in client.job_details(job).warnings:
+        details = client.job_details(job)
+        for text in details.explained:
+            cli.output.note(text)
+        for warning in details.warnings:
             cli.output.note(f"warning: {warning}")
     if detached:
         cli.output.result({"job_id": job}, job)
@@ -116,7 +119,7 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
 
 
 def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
-    """The progress: everything on a terminal, otherwise what rarely changes, one line for each change."""
+    """The progress as text. Off a terminal each change is printed as a line, so it has only what rarely changes."""
     text = details.state
     if live:
         records = sum(vertex.io.write_records for vertex in details.vertices)

@@ -158,7 +158,7 @@ class AsyncCalls(_Methods, ABC):
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        ``patience_s``: how long the call is repeated while the server is away, instead of the client's own patience.
+        ``patience_s``: how long the call is repeated while the server does not serve, instead of the client's value.
         """
 
 
@@ -168,12 +168,12 @@ class AsyncCkptClient(AsyncCalls):
     ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
     source, requests follow the leader, and the token is sent only to proven addresses; connections to each address that
     has led are kept until the client is closed. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``.
-    ``timeout_s`` bounds each single request; while the server is away, the request is repeated for ``patience_s`` (0:
-    never), and ``on_away`` is called each time. ``transport`` replaces the network.
+    ``timeout_s`` bounds each single request. While the server does not serve, a request is repeated for ``patience_s``
+    (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
 
     renew_token: Callable[[], str | None] | None = None
-    """Called in a thread for another token when the server refuses the present one; returns None if there is none."""
+    """Called in a thread when the server refuses the present token; returns another token, or None if there is none."""
 
     def __init__(
         self,
@@ -219,7 +219,7 @@ class AsyncCkptClient(AsyncCalls):
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        While the server is away, the call is repeated for ``patience_s``: at least two attempts, or exactly one with 0.
+        While the server does not serve, the call is repeated for ``patience_s``: at least two attempts, or one with 0.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         lost = False
@@ -247,7 +247,7 @@ class AsyncCkptClient(AsyncCalls):
         return await persistent(attempt, Deadline.after(patience_s), attempts=attempts, on_away=self._on_away)
 
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
-        """Follow one connection, from where the feed stands to its end. Raises the errors of ``client.errors``."""
+        """Yield the events of one connection, from the feed's position on. Raises the errors of ``client.errors``."""
         http, url = await self._where()
         with self._asking(url):
             async with http.stream(**feed.request(self._timeout_s)) as response:
@@ -315,14 +315,14 @@ class AsyncCkptClient(AsyncCalls):
 
     @contextmanager
     def _asking(self, url: str) -> Iterator[None]:
-        """Turn a failure of one request into the client's own error, and doubt the leader if it may have caused it."""
+        """Turn a request's failure into the client's own error. If the leader may have changed, look it up again."""
         try:
             yield
         except httpx.TransportError as error:
             self._failed = self._leader
             raise unreachable(url, error) from error
         except CkptApiError as error:
-            # With these, another server may listen at the address by now.
+            # These errors may mean that another server listens at the address by now.
             if is_passing(error) or isinstance(error, Unauthorized | NotServed | UnexpectedAnswer):
                 self._failed = self._leader
             raise
@@ -377,7 +377,7 @@ class CkptClient(_Methods):
         return self.run(self.calls.execute(call, patience_s=patience_s))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Block until a coroutine that uses ``calls`` has ended. What a signal handler raises meanwhile cancels it."""
+        """Block until a coroutine that uses ``calls`` has ended. An exception from a signal handler cancels it."""
         if threading.current_thread().name == _LOOP_THREAD:
             work.close()
             raise RuntimeError("a blocking client was called from a coroutine that a blocking client runs")

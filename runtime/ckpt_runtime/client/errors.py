@@ -1,4 +1,4 @@
-"""The errors of talking to the REST API, as exceptions that a caller can tell apart."""
+"""The errors of calls of the REST API, as exceptions that a caller can tell apart."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ class EventFeed:
     def pause_after(self, error: CkptClientError | None, now: float, patience_s: float) -> float:
         """Seconds until the next connection; ``error`` is None after a stream that has ended.
 
-        Raises ``error`` if it is not passing, or if no event has come for ``patience_s`` since the first such pause.
+        Raises ``error`` if it is not transient, or if no event has come for ``patience_s`` since the first such pause.
         """
         self._away_since = now if self._away_since is None else self._away_since
         if error is not None and (not is_passing(error) or now - self._away_since >= patience_s):

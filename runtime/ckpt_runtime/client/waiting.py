@@ -1,7 +1,7 @@
-"""Waits: when a request is repeated, how often a wait looks, and when it ends.
+"""Waits: when a request is repeated, how often a wait polls, and when it ends.
 
 The command line, operators, sensors and triggers all wait with these coroutines. The clock of a deadline and the pause
-between two looks are arguments, so a test may have its own.
+between two polls are arguments, so a test may have its own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES
 T = TypeVar("T")
 
 DEFAULT_PATIENCE_S = 1.0
-"""How long a request is repeated by default while the server is away."""
+"""How long a request is repeated by default while the server does not serve."""
 POLL_PATIENCE_S = 30.0
 """How long one poll of a wait is repeated, so that the wait survives the start of a new driver."""
 DEFAULT_POLL_INTERVAL_S = 1.0
@@ -78,7 +78,7 @@ async def persistent(
     on_away: Callable[[CkptClientError], None] | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Repeat the attempt after a passing error, at least ``attempts`` times in all and until ``patience`` is over.
+    """Repeat the attempt after a transient error, at least ``attempts`` times in all and until ``patience`` is over.
 
     ``on_away`` is called with the error before each pause. The last error is raised.
     """
@@ -144,18 +144,18 @@ def growing_delays(most: float) -> Iterator[float]:
 
 
 async def until_final(client: Caller, job_id: str) -> None:
-    """Wait until the checkpoint statistics of a job that has ended show its end.
+    """Wait until the checkpoint statistics of an ended job include its last snapshot.
 
-    Flink answers with a cached copy that may be as old as its refresh interval, and from which the last checkpoint or
-    the stop's savepoint may be missing. A job restored from that copy's latest snapshot would write again what has been
-    committed since.
+    Flink answers with a cached copy that may be as old as its refresh interval, so that the last checkpoint or the
+    savepoint of a stop may be missing. A job restored from an older snapshot would write committed output again.
     """
     config = await client.execute(requests.dashboard_config())
     if RETAINS in config.get("features", {}):  # a session never answers with an old copy
         return
     interval_ms = int(config.get("refresh-interval", 0))
     for _ in range(3):
-        # For how many more milliseconds copies may predate the end; the job details may be such a copy themselves.
+        # How long, in milliseconds, Flink may still answer with a copy made before the job's end. The job details may
+        # be such a copy, too.
         left_ms = interval_ms
         try:
             details = await client.execute(requests.job_details(job_id))

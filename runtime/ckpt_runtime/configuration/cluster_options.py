@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.value_types import (
 
 _MOST_PORTS = 10_000
 _LAST_FIRST_PORT = 65_536 - _MOST_PORTS
-"""So that any count of ports that is allowed ends at a port that exists."""
+"""The highest first port: with the highest allowed number of ports, the last port is still a valid one."""
 
 
 class CpuPinning(StrEnum):

@@ -98,7 +98,7 @@ class Configuration:
         return dict(self._values)
 
     def displayed(self) -> dict[str, str]:
-        """Makes a new dict for people to see: secrets are masked, users' own too (see ``secret_keys``)."""
+        """Makes a new dict for display: secrets are masked, also those under users' own keys (see ``secret_keys``)."""
         return {key: shown_value(key, value) for key, value in self._values.items()}
 
     def keys(self) -> KeysView[str]:
@@ -134,10 +134,10 @@ class Configuration:
 
 
 def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
-    """Merges the spellings of an option under the current key, in any order.
+    """Merges the spellings of each option under its current key; the order of the keys does not matter.
 
-    A value wins over the removal of another spelling, since a change to the current spelling looks like that. Among
-    values, the one under the current spelling wins.
+    A value wins over the removal of another spelling: a change that replaces an old spelling by the current one has
+    both. Among values, the one under the current spelling wins.
     """
     found: dict[str, T] = {}
     for key, value in values.items():
@@ -150,7 +150,7 @@ def _in_present_spelling(values: Mapping[str, T]) -> dict[str, T]:
 
 
 def shown_value(key: str, value: str) -> str:
-    """Returns a value for display. The system's own options declare whether they are secret; other keys go by name."""
+    """Returns a value for display. Options declare whether they are secret; for users' own keys the name decides."""
     option: ConfigOption[Any] | None = find_option(key)
     if option is None:
         return shown(key, value)

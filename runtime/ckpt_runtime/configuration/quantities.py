@@ -12,7 +12,7 @@ _ISO_8601 = re.compile(
     r"p(?=[0-9t])(?:([0-9]{1,19})d)?"
     r"(?:t(?=[0-9])(?:([0-9]{1,19})h)?(?:([0-9]{1,19})m)?(?:([0-9]{1,19})(?:[.,]([0-9]{0,9}))?s)?)?"
 )
-"""Days and parts of them, as Java's ``Duration.parse`` reads them."""
+"""ISO 8601 durations of days and smaller units, as Java's ``Duration.parse`` reads them."""
 _MAX = (1 << 63) - 1
 _NANOS_PER_MS = 1_000_000
 

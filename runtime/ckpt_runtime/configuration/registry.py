@@ -47,16 +47,16 @@ JOB_CHECKPOINT_OVERRIDES = INTERNAL_PREFIX + "job-checkpoint-overrides"
 """Key of the FLIP-571 overrides inside a stored execution plan's job configuration."""
 
 RESTORED_MAX_PARALLELISM = INTERNAL_PREFIX + "restored-max-parallelism"
-"""Numbers of key groups by operator uid, as a JSON object, of the snapshot that a job starts from."""
+"""JSON object: for each operator uid, the number of key groups in the snapshot that the job starts from."""
 
 VERTEX_PARALLELISM = INTERNAL_PREFIX + "vertex-parallelism"
-"""Parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
+"""JSON object: the parallelism by vertex id, for a job that was rescaled since its submission."""
 
 VERTEX_BOUNDS = INTERNAL_PREFIX + "vertex-bounds"
-"""Declared bounds of parallelisms by vertex id, as a JSON object, of a job that was rescaled since its submission."""
+"""JSON object: the declared bounds of parallelism by vertex id, for a job that was rescaled since its submission."""
 
 DEFAULT_CHECKPOINTS_DIRECTORY = INTERNAL_PREFIX + "default-checkpoints-directory"
-"""The session's directory for checkpoints of jobs that configure none, for what a plan keeps beside checkpoints."""
+"""The session's checkpoint directory for jobs that configure none: planning needs it for data beside checkpoints."""
 
 RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""
@@ -75,7 +75,7 @@ _CANONICAL_KEYS: dict[str, str] = {
     fallback: option.key for option in OPTIONS.values() for fallback in option.fallback_keys
 }
 NAMESPACES: frozenset[str] = frozenset(key.split(".", 1)[0] for key in OPTIONS)
-"""First segments of keys that are the system's: an unknown key below one of them is refused."""
+"""First segments of the system's own keys: an unknown key that begins with one of them is refused."""
 
 
 def canonical_key(key: str) -> str:

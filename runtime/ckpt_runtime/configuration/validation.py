@@ -1,9 +1,10 @@
 """Checks a configuration before anything acts on it: unknown keys, values, places, and options that clash.
 
-A key in one of the system's own namespaces that no option has is refused with the nearest known keys, because a
-misspelt option would otherwise silently do nothing. So is a key that nearly equals an option's key, which in a job's
-configuration concerns the first word, too (``exection.``): the words of a user need not resemble an option. One of
-Spark's keys is refused in a cluster's configuration. Keys with other prefixes belong to the user and pass.
+An unknown key in one of the system's own namespaces is refused, and the message names the nearest known keys:
+otherwise a misspelt option would silently do nothing. A key that nearly equals an option's key is refused as well; in a
+job's configuration only if its first word nearly equals the option's, too (``exection.``), since users choose keys of
+their own there. One of Spark's keys is refused in a cluster's configuration. Keys with other prefixes belong to the
+user and are accepted.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Problem = InvalidOptionError | UnknownOptionError
 _NEARLY_THE_SAME = 0.88
 """Minimum difflib similarity for a misspelt option key: one or two letters in twenty may differ."""
 _NEARLY_THE_SAME_WORD = 0.86
-"""The same for the first word of a job's key: one letter of four may be missing, and two of nine may differ."""
+"""Minimum similarity of the first word of a job's key: one letter of four may be missing, two of nine may differ."""
 
 
 def validate(configuration: Configuration, scope: OptionScope) -> None:
@@ -43,7 +44,7 @@ def validate(configuration: Configuration, scope: OptionScope) -> None:
 
 
 def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
-    """Finds everything that is wrong, in the order of the keys; clashes only when each option is fine alone."""
+    """Finds everything that is wrong, in the order of the keys. Finds clashes only if each option alone is valid."""
     problems = [problem for key in configuration if (problem := problem_of(configuration, key, scope))]
     if problems:
         return tuple(problems)
@@ -114,7 +115,7 @@ def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem |
 
 
 def _registration_timeout_below_interval(configuration: Configuration) -> Problem | None:
-    """An agent reports the progress of a starting worker with its heartbeats, so at least one must fit in."""
+    """Agents report the progress of starting workers with their heartbeats, so the timeout must exceed the interval."""
     interval = configuration.get(HeartbeatOptions.INTERVAL)
     option = TaskManagerOptions.REGISTRATION_TIMEOUT
     timeout = configuration.get(option)
@@ -151,7 +152,7 @@ def _high_availability(configuration: Configuration) -> Problem | None:
 
 
 _HOST = r"[A-Za-z0-9._-]+|\[?[0-9A-Fa-f]*:[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\]?"
-"""A name, or an address; one of IPv6 has two colons at least, a name with a port has one."""
+"""A host name or an address. An IPv6 address has at least two colons; a name with one colon has a port."""
 
 
 def _rest_address(configuration: Configuration) -> Problem | None:

@@ -1,4 +1,4 @@
-"""A session that PySpark connects to (``sc://host:port``): streaming queries become jobs, the rest goes to Spark."""
+"""The endpoint for PySpark clients (``sc://host:port``): streaming queries become jobs, other requests go to Spark."""
 
 import os
 

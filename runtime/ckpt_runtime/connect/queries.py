@@ -1,8 +1,8 @@
-"""Streaming queries of Spark Connect clients as jobs: starting them, and answering what is asked of them.
+"""Streaming queries of Spark Connect clients: starts them as jobs, and answers requests about them.
 
-A query's id is its job's id, and both are the id of the operation that started it, so that a request that is sent
-again starts no second job. Its program is stored like any other one: the commands of the client that describe the
-query, which a small module sends to the planning session.
+A query's id is its job's id, and both are the id of the operation that started it, so that a repeated request does not
+start a second job. Its program is stored like any other: it consists of the client's commands that describe the query,
+and a small module that sends them to the planning session.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Query:
 
 
 class Queries:
-    """Starts and steers the jobs of queries through the dispatcher. ``configuration`` is the session's."""
+    """Starts and controls the jobs of queries through the dispatcher. ``configuration`` is the session's."""
 
     def __init__(self, dispatcher: Dispatcher, configuration: Configuration) -> None:
         self._dispatcher = dispatcher
@@ -88,7 +88,7 @@ class Queries:
         job_id = uuid.UUID(operation_id).hex
         program = {"settings": dict(settings), "commands": [MessageToDict(command) for command in commands]}
         archive = io.BytesIO()
-        # Equal requests give equal archives, so that entries have no time of their own.
+        # Entries have a fixed time, so that equal requests give equal archives.
         with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as files:
             files.writestr(zipfile.ZipInfo(f"{_MODULE}.py"), _PROGRAM)
             files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
@@ -115,7 +115,7 @@ class Queries:
         return f"Job {query.job_id} is {status}{reason}", not status.is_globally_terminal
 
     async def wait(self, queries: Sequence[Query], timeout_s: float | None) -> bool:
-        """Waits until one of the queries has ended; returns False if none has in time. Raises QueryFailedError."""
+        """Waits until one of the queries has ended; returns False if none ends in time. Raises QueryFailedError."""
         changed = asyncio.Event()
         log = await self._dispatcher.event_log()
         stop_listening = log.listen(changed.set)
@@ -138,7 +138,7 @@ class Queries:
     async def stop(self, query: Query) -> None:
         """Ends a query, with a savepoint if the session is configured so, and waits for its end.
 
-        Raises QueryFailedError if the savepoint failed; then the query runs on.
+        Raises QueryFailedError if the savepoint failed; the query then continues to run.
         """
         try:
             if self._configuration.get(ConnectOptions.STOP) is QueryStop.SAVEPOINT:
@@ -183,7 +183,7 @@ class Queries:
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form.
 
-        A report is made when it is asked for and a checkpoint has completed since the last one. Its rows are those that
+        A report is made when it is asked for and a checkpoint has completed since the last one. It counts the rows that
         the sources have read since then; its duration is that of the checkpoint.
         """
         latest = (await self._dispatcher.checkpoint_statistics(query.job_id)).latest_completed

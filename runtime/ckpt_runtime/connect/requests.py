@@ -1,6 +1,6 @@
-"""What a request of a Spark Connect client concerns: streams, which are ours, or anything else, which is Spark's.
+"""Decides whether a Spark Connect request concerns streams, which the engine handles; all others go to Spark.
 
-Nothing here unpickles: plans that hold functions of Python are told apart by their kinds only.
+Nothing here unpickles: plans that contain Python functions are recognized by their message types only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CODE = frozenset(
 
 
 def reads_stream(message: Any, views: Collection[str]) -> bool:
-    """Returns whether a plan reads a stream: by a reader, or by one of the views of streams that are given."""
+    """Returns whether a plan reads a stream, through a reader or through one of the given views of streams."""
     names = "|".join(re.escape(view) for view in views)
     pattern = re.compile(rf"(?<![\w`]){'`?'}(?:{names}){'`?'}(?![\w`])", re.IGNORECASE) if views else None
     for name, part in _parts(message):

@@ -58,7 +58,7 @@ Respond = Callable[[Any, Call], Awaitable[Any]]
 
 
 class ConnectServer:
-    """``spark`` returns Spark's own service and blocks until it runs; it is asked with the first request for it."""
+    """``spark`` returns Spark's own service and blocks until it runs; the first request for Spark calls it."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class ConnectServer:
         return int(port)
 
     async def stop(self) -> None:
-        """Ends all calls after a short grace, and closes the connection to Spark. Jobs run on."""
+        """Ends all calls after a short grace period, and closes the connection to Spark. Jobs continue to run."""
         await self._server.stop(_GRACE_S)
         if self._channel is not None:
             await self._channel.close()
@@ -108,7 +108,7 @@ class ConnectServer:
         return hmac.compare_digest(given, self._authorization)
 
     def own(self, name: str) -> Respond | None:
-        """Returns what answers a method that may concern streams; None for a method that is Spark's alone."""
+        """Returns the handler of a method that may concern streams; None for a method that only Spark handles."""
         answers: dict[str, Respond] = {
             "AnalyzePlan": self._analyze,
             "Config": self._config,
@@ -144,7 +144,7 @@ class ConnectServer:
     async def _spark_session(self, request: Any, call: Call) -> str:
         """Returns Spark's own id of a client's session.
 
-        A client takes it from the first answer of all, so that one of ours has to carry it.
+        A client takes it from the first response that it gets, so the engine's own responses have to carry it.
         """
         if request.HasField("client_observed_server_side_session_id"):
             return str(request.client_observed_server_side_session_id)
@@ -164,7 +164,7 @@ class ConnectServer:
         return response
 
     async def _config(self, request: Any, call: Call) -> Any:
-        """Sets and reads the engine's options here. Spark gets its own, and those that the plans of streams need."""
+        """Sets and reads options. All options are kept here; Spark's own are also passed on to Spark."""
         operation = request.operation
         kind = operation.WhichOneof("op_type")
         named = getattr(operation, kind)
@@ -198,7 +198,8 @@ class ConnectServer:
         return await self.pass_on("ReleaseSession", request.SerializeToString(), call)
 
     async def execute(self, request: Any, call: Call) -> AsyncIterator[Any]:
-        """Yields the answers to an ``ExecutePlanRequest``: ours for streams and queries, Spark's for all others."""
+        """Yields the responses to an ``ExecutePlanRequest``: the engine's for streams and queries, Spark's
+        otherwise."""
         session = self._sessions.of(request)
         kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
         queries = kind in ("streaming_query_command", "streaming_query_manager_command")
@@ -251,7 +252,7 @@ class ConnectServer:
         result.name = query.name
 
     async def _make_table(self, session: ClientSession, request: Any, call: Call) -> None:
-        """Makes the table of a query with format ``memory``, as yet without rows, in Spark.
+        """Creates the empty table of a query with format ``memory`` in Spark.
 
         The query fills a global view; the client's session gets a view of it that has the query's name.
         """
@@ -281,7 +282,7 @@ class ConnectServer:
                 pass
 
     async def _query(self, session: ClientSession, command: Any, result: Any) -> None:
-        """Answers what is asked of one query."""
+        """Answers requests about one query."""
         query = session.queries.get(command.query_id.id)
         if query is None:
             raise PlanError("query", f"this session has started no query {command.query_id.id}")
@@ -348,7 +349,7 @@ def _instance(query: Query) -> Any:
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    """Finds what serves a call, after its token has been checked."""
+    """Finds the handler of a call, after its token has been checked."""
 
     def __init__(self, server: ConnectServer) -> None:
         self._server = server
@@ -409,13 +410,13 @@ async def _refuse(call: Call) -> NoReturn:
 
 
 def _encoded(message: Any) -> bytes:
-    """Serializes our own messages; those of Spark are passed on as they are."""
+    """Serializes the engine's own messages; those of Spark are forwarded unchanged."""
     return message if isinstance(message, bytes) else message.SerializeToString()
 
 
 async def _abort(call: Call, name: str, error: Exception) -> NoReturn:
     """Ends a call with an error as PySpark's client reads it."""
-    if isinstance(error, grpc.aio.AioRpcError):  # Spark's own, with what else it tells
+    if isinstance(error, grpc.aio.AioRpcError):  # Spark's own error, with its further details
         await call.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
     elif isinstance(error, QueryFailedError):
         await call.abort_with_status(_status("StreamingQueryException", str(error)))

@@ -17,11 +17,11 @@ from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 T = TypeVar("T")
 
 MOST_SESSIONS = 200
-"""Number of sessions that are kept. Beyond it the one that was used least recently is forgotten; its jobs run on."""
+"""Maximum number of sessions. Beyond it the least recently used one is dropped; its jobs continue to run."""
 
 
 class ClientSession:
-    """What one client has sent.
+    """The state of one client's session.
 
     ``views`` holds the commands that made views of streams, by the views' names, and ``operations`` the ids of the
     operations that are answered here and that the client has not released.
@@ -43,13 +43,13 @@ class ClientSession:
         self._lock = asyncio.Lock()
 
     def configure(self, key: str, value: str) -> None:
-        """Sets an option. Raises PlanError, InvalidOptionError or UnknownOptionError, and then changes nothing."""
+        """Sets an option. Raises PlanError, InvalidOptionError or UnknownOptionError; an error changes nothing."""
         self._service.set(key, value)
         if key.startswith("spark."):
             self.settings[key] = value
 
     async def analyzed(self, request: Any) -> Any:
-        """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that has no answer."""
+        """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
         return await self._with_spark(lambda: self._service.methods["AnalyzePlan"](request))
 
     async def add_view(self, request: Any) -> None:
@@ -58,7 +58,7 @@ class ClientSession:
         self.views[request.plan.command.create_dataframe_view.name] = request.plan.command
 
     async def _with_spark(self, answer: Callable[[], T]) -> T:
-        """Runs ``answer``, and has Spark answer what it asks for, until nothing is missing."""
+        """Runs ``answer`` repeatedly, with the answers that it needs from Spark, until none is missing."""
 
         def complete() -> T:
             while True:
@@ -87,5 +87,5 @@ class ClientSessions:
         return session
 
     def release(self, request: Any) -> None:
-        """Forgets a session. Its jobs run on."""
+        """Drops a session. Its jobs continue to run."""
         self._sessions.pop((request.user_context.user_id, request.session_id), None)

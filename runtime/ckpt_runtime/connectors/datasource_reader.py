@@ -2,10 +2,11 @@
 
 The enumerator is the head of the job. It holds the user's reader object and makes all calls that Spark's driver would
 make on this one object, so that ``partitions`` and ``commit`` see what ``latestOffset`` stored in it. A range is
-planned once. Its partitions are sent to the readers (``range_reader.py``) in turn, each to one of them, as data; they
-keep them in state until they are read. So a restore plans no range again: it continues after the last planned range.
-Simple readers return rows with the offset: these rows are sent instead of partitions. A watermark behind each range
-says up to which sequence number everything was sent, since a reader cannot see that it gets no more of the range.
+planned once. Its partitions are sent to the readers (``range_reader.py``) as data, each to one of them in turn; a
+reader keeps a partition in state until it is read. So a restore does not plan a range again: it continues after the
+last planned range. Simple readers return rows with the offset; these rows are sent instead of partitions. A watermark
+after each range says up to which sequence number everything was sent, since a reader cannot know otherwise that no more
+of the range will arrive.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Encodes what PySpark's readers and writers return for exchange and state: tagged values in versioned items."""
+"""Encodes the values that PySpark's readers and writers return, for sending and for state, as versioned items."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """PySpark ``DataSource`` stream writers, unchanged and without a JVM: writers write, one committer commits.
 
 A checkpoint takes the role of Spark's micro-batch: ``write`` is called once per subtask and checkpoint with the rows
-since the last one, its message goes to the committer before the barrier, and
-``commit(messages, batchId=checkpoint id)`` follows the completion. A commit may be repeated after a failure
-with the same id and messages, as in Spark.
-When committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover: not at
-an aborted checkpoint, which a later one covers, and not while the outcome of a checkpoint is unknown. A writer aborts
-its unfinished ``write``: with the message if it had returned before the barrier came, and with None if it raised or
-was interrupted.
+since the last one, its message goes to the committer before the barrier, and ``commit(messages, batchId=checkpoint
+id)`` follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark. When
+committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover. They do not
+call it when a checkpoint is aborted, because a later one covers its messages, nor while the outcome of a checkpoint is
+unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier came, and with
+None if it raised or was interrupted.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class _Epoch:
         self._context = context
         self._queue: queue.Queue[pa.RecordBatch | _Abandoned | None] = queue.Queue(_QUEUED_BATCHES)
         self._message: str | None = None
-        """The encoded result of ``write``; None before it has returned, and when it raised."""
+        """The encoded result of ``write``; None until it has returned, and if it raised."""
         self._error: BaseException | None = None
         # In the subtask's context, so that log records of user code belong to the subtask.
         run = copy_context().run
@@ -79,7 +78,7 @@ class _Epoch:
                 break
             except queue.Full:
                 try:
-                    # Makes room: rows that the writer has not taken yet are discarded.
+                    # Makes room in the queue: rows that the writer has not taken yet are discarded.
                     self._queue.get_nowait()
                 except queue.Empty:
                     continue
@@ -87,7 +86,7 @@ class _Epoch:
         return self._message
 
     def raise_error(self) -> None:
-        """Raises what ``write`` has raised so far."""
+        """Raises the error of ``write``, if it has raised one."""
         if self._error is not None:
             raise self._error
 

@@ -3,9 +3,9 @@
 Subtasks write hidden Parquet files into the table's directory, as a sink of files does; their committables carry
 partition values and statistics. When the checkpoint has completed, one committer gives the files their visible names
 and adds them to the table's log with an application transaction: the sink of one job, and the checkpoint's id. A
-repetition looks the transaction up in the very snapshot that it would commit from. (A commit from a newer snapshot than
-the one that was looked at would be taken a second time.) If another writer has committed the same transaction
-meanwhile, the log refuses the commit; other writers' appends are no conflict.
+repeated commit looks the transaction up in the same snapshot of the table that it would commit from. (If it committed
+from a newer snapshot than the one that was checked, the rows could be added twice.) If another writer has committed the
+same transaction meanwhile, the log refuses the commit; appends of other writers do not conflict.
 
 Files lie in the table's directory itself also if it is partitioned: the log has the partition values.
 """
@@ -31,10 +31,10 @@ _LONGEST_TEXT = 64
 _WRITTEN_FEATURES = frozenset(
     {"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint"}
 )
-"""Features of a table that ask nothing of a writer that only appends; of ``invariants``, if no column has one."""
+"""Table features that require nothing of a writer that only appends; ``invariants`` only if no column has one."""
 _GREATEST_WRITER_VERSION = 2
 _COMPUTED = ("delta.invariants", "delta.generationExpression", "delta.identity.start")
-"""What the metadata of a column has if a writer must check or compute its values."""
+"""Keys in a column's metadata which say that a writer must check or compute its values."""
 
 
 class DeltaFile(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ class DeltaSink(FileSink):
 
 
 class _DeltaWriter(PartWriter):
-    """Adds to each pending file what the table's log says of it."""
+    """Adds to each pending file what the table's log records of a file."""
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[DeltaFile]:  # type: ignore[override]
         return [self._described(pending) for pending in super().prepare_commit(checkpoint_id)]
@@ -112,7 +112,7 @@ class DeltaCommitter(SinkCommitter):
         return CommitOutcome.COMMITTED
 
     def publish(self, files: Sequence[DeltaFile]) -> None:
-        """Gives pending files their visible names; those that have them already keep them."""
+        """Renames pending files to their visible names; files that were renamed before are left as they are."""
         for file in files:
             if self._directory.commit(part_of(file)) is None:
                 raise CommitError(
@@ -121,7 +121,7 @@ class DeltaCommitter(SinkCommitter):
                 )
 
     def add(self, table: Any, transaction: Transaction, files: Sequence[DeltaFile]) -> None:
-        """Commits from the snapshot of ``table``, in which the transaction is not."""
+        """Commits from the snapshot of ``table``, which does not contain the transaction."""
         import deltalake
         from deltalake.transaction import AddAction
 
@@ -182,7 +182,7 @@ class DeltaCommitter(SinkCommitter):
 
 
 def _check_features(table: Any) -> None:
-    """Raises CommitError for a table that asks its writers for what the engine does not do."""
+    """Raises CommitError for a table that requires a writer feature which the engine lacks."""
     protocol = table.protocol()
     if protocol.writer_features is not None:
         unknown = sorted(set(protocol.writer_features) - _WRITTEN_FEATURES)
@@ -224,7 +224,7 @@ def _statistics(metadata: Any) -> dict[str, Any]:
 def _bound(value: Any, *, up: bool) -> Any:
     """A bound as JSON; None for a value whose bounds are left out.
 
-    JSON rounds decimals, and NaN is greater than all bounds of floats.
+    Decimals and floats have no bounds: JSON rounds decimals, and NaN is greater than any bound of a float.
     """
     if isinstance(value, bool) or not isinstance(value, int | str | date | datetime):
         return None

@@ -1,4 +1,4 @@
-"""Replaces every sink and every committer in a restore drill: takes rows and counts them.
+"""Replaces every sink and every committer in a restore drill: counts rows and writes nothing.
 
 It never reads the real sink's state, so that nothing of it is committed, aborted or cleaned up, and never loads the
 real sink. Its checkpoints are marked: a job that started from them would lose what the real sink had prepared.

@@ -31,7 +31,7 @@ class FileFormatError(StorageError):
 def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     """Yields batches of at most :data:`BATCH_ROWS` rows, none empty, in the order of the file.
 
-    Raises StorageError for a file that cannot be opened, and FileFormatError for one that holds something else.
+    Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
     """
     read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json, "csv": _csv}[format_]
     with naming("read", location):
@@ -49,7 +49,7 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
             if not wanted:
                 yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
                 continue
-            # Decoded piece by piece: a whole group may take a second, in which no barrier is served.
+            # Decoded piece by piece: decoding a whole group may take a second, during which no barrier is processed.
             for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted):
                 if batch.num_rows:
                     yield _conformed(batch, names, schema, location)
@@ -63,7 +63,7 @@ def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iter
         names = _names_in_file(file.schema, schema, location)
         wanted = [name for name in names if name is not None]
         for stripe in range(file.nstripes):
-            # A stripe without columns would not say how many rows it has.
+            # Without columns, a stripe would not report its number of rows.
             rows = file.read_stripe(stripe, columns=wanted or None)
             for batch in pa.Table.from_batches([rows]).to_batches(max_chunksize=BATCH_ROWS):
                 if batch.num_rows:
@@ -108,7 +108,7 @@ def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema
 
 
 def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether Spark's readers give the type of the file as the declared one, with equal values."""
+    """Whether Spark's readers convert the file's type to the declared one without changing values."""
     if pa.types.is_dictionary(found):
         return _is_widened(found.value_type, wanted)
     if pa.types.is_signed_integer(found) and pa.types.is_signed_integer(wanted):
@@ -195,7 +195,7 @@ def _opened(location: Location) -> Iterator[Any]:
 def lines_of(location: Location, separator: str | None) -> Iterator[list[bytes]]:
     """Yields the lines of a file, some at a time. Without a separator a line ends with LF, CR or both.
 
-    A mark of byte order at the beginning is left out.
+    A byte order mark at the beginning is skipped.
     """
     end = None if separator is None else separator.encode()
     rest = b""

@@ -1,11 +1,11 @@
-"""Formats of files: a directory of files, each row in exactly one visible one, by two-phase commit.
+"""File formats: writes each row to exactly one visible file of a directory, by two-phase commit.
 
-Rows go to a hidden file. Before a checkpoint it is closed and renamed to a hidden pending name; the checkpoint's
-completion renames that to its visible name. With ``partitionBy``, each value has files of its own, which become visible
-in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, where they are found.
-Files that an earlier attempt left behind and the snapshot does not cover are recognized by their names and deleted, and
-so are those of ended jobs that had the same sink before this one. Never touches files of another sink or of a job that
-may be alive. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
+Rows are written to a hidden file. Before a checkpoint the file is closed and renamed to a hidden pending name; when the
+checkpoint completes, it is renamed to its visible name. With ``partitionBy``, each value has files of its own, which
+become visible in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, so that a
+clean-up finds them. Files that an earlier attempt left behind and the snapshot does not cover are recognized by their
+names and deleted, and so are those of ended jobs that had the same sink before this one. Never touches files of another
+sink or of a job that may still be running. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, 
 
 _ROWS_HELD = 131_072
 _MOST_OPEN_FILES = 64
-"""Maximum number of files that a subtask writes at a time; one more closes the file that was opened first."""
+"""Maximum number of files that a subtask has open; opening one more closes the file that was opened first."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class HasName(Protocol):
 
 
 class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that the completion of its checkpoint, or of a later one, makes visible.
+    """A file that becomes visible when its checkpoint, or a later one, completes.
 
     ``partition`` is the directory, below that of the sink, in which it becomes visible.
     """
@@ -93,7 +93,7 @@ class FileSink(Sink):
 
 
 class _PartFile:
-    """One file being written; rows are held back until there are many of them."""
+    """One file being written; rows are buffered and written in large groups."""
 
     def __init__(self, sink: FileSink, part: PartName, schema: pa.Schema, partition: str) -> None:
         self.part = part
@@ -113,14 +113,14 @@ class _PartFile:
             self._flush()
 
     def finish(self) -> None:
-        """Writes what is held back and the end of the file; the file is complete and durable."""
+        """Writes the buffered rows and the end of the file, which is then complete and durable."""
         if self._held:
             self._flush()
         self._writer.close()
         sync_and_close(self._file)
 
     def abandon(self) -> None:
-        """Closes the file; its content is discarded."""
+        """Closes the file, whose content is discarded."""
         self._held = []
         try:
             self._writer.close()
@@ -166,7 +166,7 @@ class PartWriter(SinkWriter):
         return pending
 
     def close(self) -> None:
-        """Deletes what no snapshot covers; pending files stay, the latest checkpoint may cover them."""
+        """Deletes files that no snapshot covers, but no pending files: the latest checkpoint may cover these."""
         uncovered = [part for part, _ in self._closed]
         for file in self._open.values():
             uncovered.append(file.part)
@@ -177,7 +177,7 @@ class PartWriter(SinkWriter):
             self._sink.directory.delete(part.in_progress)
 
     def _write(self, partition: str, batch: pa.RecordBatch) -> None:
-        if not batch.num_rows and partition not in self._open:  # a result table without rows
+        if not batch.num_rows and partition not in self._open:  # an empty result table
             self._open[partition] = self._new_file(batch.schema, partition)
         while batch.num_rows:
             file = self._open.get(partition)
@@ -218,7 +218,7 @@ class _PartCommitter(SinkCommitter):
         self._ignore_missing = ignore_missing
 
     def commit(self, transaction: Transaction, committables: Sequence[PendingFile]) -> CommitOutcome:
-        """Commits all files, continues after errors and raises at the end: every file that can become visible does."""
+        """Commits every file that can become visible: continues after an error, and raises it at the end."""
         missing: list[str] = []
         errors: list[Exception] = []
         renamed = False
@@ -255,7 +255,7 @@ class _PartCommitter(SinkCommitter):
 
 
 def part_of(pending: HasName) -> PartName:
-    """Raises CommitError for a restored name that is no pending file's, and so could be any other file."""
+    """Raises CommitError for a restored name that does not have the form of a pending file's, and could be any file."""
     part = parse_hidden(pending.name)
     if part is None or part.checkpoint is None:
         raise CommitError(f"restored state names {pending.name!r}, which is no pending file")

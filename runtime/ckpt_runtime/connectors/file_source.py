@@ -1,9 +1,9 @@
 """Formats ``parquet``, ``orc``, ``text`` and ``json``: the files of a directory, found while the job runs.
 
-A split is a file; its position counts the rows that were emitted. The enumerator lists the directory from time to
-time and keeps the names of the files that it has sent. Like Spark, it takes files in the order in which they were
-written, ignores names that begin with ``_`` or ``.``, and expects that a file is complete when it appears. Never
-changes a file, except with ``cleanSource``, after the completion of the checkpoint that covers it.
+A split is a file; its position is the number of emitted rows. The enumerator lists the directory periodically and keeps
+the names of the files that it has sent to readers. Like Spark, it takes files in the order in which they were written,
+ignores names that begin with ``_`` or ``.``, and expects a file to be complete when it appears. Never changes a file,
+except with ``cleanSource``, after the completion of the checkpoint that covers it.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class FileEnumerator(SplitEnumerator):
         self._seen: dict[str, int] = dict(state["seen"]) if state is not None else {}
         self._oldest_ms = state["oldest_ms"] if state is not None else 0
         self._limit: int | None = options["maxFilesPerTrigger"]
-        # Spark ignores the greatest age then, too: old files would be forgotten before they were read.
+        # Spark ignores the maximum age in this case, too: old files would be dropped before they were read.
         aged = not (options["latestFirst"] and self._limit)
         self._max_age_ms = duration_ms("maxFileAge", options["maxFileAge"], "ms") if aged else None
         self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
@@ -177,7 +177,7 @@ class FileEnumerator(SplitEnumerator):
                 )
 
     def _forget_old_files(self) -> None:
-        """Files that are older than the newest one by ``maxFileAge`` are neither remembered nor read."""
+        """Drops files that are older than the newest one by ``maxFileAge``: they leave the state and are not read."""
         if self._max_age_ms is None or self._there or not self._seen:
             return
         self._oldest_ms = max(self._oldest_ms, int(max(self._seen.values()) - self._max_age_ms))
@@ -185,7 +185,7 @@ class FileEnumerator(SplitEnumerator):
 
 
 def _is_visible(name: str) -> bool:
-    """Spark's rule, by which a directory ``_column=value`` is visible."""
+    """Applies Spark's rule, by which a directory ``_column=value`` is visible."""
     hidden = name.startswith(".") or (name.startswith("_") and "=" not in name)
     return not hidden and not name.endswith("._COPYING_")
 
@@ -223,7 +223,7 @@ class FileReader(SplitReader):
         return SplitRows(split.id, position, batch)
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
-        """Deletes or archives files that were read. A file that cannot be is left where it is, with a warning."""
+        """Deletes or archives files that were read. If that fails, the file stays and a warning is logged."""
         for split in ended:
             location = resolve(split.id)
             try:

@@ -1,4 +1,4 @@
-"""The requests about transactions that librdkafka cannot send: ending one that another process has begun.
+"""Sends the transaction requests that librdkafka cannot send: they end a transaction that another process began.
 
 A small client of Kafka's protocol, over TCP or TLS, with SASL's mechanisms PLAIN and SCRAM. It uses versions of
 requests that brokers have had since Kafka 2.7 and that do not change a producer's epoch: brokers with transactions of
@@ -29,7 +29,7 @@ _LARGEST_ANSWER = 1 << 20
 COORDINATOR_MOVES = frozenset({14, 15, 16})
 """COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR."""
 CONCURRENT_TRANSACTIONS = 51
-"""The brokers still write the end of the transaction, or of the one before it."""
+"""The brokers are still writing the end of this transaction, or of the previous one."""
 NOT_THE_PRODUCER = {
     47: "INVALID_PRODUCER_EPOCH",
     48: "INVALID_TXN_STATE",
@@ -37,7 +37,7 @@ NOT_THE_PRODUCER = {
     59: "UNKNOWN_PRODUCER_ID",
     90: "PRODUCER_FENCED",
 }
-"""Answers that mean: the transaction is over, committed or aborted, or its id is forgotten."""
+"""Error codes which mean that the transaction has been committed or aborted, or that brokers no longer know its id."""
 
 
 class KafkaProtocolError(RuntimeError):
@@ -50,7 +50,7 @@ class KafkaProtocolError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ProducerIdentity:
-    """By what brokers know a producer. Of those with one transactional id, the one of the greatest epoch may write."""
+    """Identifies a producer. Of those with one transactional id, only the one with the highest epoch may write."""
 
     producer_id: int
     epoch: int
@@ -79,9 +79,9 @@ class TransactionClient:
         self._coordinators.clear()
 
     def end(self, transactional_id: str, identity: ProducerIdentity, *, commit: bool) -> int:
-        """Ends a transaction and returns Kafka's error code, 0 if it is ended, now or before, as asked.
+        """Ends a transaction and returns Kafka's error code; 0 if it has ended as requested, now or earlier.
 
-        Raises OSError if no broker answers, KafkaProtocolError if none says which broker is the coordinator.
+        Raises OSError if no broker answers, and KafkaProtocolError if none names the coordinator.
         """
         body = _text(transactional_id) + struct.pack(">qh?", identity.producer_id, identity.epoch, commit)
         answer = self._coordinator(transactional_id).call(_END_TXN, 2, body)
@@ -225,7 +225,7 @@ class ScramExchange:
         return f"n,,{self._bare}".encode()
 
     def proof(self, answer: bytes) -> bytes:
-        """The client's second message. Raises ConnectionError for an answer that is none to the first one."""
+        """Returns the client's second message. Raises ConnectionError for a reply that does not match the first."""
         parts = dict(part.split("=", 1) for part in answer.decode().split(",") if "=" in part)
         if not parts.get("r", "").startswith(self._nonce) or not {"s", "i"} <= parts.keys():
             raise ConnectionError("the broker's SCRAM answer does not fit the request")
@@ -254,7 +254,7 @@ def mechanism_of(settings: Mapping[str, str]) -> str:
 
 
 def tls_context(settings: Mapping[str, str]) -> ssl.SSLContext:
-    """What librdkafka's settings of TLS say. Raises OSError for a file that cannot be read."""
+    """Returns a TLS context with librdkafka's settings. Raises OSError for a file that cannot be read."""
     context = ssl.create_default_context()
     location = settings.get("ssl.ca.location", "probe")
     if location != "probe":
@@ -283,7 +283,7 @@ def _uses(settings: Mapping[str, str], layer: str) -> bool:
 
 
 class _Reader:
-    """Takes values from an answer one after the other."""
+    """Reads the values of a response in sequence."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -309,7 +309,7 @@ def _text(value: str) -> bytes:
 
 
 def _compact(value: str) -> bytes:
-    """A text of the flexible versions: its length, plus one, as a varint in front."""
+    """Encodes a text for flexible versions: its length plus one, as a varint, precedes it."""
     data, size = value.encode(), len(value.encode()) + 1
     head = bytearray()
     while size >= 0x80:

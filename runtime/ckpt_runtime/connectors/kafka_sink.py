@@ -4,16 +4,16 @@ Exactly once: a subtask writes in a transaction. At a barrier it flushes the tra
 checkpoint holds its transactional id and its producer's id and epoch, which librdkafka's statistics tell. When the
 checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is sent with the stored ids.
 
-* Each producer writes one transaction. The next one with its transactional id is given a greater epoch, so a commit
-  that is repeated ends that transaction and no other. A subtask has a small pool of transactional ids; their names have
+* Each producer writes one transaction. The next producer with the same transactional id gets a higher epoch, so a
+  repeated commit can only end that one transaction. A subtask has a small pool of transactional ids; their names have
   the sink's id, the job, the attempt and the subtask, so that no two running producers share one.
-* If brokers say that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
-  message tells which: a reader of committed messages sees it, or does not.
-* What earlier attempts have left open is aborted when the first checkpoint has completed: by then all subtasks have
-  committed what the restored one covers.
+* If brokers report that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
+  message tells which: it is visible to a read-committed consumer only after a commit.
+* Transactions that earlier attempts left open are aborted when the first checkpoint has completed: by then all subtasks
+  have committed what the restored checkpoint covers.
 
-At least once: a message is visible as soon as the broker has it, and messages behind the restored checkpoint are sent
-again.
+At least once: a message is visible as soon as the broker has it, and messages sent after the restored checkpoint are
+sent again.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class _NothingToCommit(SinkCommitter):
 
 
 class _Producer:
-    """A client that sends messages, and what it has heard of them."""
+    """A client that sends messages, with the delivery reports that it has received."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         from confluent_kafka import KafkaException, Producer
@@ -123,7 +123,7 @@ class _Producer:
         self.refused = KafkaException
         self.client = Producer({**settings, "on_delivery": self._delivered, "error_cb": self._client_failed})
         self.last: Any = None
-        """The message that a broker has taken last."""
+        """The last message that a broker has acknowledged."""
         self._failure: KafkaDeliveryError | None = None
 
     def send(self, topic: str, value: Any, key: Any, more: Mapping[str, Any]) -> None:
@@ -140,7 +140,7 @@ class _Producer:
                 raise KafkaDeliveryError(f"topic {topic!r}: {error}") from None
 
     def flush(self) -> None:
-        """Waits until the brokers have all messages. Raises KafkaDeliveryError for one that they do not take."""
+        """Waits until brokers have acknowledged all messages. Raises KafkaDeliveryError for a refused one."""
         while self.client.flush(_FLUSH_SECONDS):
             self.raise_failure()
         self.raise_failure()
@@ -198,7 +198,7 @@ class _KafkaWriter(SinkWriter):
         self.producer.poll()
 
     def close(self) -> None:
-        """Drops what is not sent: it is sent again after a restore."""
+        """Drops unsent messages: they are sent again after a restore."""
         self.producer.client.purge()
         self.producer.client.flush(_FLUSH_SECONDS)
         self.producer.close()
@@ -236,7 +236,7 @@ class _TransactionalProducer(_Producer):
         self.client.begin_transaction()
 
     def commit(self) -> bool:
-        """Whether the transaction is committed for certain."""
+        """Commits the transaction; returns whether it is certainly committed."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             try:
@@ -298,7 +298,7 @@ class _ProducerPool:
         HelperThread(target=begin, name="kafka transaction", daemon=True).start()
 
     def take(self) -> _TransactionalProducer:
-        """A producer whose transaction has begun; the next one is being prepared then."""
+        """Returns a producer whose transaction has begun, and starts to prepare the next one."""
         if self._next is None:
             self.prepare_next()
         assert self._next is not None
@@ -307,19 +307,19 @@ class _ProducerPool:
         return producer
 
     def release(self, producer: _TransactionalProducer) -> None:
-        """The transactional id of an ended transaction may be used again, by a producer of a greater epoch."""
+        """Returns the transactional id of an ended transaction to the pool, for a producer with a higher epoch."""
         producer.close()
         self._used.discard(producer.slot)
 
     def poll(self) -> None:
-        """Takes statistics and logs from the producers that no row goes to, so that these do not pile up."""
+        """Polls the producers that are not being written to, so that their statistics and logs do not pile up."""
         for producer in self.prepared.values():
             producer.client.poll(0)
         if self._next is not None and self._next.done() and self._next.exception() is None:
             self._next.result().client.poll(0)
 
     def close(self) -> None:
-        """Ends the clients; what they have prepared stays open."""
+        """Closes the clients; prepared transactions stay open."""
         for producer in self.prepared.values():
             producer.close()
         self.prepared.clear()
@@ -407,7 +407,7 @@ class TransactionCommitter(SinkCommitter):
         self._pool.close()
 
     def _commit(self, committable: OpenTransaction) -> bool:
-        """Whether the transaction was committed just now, as far as brokers tell."""
+        """Commits a transaction; returns whether this call committed it, as far as brokers tell."""
         producer = self._pool.prepared.pop(committable, None)
         if producer is not None and producer.commit():
             self._pool.release(producer)
@@ -430,7 +430,7 @@ class TransactionCommitter(SinkCommitter):
                 if code == 0:
                     return True
                 if code is None or code in NOT_THE_PRODUCER:
-                    # A connection that broke leaves open whether the broker has carried out the request.
+                    # When a connection breaks, it is unknown whether the broker has executed the request.
                     seen = self._is_visible(committable, _PATIENCE_S if code else 2.0)
                     if seen:
                         return False
@@ -493,7 +493,7 @@ class TransactionCommitter(SinkCommitter):
                         return None
                 elif message.offset() > committable.offset:
                     return False
-                # Otherwise a transaction that is open hides what comes behind it, until it ends.
+                # Otherwise an open transaction would hide the messages after it until it ends.
             return None
         finally:
             consumer.close()
@@ -511,7 +511,7 @@ class TransactionCommitter(SinkCommitter):
             _LOG.warning("transactions of earlier attempts stay open until brokers abort them: %s", error)
 
     def _abort_subtask(self, client: TransactionClient, prefix: str) -> bool:
-        """Whether the subtask had used any of the ids."""
+        """Aborts the transactions of one subtask; returns whether it had used any of the ids."""
         slot = 0
         while True:
             deadline = time.monotonic() + _PATIENCE_S

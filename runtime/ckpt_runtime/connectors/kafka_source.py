@@ -1,8 +1,8 @@
 """Format ``kafka``: the records of topics, in Spark's columns. A split is a partition; its position is an offset.
 
-Offsets lie in checkpoints only. They are committed to a group as well if the program names one, so that tools show the
-lag; the source never reads them back. Partitions that appear while the job runs are read from their beginnings. A
-bounded source reads each partition up to the end that it had at the start.
+Positions come from checkpoints only. If the program names a consumer group, offsets are also committed to it, so that
+tools show the lag; the source never reads them back. Partitions that appear while the job runs are read from their
+beginnings. A bounded source reads each partition up to the end that it had at the start.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _SentPartitions(TypedDict):
 
 
 class _PartitionRange(TypedDict):
-    """The offsets of a partition that a split stands for; ``end`` None stands for no end."""
+    """The offsets of a partition that make up a split; ``end`` is None for an unbounded one."""
 
     topic: str
     partition: Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -106,7 +106,7 @@ class KafkaSource(Source):
 
 @dataclass(slots=True)
 class _Found:
-    """What a look at the brokers has found: splits, partitions that are gone, and those without anything to read."""
+    """The result of a discovery: splits, partitions that no longer exist, and partitions without anything to read."""
 
     splits: list[Split]
     gone: list[Partition]
@@ -188,7 +188,7 @@ class KafkaEnumerator(SplitEnumerator):
         self._consumer.close()
 
     def _watch(self) -> None:
-        """Looks for partitions from time to time. Brokers that do not answer are waited for."""
+        """Discovers partitions periodically. If brokers do not answer, it keeps trying."""
         from confluent_kafka import KafkaException
 
         pause_s = float(self._settings["topic.metadata.refresh.interval.ms"]) / 1000
@@ -204,11 +204,11 @@ class KafkaEnumerator(SplitEnumerator):
                 if found.splits or found.gone or self._is_first:
                     self._taken.clear()
                     self._found.put(found)
-                    self._taken.wait()  # until then these partitions would be found again
+                    self._taken.wait()  # the same partitions would be discovered again until then
             self._closed.wait(pause_s)
 
     def _look(self) -> _Found:
-        """Changes nothing. A partition that was read up to an end is read on from there."""
+        """Discovers partitions without changing state. A partition that was read to an end continues from there."""
         there = self._partitions()
         gone = sorted(set(self._known) - there)
         if gone:
@@ -233,7 +233,7 @@ class KafkaEnumerator(SplitEnumerator):
         found.splits.append(Split(name, description, bounded=end is not None))
 
     def _begin(self, partition: Partition) -> int:
-        """The first offset to read. Partitions that appear later are read from their beginnings."""
+        """Returns the first offset to read. Partitions that appear later are read from the beginning."""
         begin = start(self._options)
         if not self._is_first:
             return self._ends(partition)[0]
@@ -287,10 +287,10 @@ class KafkaEnumerator(SplitEnumerator):
 
 @dataclass(slots=True)
 class _Assigned:
-    """A partition that is read. ``target`` ends the range; rows behind it wait, so that no partition runs ahead.
+    """A partition being read. ``target`` ends the range; rows after it wait, so that no partition runs ahead.
 
-    ``at_end``: nothing was behind the last record when the broker was asked; ``log_end`` was the end then, which lies
-    behind marks of transactions.
+    ``at_end``: there was no record after the last one when the broker was asked; ``log_end`` was the end of the log
+    then, which includes transaction markers.
     """
 
     split: Split
@@ -310,7 +310,7 @@ class _Assigned:
 
     @property
     def bound(self) -> int | None:
-        """The offset up to which rows may be given now; None before the range has an end."""
+        """The offset up to which rows may be emitted now; None before the range has an end."""
         if self.target is None:
             return None
         return self.target if self.end is None else min(self.target, self.end)
@@ -322,7 +322,7 @@ class _Assigned:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is read to its end, or is gone. The last offsets may be those of marks, which are no records."""
+        """Whether it was read to its end, or no longer exists. The last offsets may be transaction markers."""
         if self.is_gone:
             return not self.has_rows
         if self.end is None:
@@ -332,7 +332,7 @@ class _Assigned:
         return self.position >= self.end or (self.at_end and self.log_end >= self.end)
 
     def take(self, most_rows: int) -> list[Any]:
-        """The next records, none behind the bound."""
+        """Returns the next records up to the bound."""
         messages: list[Any] = []
         while len(messages) < most_rows and self.has_rows:
             message = self.buffered.popleft()
@@ -343,7 +343,7 @@ class _Assigned:
         return messages
 
     def reached(self) -> bool:
-        """Whether all rows of the range were given."""
+        """Whether all rows of the range were emitted."""
         if self.is_gone:
             return True
         if self.buffered:
@@ -354,7 +354,7 @@ class _Assigned:
 class KafkaReader(SplitReader):
     """Reads its partitions with one consumer, range by range: up to the ends that they had when the range began.
 
-    ``limit`` is the greatest number of records of a range, dealt out by what waits in each partition.
+    ``limit`` is the maximum number of records of a range, shared among partitions by the records that wait in each.
     """
 
     def __init__(self, options: dict[str, Any], schema: pa.Schema, limit: int | None) -> None:
@@ -369,7 +369,7 @@ class KafkaReader(SplitReader):
         self._later: deque[tuple[Split, Any]] = deque()
 
     def add(self, split: Split, position: Any) -> None:
-        """Takes a piece of a partition. It waits while an earlier piece of the same partition is read."""
+        """Adds an offset range of a partition. It waits while an earlier range of the same partition is being read."""
         from confluent_kafka import TopicPartition
 
         described = split.description
@@ -384,7 +384,7 @@ class KafkaReader(SplitReader):
 
     @property
     def idle_ms(self) -> int:
-        """Records of the next range may be there already."""
+        """Polls again at once while records of the next range are already buffered."""
         return 0 if any(assigned.has_rows for assigned in self._assigned.values()) else 10
 
     @property
@@ -455,7 +455,7 @@ class KafkaReader(SplitReader):
         return None
 
     def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
-        """How many offsets lie between the position and the partition's end; None before the first answer."""
+        """The number of offsets between the position and the partition's end; None before the first answer."""
         from confluent_kafka import TopicPartition
 
         if assigned.at_end and not assigned.buffered:

@@ -96,5 +96,5 @@ def _hex_digits(keys: kernels.Int64Array) -> pa.Array:
 
 
 def _new_column(rows: int) -> kernels.Int64Array:
-    """Memory of Arrow's pool, which reuses pages that a plain allocation would fault in again for every batch."""
+    """Allocates from Arrow's pool, which reuses pages; a plain allocation would fault them in again for every batch."""
     return np.frombuffer(memoryview(pa.allocate_buffer(rows * 8)), dtype=np.int64)

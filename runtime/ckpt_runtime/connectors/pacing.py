@@ -34,7 +34,7 @@ class Pacer:
             self._tokens -= rows
 
     def idle_ms(self) -> int:
-        """How long to wait until there is something to emit: 10 ms, or longer for rates below 100 rows per second."""
+        """How long to wait until a row may be emitted: 10 ms, or longer for rates below 100 rows per second."""
         if not self._rate:
             return 10
         return max(10, min(1000, int((1.0 - self._tokens) * 1000 / self._rate) + 1))

@@ -60,7 +60,7 @@ class PartDirectory:
     def commit(self, part: PartName, partition: str = "") -> bool | None:
         """Pending -> visible, in a directory below this one if it is a partition's.
 
-        Returns True if it is visible now, False if it was before, and None if it is missing.
+        Returns True if this call made it visible, False if it was visible before, and None if it is missing.
         """
         inside = partition.split("/") if partition else []
         visible = self.location.child(*inside, part.visible)
@@ -71,7 +71,7 @@ class PartDirectory:
                 self._rename(part.pending, visible)
                 return True
         except NotFoundError:
-            pass  # another job that was started from the same savepoint has just committed it
+            pass  # another job, started from the same savepoint, has just committed it
         return False if exists(visible) else None
 
     def delete(self, name: str) -> None:

@@ -2,8 +2,8 @@
 
 A file is *in progress* (hidden), then *pending* for one checkpoint (hidden), then *visible*. Pure: no file is touched.
 
-Its owner is one sink of one job. The sink's id outlives the job: a job that resumes from a snapshot has the same sink
-id, and so finds the files of earlier jobs. The job's id distinguishes jobs that resumed from the same snapshot.
+A file belongs to one sink of one job. The sink's id outlives the job: a job that resumes from a snapshot has the same
+sink id, and so finds the files of earlier jobs. The job's id distinguishes jobs that resumed from the same snapshot.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _PENDING = ".pending"
 _IN_PROGRESS = ".inprogress"
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 _ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
-"""What Spark writes as ``%`` and two digits in the name of a partition's directory."""
+"""Characters that Spark writes as ``%`` and two digits in the name of a partition's directory."""
 _NAME = re.compile(
     r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8,16})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
     r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\."

@@ -1,11 +1,12 @@
 """Format ``postgresql``: rows of each completed checkpoint in one transaction of the database, exactly once.
 
 Each subtask copies its rows in binary form into a staging table. The table, its rows, and its entry in the list of
-staging tables become visible to others with the commit before the checkpoint; a process that dies earlier leaves
-nothing. When the checkpoint has completed, one committer merges the staging tables into the target, drops them, and
-notes the checkpoint's id in a table beside it. All of that is one transaction, and a repetition finds the note.
+staging tables become visible to other connections with a commit before the checkpoint; a process that dies earlier
+leaves nothing behind. When the checkpoint has completed, one committer merges the staging tables into the target, drops
+them, and records the checkpoint's id in a table beside it, all in one transaction; a repeated commit finds the record
+and does nothing.
 
-What a crash leaves between the two commits is found in the list of staging tables and dropped.
+Staging tables that a crash between the two commits leaves are found in the list and dropped.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class Database:
         self.schema, self.table = row
 
     def run(self, text: str, values: Sequence[Any] | None = None, **names: Any) -> Any:
-        """Executes a statement, in which names in braces are put: of the tables, and those that are given."""
+        """Executes a statement. Names in braces are replaced: those of the tables, and the given ones."""
         sql = self.sql
         put = {
             "target": self.within(self.table),
@@ -120,12 +121,12 @@ class Database:
         return self.sql.Identifier(self.schema, table)
 
     def joined(self, separator: str, pattern: str, names: Sequence[str]) -> Any:
-        """The pattern with each name in the place of its braces, one after the other."""
+        """Fills the pattern with each name in turn, and concatenates the results."""
         sql = self.sql
         return sql.SQL(separator).join(sql.SQL(pattern).format(sql.Identifier(name)) for name in names)
 
     def prepare(self) -> None:
-        """Creates the tables beside the target if there are none."""
+        """Creates the tables beside the target if they do not exist."""
         found = self.run("SELECT to_regclass(%s)", (f'"{self.schema}".{STAGED}',)).fetchone()
         if found[0] is not None:
             return
@@ -204,10 +205,10 @@ class PostgresWriter(SinkWriter):
         return [table]
 
     def close(self) -> None:
-        """Ends the connection, and with it a transaction that is open."""
+        """Closes the connection, which rolls an open transaction back."""
         if self._copying is not None:
             copying, self._copying = self._copying, None
-            with suppress(Exception):  # the connection may be the reason
+            with suppress(Exception):  # a broken connection may be the cause
                 copying.__exit__(RuntimeError, RuntimeError("the writer is closed"), None)
         self._database.close()
 
@@ -318,7 +319,7 @@ class PostgresCommitter(SinkCommitter):
         database.drop(staging.name)
 
     def _merge_by_key(self, table: Any) -> None:
-        """The last row of each key counts: it replaces the row of the target, or removes it."""
+        """Merges the last row of each key: it replaces the row of the target, or removes it."""
         database = self._database
         last = {
             "keys": self._keys,

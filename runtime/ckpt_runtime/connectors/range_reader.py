@@ -1,10 +1,11 @@
 """Reads the partitions that the enumerator of a PySpark stream reader planned and sent to this subtask, step by step.
 
-Memory stays bounded, and the subtask serves its mailbox between two buffers. A checkpoint may come between two
-partitions, and with option ``orderedReads`` between two buffers of one: what is left to read is the state. PySpark
-promises that offsets can be read again, but not in which order rows come within a partition, and not after ``commit``
-has covered them: for a reader with its own ``commit``, checkpoints are taken only when everything sent has been read.
-The same holds for rows that came instead of partitions. Never plans and never commits anything itself.
+Memory stays bounded, and the subtask serves its mailbox between two buffers. A checkpoint may be taken between two
+partitions, and with option ``orderedReads`` between two buffers of one: the state is what is left to read. PySpark
+guarantees that offsets can be read again, but neither the order of rows within a partition, nor that offsets can be
+read after ``commit`` has covered them: for a reader with its own ``commit``, checkpoints are taken only when everything
+sent has been read. The same holds for rows that were sent instead of partitions. Never plans and never commits anything
+itself.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ _SPLITS_OF_VERSION_1 = "shares"
 
 
 class ReplayError(RuntimeError):
-    """A reader returned other rows for a partition than before the restore."""
+    """After a restore, a reader returned different rows for a partition than before."""
 
 
 @dataclass(slots=True)
 class Split:
-    """A partition that is not read to its end; ``rows`` of it were emitted, the last one with the given digest.
+    """A partition that has not been read to its end; ``rows`` of it were emitted, the last one with the given digest.
 
-    ``sequence`` tells the order among all, ``number`` the place within its range. ``partition`` is the user's object as
-    a tagged text. Self-contained: any subtask can continue with it.
+    ``sequence`` is its position among all partitions, ``number`` that within its range. ``partition`` is the user's
+    object as a tagged text. Self-contained: any subtask can continue with it.
     """
 
     sequence: NonNegative
@@ -58,7 +59,7 @@ class Split:
 
 
 class _Carried:
-    """Rows that came instead of partitions: all rows of their range."""
+    """Rows that were sent instead of partitions: all rows of their range."""
 
     def __init__(self, range_start: int, stream: bytes) -> None:
         self.range_start = range_start
@@ -74,7 +75,7 @@ class _Reader:
         self.commits = type(self._made).commit is not DataSourceStreamReader.commit
 
     def for_one_partition(self) -> Any:
-        """Returns a copy, as each Spark task has one, so that what ``read`` leaves in it reaches no other partition.
+        """Returns a copy, as each Spark task has one: changes that ``read`` makes do not affect other partitions.
 
         A reader that cannot be copied, and that Spark could not send to its tasks either, reads all partitions.
         """
@@ -113,7 +114,7 @@ class RangeReaderOperator(SplitHost):
 
     @property
     def holds_checkpoints_back(self) -> bool:
-        """True inside a partition of unknown row order, rows that came instead, or a range that must be read whole."""
+        """True within a partition of unknown row order, rows sent instead, or a range that must be read whole."""
         if not self._pending:
             return False
         if self._carried or self._of_user().commits:

@@ -1,8 +1,9 @@
-"""Formats ``rate`` and ``rate-micro-batch``: rows of a time and a growing number, for trying things out, as in Spark.
+"""Formats ``rate`` and ``rate-micro-batch``: rows with a timestamp and an increasing number, for tests, as in Spark.
 
 Row ``i`` of ``rate`` has value ``i`` and the time at which it is due. A split holds the rows with one remainder modulo
-the number of splits. Rows continue where they were after a restore: none is repeated or left out, and those that were
-due meanwhile come at once. ``rate-micro-batch`` makes as many rows as are taken; those of a batch have one time.
+the number of splits. After a restore no row is repeated or omitted, and rows that became due in the meantime are
+emitted at once. ``rate-micro-batch`` produces rows as fast as they are consumed; the rows of a batch have the same
+time.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ class _RateEnumerator(SplitEnumerator):
 
 
 class Schedule:
-    """When rows are due. The rate grows in equal steps, second by second, while it ramps up."""
+    """Computes when rows are due. During the ramp-up the rate grows by the same amount every second."""
 
     def __init__(self, rows_per_second: int, ramp_up_s: int) -> None:
         self._rate = rows_per_second
@@ -149,7 +150,7 @@ class Schedule:
 
 
 class _RateReader(SplitReader):
-    """Gives the rows of its splits that are due."""
+    """Emits the rows of its splits that are due."""
 
     def __init__(self, schema: pa.Schema, schedule: Schedule) -> None:
         self._schema = schema
@@ -175,7 +176,7 @@ class _RateReader(SplitReader):
         return None
 
     def backlog(self) -> int:
-        """The rows that are due and were not given yet."""
+        """The number of rows that are due and were not emitted yet."""
         now_ms = int(time.time() * 1000)
         waiting = 0
         for split, position in self._splits:
@@ -185,7 +186,7 @@ class _RateReader(SplitReader):
 
 
 class _BatchEnumerator(SplitEnumerator):
-    """Makes one batch at each call; a bounded one makes one batch in all."""
+    """Makes one batch per call; a bounded source makes one batch in all."""
 
     def __init__(self, options: dict[str, Any], splits: int, state: Any, *, bounded: bool) -> None:
         self._rows = int(options["rowsPerBatch"])
@@ -215,7 +216,7 @@ class _BatchEnumerator(SplitEnumerator):
 
 
 class _BatchReader(SplitReader):
-    """Gives the rows of one split after the other."""
+    """Emits the rows of its splits in sequence."""
 
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema

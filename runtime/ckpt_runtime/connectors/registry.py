@@ -20,7 +20,7 @@ from ckpt_runtime.sources import Source, is_source
 
 
 def create_connector(spec: OperatorSpec) -> Operator:
-    """A new source, reader, sink or committer, not opened yet. Raises ValueError for any other spec, or format."""
+    """Returns a source, reader, sink or committer, not opened yet. Raises ValueError for an unknown spec or format."""
     match spec:
         case EnumeratorSpec() | RangeReaderSpec() if isinstance(spec.format, str) or is_source(spec.format):
             return _create_split_operator(spec)
@@ -104,7 +104,7 @@ def _create_sink(spec: SinkSpec) -> Operator:
 
 
 def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:
-    """A new sink of the public protocol. Raises ValueError for a format that has none."""
+    """Returns a sink of the public protocol. Raises ValueError for a format that has none."""
     if is_sink(spec.format):
         return spec.format(spec.options)  # type: ignore[operator, no-any-return]
     if isinstance(spec.format, type):

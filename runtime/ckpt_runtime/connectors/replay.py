@@ -35,7 +35,7 @@ class _Position(SplitPosition):
 
 
 class ReplayChangedError(ValueError):
-    """The files or the option ``partitionBy`` are not those to which the restored positions belong."""
+    """The restored positions belong to other files, or to another value of option ``partitionBy``."""
 
 
 class ReplaySource(SourceOperator):
@@ -66,7 +66,7 @@ class ReplaySource(SourceOperator):
             else:
                 self._check_restored(item, total)
                 self._next[split] = item.position
-        if not self._partition_by:  # otherwise the rows say which of them are this subtask's
+        if not self._partition_by:  # otherwise the rows' keys say which rows belong to this subtask
             ends = ((split + 1) * total // SPLITS for split in splits)
             self.pending_rows = sum(
                 max(0, end - int(self._next[split])) for split, end in zip(splits, ends, strict=True)
@@ -123,7 +123,7 @@ class ReplaySource(SourceOperator):
         return [int(split) for split in np.flatnonzero(self._next != _NOT_MINE)]
 
     def _scan_all(self) -> _Chunks:
-        """All rows from the least position of an own split."""
+        """All rows from the lowest position of an own split."""
         assert self._rows is not None
         start = int(self._next.min())
         if start == _NOT_MINE:
@@ -131,7 +131,7 @@ class ReplaySource(SourceOperator):
         return self._rows.read(start, self._rows.rows, self._batch_rows)
 
     def _scan_ranges(self) -> _Chunks:
-        """The rest of each own split's range, one range after the other; adjoining ones without a seam."""
+        """The remaining range of each own split, in sequence; adjacent ranges are read as one."""
         assert self._rows is not None
         total = self._rows.rows
         ranges: list[tuple[int, int]] = []
@@ -146,7 +146,7 @@ class ReplaySource(SourceOperator):
             yield from self._rows.read(start, stop, self._batch_rows)
 
     def _take(self, row: int, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Notes that a run of rows was looked at, and returns those of own splits that were not emitted before."""
+        """Records that a run of rows was scanned, and returns those of own splits that were not emitted before."""
         end = row + batch.num_rows
         if not self._partition_by:
             assert self._rows is not None

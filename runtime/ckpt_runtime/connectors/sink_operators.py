@@ -1,9 +1,9 @@
 """Runs the public sink protocol (``ckpt_runtime.sinks``): in each subtask, and with one committer behind them.
 
 * A commit follows the completion of its checkpoint, or of a later one. After a restore it is repeated.
-* What was prepared for an aborted checkpoint is covered by the next one. An abort is called for it only when the
-  operator closes and no restore can use it any more.
-* The sink's id is in the state of each subtask, so that any subtask's copy suffices after rescaling.
+* Output that was prepared for an aborted checkpoint is covered by the next one. It is aborted only when the operator
+  closes and no restore can use it any more.
+* Every subtask stores the sink's id, so that the copy of any subtask suffices after rescaling.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _StoredMessages(msgspec.Struct):
 
 
 def sink_context(context: OperatorContext) -> SinkContext:
-    """What a sink may know of its place. Raises ValueError for an operator that was deployed without a sink's id."""
+    """Returns the context of a sink in this subtask. Raises ValueError for an operator deployed without a sink's id."""
     if context.sink is None:
         raise ValueError(f"sink {context.uid!r} was deployed without its id")
     return SinkContext(
@@ -68,7 +68,7 @@ def sink_context(context: OperatorContext) -> SinkContext:
 
 
 class _WriterOperator(Operator):
-    """Gives the rows of a subtask to the sink's writer.
+    """Passes the rows of a subtask to the sink's writer.
 
     ``table`` is the schema in output mode complete: the end of a range ends a result table, which may have no rows.
     """
@@ -95,12 +95,12 @@ class _WriterOperator(Operator):
         self._writer.write(batch)
 
     def process_end_of_range(self) -> None:
-        """Drops it: a sink has no output. A result table without rows is written, too, since it replaces another."""
+        """Drops it: a sink has no output. An empty result table is written, too, since it replaces the previous one."""
         if self._table is not None:
             self.process_batch(pa.RecordBatch.from_pylist([], self._table), 0)
 
     def on_processing_time(self, now_ms: int) -> None:
-        """Reports a failure in the background even if the next row or barrier is hours away."""
+        """Raises a failure of the writer's background work even if the next row or barrier is hours away."""
         if self._writer is not None and self._check_requested:
             self._writer.check()
             self.context.set_timer(now_ms + _CHECK_EVERY_MS)
@@ -160,7 +160,7 @@ class CommittingSinkOperator(_WriterOperator):
         self._committer: SinkCommitter | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Commits what the restored snapshot covers, and removes what it does not."""
+        """Commits the output that the restored snapshot covers, and removes other output."""
         super().open(context, output)
         self._taken = {context.restored_checkpoint_id or 0}
         self._committer = self._sink.open_committer(None, self._place)
@@ -234,7 +234,7 @@ class CommitterOperator(Operator):
         self._schema = schema
         self._messages: dict[Transaction, list[tuple[int, str | None]]] = {}
         self._taken: set[int] = set()
-        """Snapshots that a restore may use, as far as this operator knows."""
+        """The snapshots that a restore may use, as far as this operator knows."""
         self._committer: SinkCommitter | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -274,7 +274,7 @@ class CommitterOperator(Operator):
         self._taken.discard(checkpoint_id)
 
     def close(self) -> None:
-        """Aborts what no restore can use, in checkpoint order; tries all, then raises the first error."""
+        """Aborts committables that no restore can use, in checkpoint order; tries all, then raises the first error."""
         errors: list[Exception] = []
         covered = max(self._taken, default=0)
         for known in self._ordered():
@@ -290,7 +290,7 @@ class CommitterOperator(Operator):
             raise errors[0]
 
     def _commit_up_to(self, checkpoint_id: int) -> None:
-        """Commits in checkpoint order; after a failure this and later checkpoints are committed after the restore."""
+        """Commits in checkpoint order. After a failure, this and later checkpoints are committed after the restore."""
         for known in self._ordered():
             if known.checkpoint_id <= checkpoint_id:
                 _log(self.context, known, self._open_committer().commit(known, self._decoded(known)))
@@ -305,7 +305,7 @@ class CommitterOperator(Operator):
         return sorted(self._messages, key=lambda known: known.checkpoint_id)
 
     def _decoded(self, known: Transaction) -> list[Any]:
-        """The committables of a checkpoint. Raises CorruptStateError for a text that is none of the sink's."""
+        """The committables of a checkpoint. Raises CorruptStateError for a text that the sink cannot decode."""
         committables: list[Any] = []
         for subtask, text in sorted(self._messages[known], key=lambda entry: entry[0]):
             try:

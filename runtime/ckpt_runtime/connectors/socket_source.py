@@ -1,7 +1,7 @@
-"""Format ``socket``: lines of text from a server, for trying things out, as in Spark. At most once.
+"""Format ``socket``: lines of text from a server, for tests, as in Spark. At most once.
 
 Lines that were sent while the job was down, or received after the restored checkpoint, are lost: a socket cannot be
-read again. One reader has the connection; when the server closes it, no more rows come.
+read again. One reader has the connection; when the server closes it, no more rows arrive.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _OneSplit(SplitEnumerator):
 
 
 class SocketReader(SplitReader):
-    """Gives the lines that have arrived."""
+    """Emits the lines that have arrived."""
 
     def __init__(self, host: str, port: int, schema: pa.Schema) -> None:
         self._address = (host, port)

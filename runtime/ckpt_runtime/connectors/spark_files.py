@@ -1,10 +1,10 @@
-"""Files that Spark's batch writer writes for a checkpoint, each visible once.
+"""Publishes files that Spark's batch writer writes for a checkpoint, each exactly once.
 
-Spark writes the rows of a checkpoint into a hidden directory of the attempt, beside the files that are visible. When it
-has returned, the directory gets a name that says that it is complete. Then each file moves to the place that its
-readers look at; the names are Spark's own, which are unique. At last the staged rows go, and then the directory. A
-repetition continues where the one before it was interrupted: if the staged rows are gone, all files have moved; if
-there is a complete directory, the rest of it moves; otherwise Spark writes again.
+Spark writes the rows of a checkpoint to a hidden directory of the attempt, beside the visible files. When Spark has
+returned, the directory is renamed to mark it as complete. Then each file is moved to its visible location under the
+unique name that Spark gave it. Finally the staged rows are deleted, and then the directory. A repetition continues
+where the previous one was interrupted: if the staged rows are gone, all files have been moved; if there is a complete
+directory, its remaining files are moved; otherwise Spark writes again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFIX = "_ckpt-"
 
 
 class SparkFiles:
-    """The directory that a query writes to in a format of files that Spark has."""
+    """The output directory of a query that uses one of Spark's file formats."""
 
     def __init__(self, write: SparkWrite, context: SinkContext) -> None:
         self._write = write
@@ -39,7 +39,7 @@ class SparkFiles:
         self._target = resolve(write.path)
 
     def publish(self, transaction: Transaction, frame: Callable[[], Any]) -> None:
-        """Makes the rows of a checkpoint visible; ``frame`` is asked for them only if Spark has to write."""
+        """Makes the rows of a checkpoint visible; ``frame`` is called only if Spark has to write them."""
         complete = self._complete(transaction)
         if not exists(complete):
             written = self._target.child(f"{complete.name}-a{self._context.attempt}")
@@ -48,11 +48,11 @@ class SparkFiles:
         _move(complete, self._target)
 
     def finish(self, transaction: Transaction) -> None:
-        """Removes the complete directory; to be called when the staged rows are gone."""
+        """Removes the complete directory; call it after the staged rows were deleted."""
         delete_tree(self._complete(transaction))
 
     def clean_up(self) -> None:
-        """Removes what attempts of this job, and of ended ones with the same sink, have not completed."""
+        """Removes incomplete directories of attempts of this job, and of ended jobs with the same sink."""
         context = self._context
         jobs = "|".join((context.job_id, *context.ended_jobs))
         incomplete = re.compile(rf"{_PREFIX}{context.sink_id}-({jobs})-[0-9]+-a[0-9]+")

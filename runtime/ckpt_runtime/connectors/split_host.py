@@ -1,7 +1,7 @@
-"""What readers of splits have in common: when they read, when they look at their input, and where ranges end.
+"""Base of split readers: decides when they read, when they take input, and where ranges end.
 
-An enumerator sends splits as rows of ``SPLIT_SCHEMA``. Those that it found at one time are a range. A reader reads in
-small steps, and the subtask serves its mailbox between two of them. Never reads anything itself.
+An enumerator sends splits as rows of ``SPLIT_SCHEMA``; the splits of one discovery are a range. A reader reads in small
+steps, and the subtask processes its mailbox between two steps. Never reads anything itself.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ _GREATEST_TAKE_MS = 2_000
 
 
 class SplitHost(Operator):
-    """Takes further splits after it has read the pending ones.
+    """Reads the pending splits before it takes further ones.
 
-    It asks for the next step with a timer that is always due; a subtask looks at its input only when none is. While
-    reading may be interrupted it also takes splits that precede a barrier, and some from time to time, since a
-    barrier behind them may not have been sent yet for lack of credit. MAX_WATERMARK is forwarded when everything
-    pending is read. Any other watermark is the enumerator's: everything below that sequence number was sent. It, or
-    the first split of a later range, shows that this subtask has got all of its splits of a range.
+    It requests the next step with a timer that is always due, because a subtask takes input only when no timer is due.
+    While reading may be interrupted it also takes splits that precede a barrier, and periodically some others, since a
+    barrier after them may be held back for lack of credit. MAX_WATERMARK is forwarded when all pending splits have been
+    read. Any other watermark is the enumerator's: everything below that sequence number was sent. Such a watermark, or
+    the first split of a later range, shows that this subtask has received all of its splits of a range.
     """
 
     requires_final_checkpoint = False
@@ -40,12 +40,12 @@ class SplitHost(Operator):
     @property
     @abstractmethod
     def reads(self) -> bool:
-        """Whether it has a split to read."""
+        """Whether there is a split to read."""
 
     @property
     @abstractmethod
     def unread_range(self) -> int | None:
-        """The sequence number with which the first range begins that is not read to its end here; None if all are."""
+        """The first sequence number of the first range that was not read to its end here; None if all were."""
 
     @abstractmethod
     def take(self, row: dict[str, Any]) -> None:
@@ -81,11 +81,11 @@ class SplitHost(Operator):
         self.ask_for_next_step(wait_ms)
 
     def continue_in_range(self, range_start: int) -> None:
-        """Notes at a restore that rows of that range may have been emitted already: it has not just begun."""
+        """Called at a restore in the middle of a range: some of its rows may have been emitted already."""
         self._passed = range_start
 
     def pass_ends_on(self) -> None:
-        """Forwards the end of ranges whose splits sent here are read, and the end of data."""
+        """Forwards the ends of ranges whose splits in this subtask have been read, and the end of data."""
         unread = self.unread_range
         read_up_to = self._dealt_out if unread is None else unread
         if read_up_to > self._passed:
@@ -101,11 +101,11 @@ class SplitHost(Operator):
         if wait_ms:
             self.context.set_timer(self.context.now_ms() + wait_ms)
         else:
-            # A timer that is due goes before the input; one of the next millisecond lets the subtask look there first.
+            # A due timer precedes the input; a timer for the next millisecond lets the subtask take input first.
             self.context.set_timer(self.context.now_ms() + 1 if self._may_take_input() else 0)
 
     def _may_take_input(self) -> bool:
-        """Whether the subtask may look at its input before everything pending is read."""
+        """Whether the subtask may take input before all pending splits have been read."""
         if self.holds_checkpoints_back:
             return False
         waiting = self.context.waiting_input()

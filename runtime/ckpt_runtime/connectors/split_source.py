@@ -1,8 +1,8 @@
 """Runs a source of the public protocol (``ckpt_runtime/sources.py``): one enumerator in front of the readers.
 
-The enumerator sends each split to one reader as data, in front of the barrier of the checkpoint that counts it as
-sent. So each split that was found is in the state of exactly one reader until it has ended. A restore at any
-parallelism deals the readers' splits out with their positions. A checkpoint may come between any two batches.
+The enumerator sends each split to one reader as data, in front of the barrier of the checkpoint that counts it as sent.
+So each discovered split is in the state of exactly one reader until it has ended. A restore at any parallelism
+distributes the readers' splits with their positions. A checkpoint may be taken between any two batches.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _StoredOpenSplit(Struct, Generic[D, P]):
 
 
 class _StoredEndedSplit(Struct, Generic[D]):
-    """The stored form of a split that has ended and is not covered by a completed checkpoint yet."""
+    """The stored form of a split whose end no completed checkpoint covers yet."""
 
     split: _StoredSplit[D]
 
@@ -140,7 +140,7 @@ class _OpenSplit:
 
 
 class SplitReaderOperator(SplitHost):
-    """Reads the splits that were sent to this subtask. The size of batches follows the time that their rows take."""
+    """Reads the splits that were sent to this subtask. The batch size adapts to the time that rows take to process."""
 
     def __init__(self, spec: RangeReaderSpec, source: Source, schema: pa.Schema) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ class SplitReaderOperator(SplitHost):
 
     @property
     def has_work_left(self) -> bool:
-        """Whether splits with an end are to be read. Others stay where they are when the job is drained."""
+        """Whether bounded splits remain to be read. Unbounded ones keep their positions when the job is drained."""
         return any(opened.split.bounded for opened in self._open.values())
 
     @property
@@ -248,14 +248,14 @@ class SplitReaderOperator(SplitHost):
         self._reader.add(split, position)
 
     def _count_pending(self, *, now: bool) -> None:
-        """Asks the reader from time to time how many rows wait; always when that has become few."""
+        """Asks the reader periodically for the number of pending rows, and always when few are left."""
         at = self.context.monotonic_ms()
         if now or self._counted_at is None or at - self._counted_at >= _COUNT_EVERY_MS:
             assert self._reader is not None
             self._counted_at, self.pending_rows = at, self._reader.backlog()
 
     def _emit(self, batch: pa.RecordBatch) -> None:
-        """Emits a batch: no barrier or mail is served before the operators of the chain have processed all of it."""
+        """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""
         before = self.context.monotonic_ms()
         self.output.emit(batch)
         took = self.context.monotonic_ms() - before

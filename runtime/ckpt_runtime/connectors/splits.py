@@ -1,8 +1,8 @@
 """Splits: the fixed pieces of a source whose positions are its state, and their assignment to subtasks.
 
 There are always :data:`SPLITS` of them, whatever the parallelism, so that a snapshot can be restored at any other.
-Positions are list state that is split among subtasks; a broadcast marker tells a subtask that got no split (all of them
-had ended) from one whose source is new in the job.
+Positions are list state that is split among subtasks; a broadcast marker distinguishes a subtask that got no split
+because all had ended from one whose source is new in the job.
 """
 
 from __future__ import annotations

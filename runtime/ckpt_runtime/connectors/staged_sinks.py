@@ -1,9 +1,9 @@
 """``foreachBatch`` and ``foreach``: functions of the program get the rows of each completed checkpoint.
 
-The rows of a checkpoint are staged in hidden files, as those of a sink of files are. When the checkpoint has completed,
-the function is called with them and with the checkpoint's id; when it has returned, the files are deleted. After a
-failure in between it is called again with the same id and rows. So a missing file says that the function has returned:
-files are deleted only then, or when no snapshot covers them.
+The rows of a checkpoint are staged in hidden files, like those of a file sink. When the checkpoint has completed, the
+function is called with the rows and the checkpoint's id; when it has returned, the files are deleted. After a failure
+in between, it is called again with the same id and rows. So a missing file means that the function has returned: files
+are deleted only then, or when no snapshot covers them.
 
 ``foreachBatch`` is called in one place, in the order of checkpoints, with a frame of the session's own Spark.
 ``foreach`` is called in each subtask, row by row.
@@ -38,7 +38,7 @@ class _StagedSink(FileSink):
     def __init__(self, directory: str, function: UserFunction) -> None:
         parsed = {"path": directory, "maxRowsPerFile": 0, "onMissing": "fail", "partitionBy": None}
         super().__init__("foreach", {"path": directory}, parsed)
-        # As in a checkpoint, which these rows belong to.
+        # Private like a checkpoint, to which these rows belong.
         self.directory = PartDirectory(directory, private=True)
         self.function = function
 
@@ -58,7 +58,7 @@ class _ForeachSink(_StagedSink):
 
 
 class _StagedCommitter(SinkCommitter):
-    """Reads staged files, and deletes them behind the call."""
+    """Reads staged files, and deletes them after the call."""
 
     def __init__(self, directory: PartDirectory) -> None:
         self._directory = directory

@@ -1,6 +1,6 @@
 """A user's stream reader as the enumerator calls it: one object, in Spark's order. Knows nothing of checkpoints.
 
-Offsets are JSON texts here; each call gets a dict of its own, so that nothing is lost when a reader changes one.
+Offsets are JSON texts here; each call gets its own dict, so that a reader may modify it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class PlannedRange:
 
 
 class StreamPlanner(Protocol):
-    """Wraps a user's reader. ``ends_by_itself``: the reader has fixed the end of its data for a source that ends."""
+    """Wraps a user's reader. ``ends_by_itself``: the reader itself has fixed the end of a bounded source's data."""
 
     reader: Any
     ends_by_itself: bool
@@ -51,7 +51,7 @@ class StreamPlanner(Protocol):
 
 
 def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> StreamPlanner:
-    """Makes the reader of a data source, given as its instance. Raises PlanError when it has none for streams."""
+    """Creates the reader of a data source instance. Raises PlanError if it has no stream reader."""
     struct = struct_type(schema)
     try:
         return _PartitionPlanner(instance.streamReader(struct), available_now)
@@ -138,7 +138,7 @@ class _SimplePlanner:
 
 
 def _prepare_available_now(reader: Any) -> bool:
-    """Fixes the end of the data in a reader that supports it; otherwise one range is the available data."""
+    """Has the reader fix the end of the data if it supports this; otherwise the first range is the available data."""
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 
     if not isinstance(reader, SupportsTriggerAvailableNow):

@@ -1,8 +1,8 @@
 """Converts Python values to JSON text and back, for input partitions and commit messages of user classes.
 
 A value that JSON lacks is an object with one member, whose name begins with ``$`` and gives the type. Objects of the
-plan's classes (:class:`PlanClasses`) are carried by their attributes; constructors are not called, but ``__getstate__``
-and ``__setstate__`` are. Nothing is pickled, and nothing is imported because a text names it.
+plan's classes (:class:`PlanClasses`) are encoded by their attributes; constructors are not called, but ``__getstate__``
+and ``__setstate__`` are. Nothing is pickled, and a name in a text never causes an import.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ Where = tuple[Any, str] | None
 
 
 class ValueNotCarriedError(TypeError):
-    """A value that cannot travel as data. The message names its place, its type and a remedy."""
+    """A value that cannot be encoded. The message names its path, its type and a remedy."""
 
 
 class UnreadableValueError(ValueError):
-    """A text that this version of the plan, or of the engine, cannot turn into a value."""
+    """A text that this version of the plan, or of the engine, cannot decode."""
 
 
 class TaggedValues:
@@ -57,14 +57,14 @@ class TaggedValues:
     def encode(self, value: Any, what: str) -> str:
         """The text of a value; ``what`` begins its path in messages, e.g. ``"Reader.partitions()[0]"``.
 
-        Raises ValueNotCarriedError for one that holds something that is not carried, or itself.
+        Raises ValueNotCarriedError for a value that contains one which cannot be encoded, or itself.
         """
         return json.dumps(self._encode(value, (None, what), 0), separators=(",", ":"))
 
     def decode(self, text: str) -> Any:
-        """The value of a text. Raises UnreadableValueError for an unknown class, or no text of :meth:`encode`.
+        """The value of a text. Raises UnreadableValueError for an unknown class, or a text not from :meth:`encode`.
 
-        Errors of the host, also in a user's ``__setstate__``, are raised unchanged.
+        Errors of the machine, such as OSError, are raised unchanged, also from a user's ``__setstate__``.
         """
         try:
             return self._decode(json.loads(text))

@@ -2,9 +2,9 @@
 
 Rows are updates ``(key, count[, sum])`` with keys from 0, in the ``keyForm`` of format ``numbers``; the count of a key
 must grow by one from row to row. With ``row=<column>`` they are row numbers instead, in any order, of which a digest is
-kept. Each subtask writes ``<report>/subtask-<index>.json``, replaced as a whole at every completed checkpoint and at
-the end; with ``reportIntervalMs`` also with the first rows of an attempt, and with rows that come that long
-or longer after the last report.
+kept. Each subtask writes ``<report>/subtask-<index>.json``, which is replaced as a whole at every completed checkpoint
+and at the end; with ``reportIntervalMs`` also with the first rows of an attempt, and with rows that arrive at least
+that long after the last report.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VerifySink(Operator):
 
     The report holds ``rows`` (over all attempts, as the state counts them), ``violations``, ``keys`` seen,
     ``count_total`` and ``sum_total`` over the last update of each key, ``attempt``, ``first_ms`` and ``last_ms`` of the
-    batches of this attempt, and ``finished``. With ``row`` it holds ``digest`` instead of what concerns keys: the
+    batches of this attempt, and ``finished``. With ``row`` it holds ``digest`` instead of the fields about keys: the
     digest of :func:`~ckpt_runtime.connectors.kernels.digest` in hexadecimal, over the same rows as ``rows``; those of
     the subtasks add up modulo 2**64.
     """

@@ -1,4 +1,4 @@
-"""What all structs of the contract share: fields that may be missing when read, reading, and output for scripts."""
+"""What all structs of the contract share: fields that readers do not require, decoding, and output for scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def always(default: T) -> T:
-    """A field that every answer of this server has, and that readers need not find: Flink may lack it.
+    """A field that every answer of this server has, but that readers do not require, since Flink may lack it.
 
     In structs with ``omit_defaults`` a field with a plain default is left out of answers while it has that default; a
     field made by this function is never left out. All instances share ``default``, so nothing may change it.
@@ -37,7 +37,7 @@ def reader(kind: type[T], inside: str | None = None) -> Callable[[Any], T]:
 
 @runtime_checkable
 class Flat(Protocol):
-    """A struct that scripts see in another form than its fields: Flink nests some of them."""
+    """A struct that is shown to scripts in another form than its fields, because Flink nests some of them."""
 
     def flat(self) -> dict[str, Any]: ...
 

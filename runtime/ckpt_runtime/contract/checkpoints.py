@@ -142,7 +142,7 @@ class CheckpointStatistics(Struct, frozen=True):
         return self.latest.restored
 
     def flat(self) -> dict[str, Any]:
-        """The statistics for scripts: the latest checkpoints lie beside the others."""
+        """The statistics for scripts: the latest checkpoints are fields of their own, not nested."""
         own = structs.asdict(self)
         latest: LatestCheckpoints = own.pop("latest")
         return own | {f"latest_{kind}": found for kind, found in structs.asdict(latest).items()}
@@ -184,7 +184,7 @@ class Phases(Struct, frozen=True, rename=spelling.PHASES):
 
 
 class Alignment(Struct, frozen=True):
-    """What an alignment cost."""
+    """The cost of an alignment: the bytes that it buffered, processed and persisted, and its duration."""
 
     buffered: int
     processed: int
@@ -234,7 +234,7 @@ class AlignmentSummaries(Struct, frozen=True):
 
 
 class SubtaskSummary(Struct, frozen=True, kw_only=True, rename=spelling.SUBTASK_CHECKPOINT):
-    """The measures over the subtasks that have acknowledged."""
+    """Each measure, summarised over the subtasks that have acknowledged."""
 
     checkpointed_size: Summary
     state_size: Summary

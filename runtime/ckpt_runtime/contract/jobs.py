@@ -104,7 +104,7 @@ class ApplicationDetails(Struct, frozen=True, kw_only=True, rename=spelling.keba
 class IoMetrics(Struct, frozen=True, kw_only=True, rename=spelling.IO_METRICS):
     """Counters of a vertex or subtask since its present attempt started.
 
-    A counter is complete once all subtasks have reported it; ``complete`` says so of the rows read.
+    A counter is complete once all subtasks have reported it; ``complete`` is that flag for ``read_records``.
     """
 
     read_bytes: int = 0
@@ -257,7 +257,7 @@ class FlameGraphNode(Struct, frozen=True):
 
 
 class FlameGraph(Struct, frozen=True, rename=spelling.FLAME_GRAPH):
-    """Where the subtasks of a vertex spend their time. A vertex that has ended has -1 and no data."""
+    """Where the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1 and None."""
 
     sampled_at_ms: int
     data: FlameGraphNode | None
@@ -367,10 +367,14 @@ class RestorePreview(Struct, frozen=True, rename="kebab"):
 
 
 class PlanPreview(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job would run, and ``restore`` if the job starts from a snapshot."""
+    """What a job would run, and ``restore`` if the job starts from a snapshot.
+
+    ``explained`` has the plans that the program shows by ``explain()``.
+    """
 
     plan: Plan
     warnings: tuple[str, ...] = always(())
+    explained: tuple[str, ...] = ()
     restore: RestorePreview | None = None
 
 
@@ -395,6 +399,7 @@ class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=s
     """``/jobs/:jobid``. ``timestamps`` says when the job last entered each state, 0 for never.
 
     ``status_reason`` says why a job that waits for slots has not got them. ``now_ms`` is the server's time.
+    ``explained`` has the plans that the program showed by ``explain()``.
     """
 
     job_id: str
@@ -420,6 +425,7 @@ class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=s
     incarnation: int | None = None
     upgrade: UpgradeInProgress | None = always(None)
     warnings: tuple[str, ...] = always(())
+    explained: tuple[str, ...] = ()
 
 
 class StartedJob(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.STARTED_JOB):

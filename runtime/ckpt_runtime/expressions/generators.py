@@ -47,6 +47,8 @@ def compile_generator(tree: Expression) -> Generator:
             case "Stack":
                 return _stack(tree)
     name = tree.function if isinstance(tree, Call) else "the expression"
+    if name == "JsonTuple":
+        raise UnsupportedExpressionError("the generator JsonTuple", "call get_json_object for each field, or from_json")
     raise UnsupportedExpressionError(f"the generator {name}", "the engine has explode, posexplode, inline and stack")
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import decimal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -18,11 +20,29 @@ EXACT = decimal.Context(prec=1000)
 """Rounds no operation on decimals of Spark's or Java's, but divisions without an end."""
 
 
+_noted: ContextVar[list[Callable[..., Any]] | None] = ContextVar("noted", default=None)
+
+
+@contextmanager
+def noted_kernels() -> Iterator[list[Callable[..., Any]]]:
+    """Collects the Python functions that :func:`per_row` gets meanwhile: what a compiled expression may call."""
+    noted: list[Callable[..., Any]] = []
+    token = _noted.set(noted)
+    try:
+        yield noted
+    finally:
+        _noted.reset(token)
+
+
 def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = False) -> Callable[..., Value]:
     """Returns a kernel that calls ``compute`` with the Python values of a row; null where an argument is null.
 
     Only one argument that is not constant: ``compute`` runs for its distinct values. With ``nulls`` it gets None.
     """
+
+    noted = _noted.get()
+    if noted is not None:
+        noted.append(compute)
 
     def call(*row: Any) -> Any:
         if not nulls and None in row:

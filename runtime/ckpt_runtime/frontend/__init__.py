@@ -1,1 +1,1 @@
-"""From PySpark's plan to ours. The only room that knows Spark's plan classes."""
+"""Translates PySpark's plans to the engine's. The only package that knows Spark's plan classes."""

@@ -1,4 +1,4 @@
-"""Reads calls of aggregate functions in Spark's analyzed plans: what they are beside a function and its arguments."""
+"""Reads calls of aggregate functions in Spark's analyzed plans, with what they have besides function and arguments."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
 
 TABLES = "tables"
-"""The setting with constants of Spark's, by name; they are no part of what an aggregate computes."""
+"""Name of the setting with Spark's constants by name; they are not part of what an aggregate computes."""
 FILTERED = "filtered"
-"""The setting of an aggregate whose last argument is the condition of its ``FILTER``."""
+"""Name of the setting of an aggregate whose last argument is the condition of its ``FILTER``."""
 _IGNORES_NULLS = {"ignoreNulls": lambda jvm: bool(jvm.ignoreNulls())}
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "First": _IGNORES_NULLS,
@@ -24,7 +24,7 @@ _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Percentile": {"reverse": lambda jvm: bool(jvm.reverse())},
     "Mode": {"reverse": lambda jvm: bool(jvm.reverseOpt().isDefined())},
 }
-"""Settings that the text of a tree lacks, by function."""
+"""Settings that the JSON text of a tree does not contain, by function."""
 _MODES: dict[str, Callable[[Any], Any]] = {
     "Sum": lambda jvm: jvm.evalContext().evalMode(),
     "Average": lambda jvm: jvm.evalMode(),
@@ -61,7 +61,7 @@ def aggregate_call(expression: Any, function: Expression, condition: Expression 
     if name in _MODES:
         mode = _EVAL_MODES[_MODES[name](jvm).toString()]
     if condition is not None:
-        # Spark evaluates the arguments for rows that count only: others may make them fail.
+        # Spark evaluates the arguments only for rows that count; other rows could make them fail.
         arguments = tuple(_only_if(condition, argument) for argument in arguments)
         arguments, settings[FILTERED] = (*arguments, condition), True
     return Call(name, arguments, function.type, mode, settings)
@@ -97,13 +97,13 @@ def _precision(deviation: float) -> int:
 
 
 def _hashed(value: Expression) -> Expression:
-    """The hash of a value that Spark counts distinct values by; null stays null."""
+    """The hash by which Spark counts distinct values; null stays null."""
     digest = Call("XxHash64", (value,), "long", settings={"seed": 42})
     return Call("If", (Call("IsNull", (value,), "boolean"), Literal(None, "long"), digest), "long")
 
 
 def _tables(precision: int) -> dict[str, list[float]]:
-    """The constants by which Spark corrects an estimate, out of Spark itself."""
+    """The constants with which Spark corrects an estimate, read from Spark itself."""
     from pyspark import SparkContext
 
     jvm: Any = SparkContext._jvm

@@ -1,8 +1,8 @@
 """Asks Spark's analyzer for the types of a captured plan, in the JVM of the session's driver.
 
-``SparkConnectPlanner`` turns the relation into a plan of Catalyst's, the analyzer resolves it. A streaming source
-stands in the plan as typed nulls over Spark's ``rate``, so that no connector has to be there. Parts of the plan without
-a stream are static tables: Spark runs these, and nothing else.
+``SparkConnectPlanner`` converts the relation to a Catalyst plan, and the analyzer resolves it. A streaming source is
+represented by typed nulls over Spark's ``rate``, so that no connector is needed. Parts of the plan without a stream are
+static tables: Spark runs these, and nothing else.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class Analyzer:
     ) -> dict[str, str]:
         """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
-        ``tables`` gets the static tables whose rows are asked for; those of which ``known`` has an answer are not read
-        again. Raises DocumentError for a text that is no list of requests: a program could have written it.
+        ``tables`` collects the static tables whose rows are requested; tables of requests that ``known`` answers are
+        not read again. Raises DocumentError for a text that is no list of requests: a program could have written it.
         """
         try:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
@@ -72,9 +72,9 @@ class Analyzer:
         return answers
 
     def analyze(self, request: AnalysisRequest, tables: StaticTables | None = None) -> Analysis:
-        """Returns Spark's answer, errors of the author included. Blocks; calls from several threads take turns.
+        """Returns Spark's answer, which may be an author's error. Blocks; calls of several threads are serialized.
 
-        Rows of static tables are read outside of turns, because Spark may have no core for that.
+        Rows of static tables are read outside the lock, because Spark may have no free core to compute them.
         """
         known = tables or StaticTables()
         static: dict[int, Any] = {}
@@ -97,7 +97,7 @@ class Analyzer:
 
 
 ANALYZER = Analyzer()
-"""That of this process: Spark has one session in it."""
+"""The analyzer of this process, which has one Spark session."""
 
 
 def spark_session() -> Any:
@@ -112,7 +112,7 @@ def spark_session() -> Any:
 
 
 def _refusing(answer: Callable[[], Analysis]) -> Analysis:
-    """Returns an answer, or one that says why there is none."""
+    """Returns the answer, or an answer that says why the query is refused."""
     from py4j.protocol import Py4JError, Py4JJavaError
     from pyspark.errors.exceptions.base import PySparkException
 
@@ -146,7 +146,7 @@ def _analyze(
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for function in request.functions.values():
             planner.register_function(function)
-        with tables.limited(spark):  # Spark may have to look into files for their columns
+        with tables.limited(spark):  # Spark may have to open files to find their columns
             for name, relation in request.views.items():
                 planner.register(name, relation, PlanReader(spark._jvm, ansi))
             plan = planner.analyzed(request.relation)
@@ -174,7 +174,7 @@ _RELATIONS = frozenset(
         ),
     }
 )
-"""Kinds of relations whose analysis runs no code. Besides these, ``read`` looks for the columns of what it reads."""
+"""Kinds of relations whose analysis runs no code, except that ``read`` determines the columns of what it reads."""
 _EXPRESSIONS = frozenset(
     {
         *("literal", "unresolved_attribute", "unresolved_function", "expression_string", "unresolved_star", "alias"),
@@ -183,7 +183,7 @@ _EXPRESSIONS = frozenset(
         "common_inline_user_defined_function",
     }
 )
-"""The same of expressions. Functions of users are those of Python that a number names: Spark deserializes others."""
+"""The same for expressions. User functions are Python functions named by a number: Spark deserializes others."""
 _KINDS = {"Relation": ("rel_type", _RELATIONS), "Expression": ("expr_type", _EXPRESSIONS)}
 _RUN_CODE = ("reflect", "java_method", "try_reflect")
 """Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
@@ -278,7 +278,7 @@ class _Planner:
         return self._without_subqueries(plan)
 
     def _without_subqueries(self, plan: Any) -> Any:
-        """Returns a plan with ``WITH`` put in place, ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
+        """Returns a plan with ``WITH`` inlined and ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = _companion(catalyst.trees, "TreePattern")
         if plan.containsPattern(patterns.CTE()):
@@ -304,7 +304,7 @@ class _Planner:
         self._session.udf().registerPython(name, python)
 
     def register(self, name: str, relation: bytes, reader: PlanReader) -> None:
-        """Registers a view. Its plan is read first, because Spark runs a command as soon as a frame is made of it."""
+        """Registers a view. Its plan is read first, because Spark runs a command as soon as it makes a frame of it."""
         plan = self.analyzed(relation)
         reader.read(plan)
         rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, plan)
@@ -317,7 +317,7 @@ def _companion(package: Any, name: str) -> Any:
 
 
 class PlanReader:
-    """Reads an analyzed plan from its leaves up."""
+    """Reads an analyzed plan, from its leaves to the root."""
 
     def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None) -> None:
         """``static`` gets the plans of static tables by the positions of their nodes."""
@@ -337,7 +337,7 @@ class PlanReader:
         """Adds the nodes of a plan and returns the position of its last one."""
         name = jvm_name(plan)
         if not plan.isStreaming():
-            while jvm_name(plan) == "ResolvedHint":  # Spark would warn that the hint is not below a join
+            while jvm_name(plan) == "ResolvedHint":  # Spark would warn that the hint does not apply to a join
                 plan = plan.child()
             check_static(self._jvm, plan)
             columns, ids = output(plan.output())
@@ -347,7 +347,7 @@ class PlanReader:
             columns, ids = output(plan.output())
             return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
         children = items(plan.children())
-        # A processor without an initial state has an empty one.
+        # Spark adds an empty initial state to a processor without one.
         inputs = tuple(self._node(child) for child in (children[:1] if name in PROCESSORS else children))
         return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
 

@@ -1,4 +1,4 @@
-"""What the engine itself does with the frame of a checkpoint: Spark's batch writer, and the console."""
+"""Functions of the engine that get the frame of a checkpoint: Spark's batch writer, memory tables and the console."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Any
 from ckpt_runtime.graph.options import Option, parse_options
 
 SPARK_FILES = frozenset({"csv", "json", "orc", "text", "xml"})
-"""Formats of files that Spark's batch writer writes for a stream of the engine."""
+"""File formats that the engine writes with Spark's batch writer."""
 MEMORY_VIEW = "ckptmemoryview"
-"""The option by which the Connect endpoint says which view a query with format ``memory`` fills."""
+"""The option with which the Connect endpoint names the view that a query with format ``memory`` fills."""
 MEMORY_CHECKPOINT = "$checkpoint"
-"""The column of such a view with the checkpoint that brought a row."""
+"""The column of such a view that holds the checkpoint of each row."""
 _MOST_MEMORY_BYTES = 64 << 20
 logger = logging.getLogger(__name__)
 
 
 class MemoryTableError(RuntimeError):
-    """The rows of a query with format ``memory`` are too many for the driver's memory."""
+    """A query with format ``memory`` has more rows than a memory table may hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +33,11 @@ class SparkWrite:
     path: str = ""
 
     def __call__(self, frame: Any, checkpoint_id: int) -> None:
-        """Appends the rows to what is there."""
+        """Appends the rows to the existing ones."""
         self._writer(frame).mode("append").save()
 
     def to(self, frame: Any, directory: str) -> None:
-        """Replaces what a directory holds by the rows."""
+        """Replaces the content of a directory by the rows."""
         self._writer(frame).mode("overwrite").save(directory)
 
     def _writer(self, frame: Any) -> Any:
@@ -56,7 +56,7 @@ class MemoryTable:
     whole: bool
 
     def __call__(self, frame: Any, checkpoint_id: int) -> None:
-        """Adds the rows; those of the same checkpoint, which a repetition brings again, are replaced.
+        """Adds the rows; rows of the same checkpoint, from an earlier call, are replaced.
 
         Raises MemoryTableError for more rows than a table may have.
         """

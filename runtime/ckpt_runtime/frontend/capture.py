@@ -1,10 +1,9 @@
-"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are kept.
+"""Runs a PySpark program without Spark: PySpark's own classes build its plan, and their requests to Spark are captured.
 
-PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. What a
-program asks of Spark before it starts its queries (a frame's schema, the types of a text) is looked up in the
-analyses that are given. An answer that is missing ends the program with :class:`AnalysisNeeded`; its caller has Spark
-answer, and runs the program again with one more answer. A worker has all answers of the planning process, and needs
-no Spark.
+PySpark's Connect client sends requests through a gRPC channel; here that channel is an object of this process. Requests
+that a program makes before it starts its queries (a frame's schema, the types of a text) are answered from the given
+analyses. A missing answer ends the program with :class:`AnalysisNeeded`; the caller then gets the answer from Spark,
+and runs the program again. A worker has all answers of the planning process, and needs no Spark.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from ckpt_runtime.frontend.typed_plan import (
 from ckpt_runtime.graph.errors import PlanError
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
-"""PySpark's switches for a Spark elsewhere; ``SparkSession.builder.getOrCreate()`` returns our session then."""
+"""PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return the captured session."""
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
     "spark.sql.mapKeyDedupPolicy",
     "spark.sql.timestampType",
     "spark.sql.decimalOperations.",
 )
-"""Options of Spark with which expressions have other results. Others say how Spark runs, and have no effect here."""
+"""Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 MOST_LOCAL_BYTES = 4 << 20
-"""Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the question to Spark."""
+"""Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
@@ -68,15 +67,16 @@ class CapturedQuery:
 
 @dataclass(slots=True)
 class Capture:
-    """What a program built. ``schema_of`` returns a source's columns: names and Spark's names of types.
+    """The result of running a program. ``schema_of`` returns a source's columns: names, and Spark's names of types.
 
     ``configure`` sets an option of the job, and ``option`` returns one.
 
-    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position;
-    ``called`` are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts
-    values for them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are
-    the digests of the tables that queries read. ``waited``: the program has waited for its queries, which are over then
-    as far as it can see.
+    ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
+    are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
+    them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
+    digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
+    appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
+    last argument is true), and ``explained`` has the texts that the program asked for.
     """
 
     analyses: Mapping[str, str]
@@ -97,13 +97,15 @@ class Capture:
     tables: set[str] = field(default_factory=set)
     session: Any = None
     waited: bool = False
+    explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
+    explained: list[str] = field(default_factory=list)
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
-        """Returns Spark's answer. Raises AnalysisNeeded without one, and PlanError for one that is an error.
+        """Returns Spark's answer. Raises AnalysisNeeded if it is missing, and PlanError if it is an error.
 
-        With ``later`` a missing answer is empty, and :meth:`require_answers` asks for it together with others.
+        With ``later`` a missing answer is returned empty, and :meth:`require_answers` requests it together with others.
         """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
@@ -128,12 +130,21 @@ class Capture:
         return analysis
 
     def require_answers(self) -> None:
-        """Raises AnalysisNeeded for all questions that have no answer, if there are any."""
+        """Raises AnalysisNeeded if there are requests without an answer; it names all of them."""
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
 
+    def explanation(self, of: Analysis | CapturedQuery, *, extended: bool) -> str:
+        """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
+        self.require_answers()
+        if self.explain is None:
+            raise PlanError("explain", "a stream is explained in a program that is given to `ckpt run` or `ckpt plan`")
+        text = self.explain(self, of, extended)
+        self.explained.append(text)
+        return text
+
     def request_of(self, relation: Any, *, with_rows: bool = False) -> AnalysisRequest:
-        """Returns the request for the types of a relation: without sources, texts of hints and places in files.
+        """Returns the request for the types of a relation, without sources, texts of hints and source positions.
 
         ``with_rows`` also asks for the rows of its static tables.
         """
@@ -150,13 +161,19 @@ class Capture:
         return bytes(copy.SerializeToString(deterministic=True))
 
     def _prepare(self, message: Any) -> None:
-        """Takes out of a message, in place, what is different in another process or needs a connector."""
+        """Removes from a message, in place, what differs between processes or needs a connector."""
         name = message.DESCRIPTOR.name
         if name == "Relation":
             kind = message.WhichOneof("rel_type")
             if kind == "read" and message.read.is_streaming:
                 self._replace_source(message)
                 return
+            if kind == "collect_metrics":
+                raise PlanError(
+                    "observe",
+                    "the engine does not collect metrics of a frame; write them with a second query, such as "
+                    "frame.groupBy().agg(...), or compute them in foreachBatch",
+                )
             if kind in _MAY_BE_STATIC:
                 self._note_static(message)
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
@@ -195,7 +212,12 @@ class Capture:
     def _replace_source(self, relation: Any) -> None:
         read = relation.read
         if read.WhichOneof("read_type") != "data_source":
-            raise PlanError("readStream.table", "tables are not supported yet; use format(...).load()")
+            raise PlanError(
+                "readStream.table",
+                "the engine does not read tables of Spark's catalog as streams: a table of files is "
+                "readStream.format(...).schema(...).load(path of its directory), and a view that the program registers "
+                "is spark.table(name)",
+            )
         given = read.data_source
         source = CapturedSource(given.format, dict(given.options), given.schema)
         if given.paths:
@@ -215,7 +237,8 @@ class Capture:
             alias.expr.cast.type_str = kind
 
     def _take_hint(self, relation: Any) -> None:
-        """Keeps a hint of ours for the relation below it, which takes its place: Spark would warn of it and drop it."""
+        """Keeps a hint of the engine for the relation below it, which replaces it: Spark would drop it with a
+        warning."""
         hint = relation.hint
         text = ""
         for parameter in hint.parameters:
@@ -348,6 +371,10 @@ class Service:
         elif kind == "is_streaming":
             analysis = self._capture.analysis_of(self._capture.request_of(request.is_streaming.plan.root))
             response.is_streaming.is_streaming = any(isinstance(node, Source) for node in analysis.nodes)
+        elif kind == "explain":
+            extended = _shows_columns(request.explain)
+            analysis = self._capture.analysis_of(self._capture.request_of(request.explain.plan.root))
+            response.explain.explain_string = self._capture.explanation(analysis, extended=extended)
         elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
             getattr(response, kind).SetInParent()  # a static table is read once
         elif kind == "spark_version":
@@ -383,7 +410,7 @@ class Service:
         return iter([response, last])
 
     def _query_command(self, command: Any, response: Any) -> None:
-        """Answers what scripts ask of the queries that they started. Waiting for their end does not wait."""
+        """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
         result = response.streaming_query_command_result
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
@@ -397,11 +424,14 @@ class Service:
             result.recent_progress.SetInParent()
         elif kind == "exception":
             result.exception.SetInParent()
+        elif kind == "explain":
+            query = next(each for at, each in enumerate(self._capture.queries) if _id_of(at) == command.query_id.id)
+            result.explain.result = self._capture.explanation(query, extended=command.explain.extended)
         elif kind not in ("stop", "process_all_available"):
             raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
 
     def _manager_command(self, command: Any, response: Any) -> None:
-        """Answers what scripts ask of ``spark.streams``."""
+        """Answers commands of scripts to ``spark.streams``."""
         result = response.streaming_query_manager_command_result
         kind = command.WhichOneof("command")
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
@@ -420,12 +450,28 @@ class Service:
             raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
 
     def _start(self, start: Any, response: Any) -> None:
+        if start.table_name:
+            raise PlanError(
+                "toTable",
+                f"the engine does not write to {start.table_name!r} by its name in Spark's catalog: write to the "
+                "directory of the table with format('delta').start(path) or format('parquet').start(path); CREATE "
+                "TABLE ... USING delta LOCATION 'path' gives it the name",
+            )
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+
+def _shows_columns(explain: Any) -> bool:
+    """Returns whether a mode of ``explain`` shows columns. Raises PlanError for one about Spark's own execution."""
+    mode = explain.DESCRIPTOR.enum_types_by_name["ExplainMode"].values_by_number[explain.explain_mode].name
+    name = mode.removeprefix("EXPLAIN_MODE_").lower()
+    if name in ("codegen", "cost"):
+        raise PlanError("explain", f"mode {name!r} is about how Spark runs a plan; use simple, extended or formatted")
+    return name in ("extended", "formatted")
 
 
 def _reads_stream(message: Any) -> bool:
@@ -450,7 +496,7 @@ _DEFAULTS = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
-    # Local rows stand in the request: there is no server that could keep them.
+    # Local rows are part of the request: there is no server that could keep them.
     **dict.fromkeys(
         (
             "spark.sql.session.localRelationCacheThreshold",
@@ -485,7 +531,7 @@ def _proto_type(type_: SparkType) -> Any:
 
 @contextmanager
 def _kept_functions(functions: list[Any]) -> Iterator[None]:
-    """Meanwhile writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
+    """Makes writers keep the function of ``foreach`` and ``foreachBatch``, and send its position, not a pickle."""
     from pyspark.sql.connect.streaming import readwriter
 
     writers: Any = readwriter.DataStreamWriter
@@ -508,7 +554,7 @@ def _kept_functions(functions: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
-    """Gives the ``SparkSession`` whose programs are captured. ``pyspark.sql.functions`` builds plans meanwhile.
+    """Yields a ``SparkSession`` whose programs are captured; in this context ``pyspark.sql.functions`` builds plans.
 
     ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
     """
@@ -516,7 +562,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     sleep, thread = time.sleep, threading.get_ident()
 
     def wait(seconds: float | SupportsIndex, /) -> None:
-        """A program that waits for its queries has described them, and its job runs them for as long as it does."""
+        """Does not wait: a program that waits has described its queries, which its job will run."""
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
         else:
@@ -530,6 +576,7 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         from pyspark.sql.connect.client.core import ChannelBuilder
         from pyspark.sql.connect.plan import LogicalPlan
         from pyspark.sql.connect.session import SparkSession
+        from pyspark.sql.connect.streaming.query import StreamingQueryManager
 
         service = Service(capture)
 
@@ -541,8 +588,17 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             def host(self) -> str:
                 return "in-process"
 
-        # Ids of relations count from 0 for each program: they are part of what is asked of Spark.
+        # Ids of relations count from 0 for each program, because they are part of the requests to Spark.
         LogicalPlan._nextPlanId = 0
+
+        class Streams(StreamingQueryManager):
+            def addListener(self, listener: Any) -> None:  # noqa: N802 PySpark's name
+                # Here, because PySpark's own method turns errors into warnings.
+                raise PlanError(
+                    "spark.streams.addListener",
+                    "a program ends before its queries have events; see a job's progress and its end with "
+                    "`ckpt events`, its metrics and the REST API",
+                )
 
         class DataSources:
             def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
@@ -553,8 +609,12 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             def dataSource(self) -> Any:  # noqa: N802 PySpark's name
                 return DataSources()
 
+            @property
+            def streams(self) -> Any:
+                return Streams(self)
+
             def stop(self) -> None:
-                """Does nothing: the program ends, and its queries run on."""
+                """Does nothing: the program ends, and its queries continue."""
 
         connection: Any = Builder()
         session = Session(connection)

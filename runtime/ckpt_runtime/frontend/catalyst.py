@@ -1,8 +1,8 @@
-"""Reads expressions of Spark's analyzed plans: Catalyst's trees in the driver's JVM become our typed trees.
+"""Reads expressions of Spark's analyzed plans: converts Catalyst's trees in the driver's JVM to typed trees.
 
 The structure comes from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
-which that text lacks, are asked for node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order).
-Analyzed plans are read, not optimized ones: their nodes are Spark's functions, where the optimizer's are calls of
+which that text lacks, are read node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order). Analyzed
+plans are read, not optimized ones: their nodes are Spark's functions, while the optimizer replaces them by calls of
 Spark's internal classes.
 """
 
@@ -28,7 +28,7 @@ _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
 _FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion"})
-"""Functions whose arguments are constant, or do not matter: Spark computes them when the plan is made."""
+"""Functions whose arguments are constant or irrelevant: Spark computes them when the program is planned."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
@@ -42,7 +42,7 @@ _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     },
     "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
 }
-"""Settings that the text of a tree lacks, by function."""
+"""Settings that the JSON text of a tree does not contain, by function."""
 
 
 class ExpressionReader:
@@ -82,7 +82,7 @@ class ExpressionReader:
             child, end = self._tree(nodes, end, root)
             children.append(child)
         if name in _TRANSPARENT or "replacement" in node:
-            # What Spark itself replaces by other functions is read as these: the replacement is its only child.
+            # A function that Spark itself replaces by others is read as its replacement, which is its only child.
             return children[0], end
         if name == "With":
             definitions = dict(self._definitions[1 - len(children) :])
@@ -142,13 +142,13 @@ class ExpressionReader:
 
 
 def _place_of(jvm: Any) -> str:
-    """Returns file and line of the author's call that a node comes from; empty for SQL text and what Spark adds."""
+    """Returns file and line of the author's call that made a node; empty for SQL text and nodes that Spark adds."""
     found = jvm.origin().pysparkErrorContext()
     return str(found.get()._2()) if found.isDefined() else ""
 
 
 def spark_type(jvm: Any) -> SparkType:
-    """Returns a data type of the JVM in JSON form. Spark writes some strings with their collation, the usual one."""
+    """Returns a data type of the JVM in JSON form, without the default collation that Spark adds to some strings."""
     type_: SparkType = json.loads(str(jvm.json()).replace('"string collate UTF8_BINARY"', '"string"'))
     return type_
 
@@ -164,7 +164,7 @@ def _common_id(jvm: Any) -> int:
 
 
 def jvm_name(jvm: Any) -> str:
-    """Returns the simple name of the class of a node in the JVM; that of a Scala object is without its ``$``."""
+    """Returns the simple class name of a node in the JVM, without the ``$`` of Scala objects."""
     return str(jvm.getClass().getSimpleName()).rstrip("$")
 
 

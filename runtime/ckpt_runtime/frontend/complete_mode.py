@@ -1,4 +1,4 @@
-"""Output mode ``complete``: which plans it takes, and what comes behind the aggregation up to the sink."""
+"""Output mode ``complete``: checks plans and sinks, and adds the operators between aggregation and sink."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from ckpt_runtime.frontend.mapping import QueryMapper
 
 _BEHIND = (Project, Filter, Generate, MapPartitions, Sort, Limit, Watermark)
-"""What may follow the aggregation: it makes rows of one table only, and all of them before the table has ended."""
+"""Operators that may follow the aggregation: each output row comes from one table, and is emitted before its end."""
 _WHOLE = frozenset({"delta", "foreach", "foreachBatch", "kafka", "noop"})
-"""Formats that take each whole result, beside PySpark data sources, which are told to overwrite."""
+"""Formats that can write each whole result. PySpark data sources can, too: they are called with ``overwrite``."""
 
 
 def check_complete(nodes: Sequence[PlanNode]) -> None:
-    """Raises PlanError for a plan that has no result table: there is nothing that complete could write each time."""
+    """Raises PlanError for a plan without a result table, which output mode complete would write each time."""
     places = [at for at, node in enumerate(nodes) if isinstance(node, Aggregate)]
     if not places:
         raise PlanError("outputMode", "complete needs an aggregation, as in Spark; use append")

@@ -1,4 +1,4 @@
-"""Reads relations of Spark's analyzed plans that are generators, joins, or call a function of the author."""
+"""Reads the generators, joins and calls of the author's functions in Spark's analyzed plans."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
 
 
 def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
-    """Adds an operator with the author's function. Spark puts the keys in front of the columns for it."""
+    """Adds an operator with the author's function. Spark passes it the keys before the other columns."""
     columns, ids = output(plan.output())
     group_state = name == "FlatMapGroupsInPandasWithState"
     if not group_state and plan.hasInitialState():

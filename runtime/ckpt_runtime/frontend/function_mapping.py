@@ -1,4 +1,4 @@
-"""From typed relations with functions of the author, generators and joins to operators."""
+"""Maps typed relations with the author's functions, generators and joins to operators."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def add_functional(
 
 
 def add_filter(mapper: QueryMapper, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:
-    """Adds a filter; columns of Python functions in its condition are dropped behind it."""
+    """Adds a filter; the columns of Python functions in its condition are dropped after it."""
     inputs, [condition] = with_functions(mapper, [node.condition], node.columns, inputs)
     if condition is node.condition:
         return mapper.apply(specs.ConditionSpec(condition), inputs, schema, node.plan_id)
@@ -80,7 +80,7 @@ def add_filter(mapper: QueryMapper, node: Filter, inputs: Inputs, schema: pa.Sch
 def with_functions(
     mapper: QueryMapper, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: Inputs
 ) -> tuple[Inputs, Sequence[Expression]]:
-    """Adds operators for the Python functions in expressions over ``columns``. Returns what is behind them."""
+    """Adds operators for the Python functions in expressions over ``columns``. Returns their output."""
     steps, remaining = separated(trees, len(columns), mapper.capture.called)
     if not steps:
         return inputs, trees

@@ -1,7 +1,7 @@
 """The gaps of session windows: calendar intervals that are constants become microseconds.
 
-Spark writes the end of a session as a timestamp plus a calendar interval, which is a text that is cast, or chosen by
-CASE from several texts. The engine has no values of that type.
+Spark expresses the end of a session as a timestamp plus a calendar interval. The interval is a cast text, or one of
+several texts that CASE selects. The engine has no values of that type.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
 
 def with_gap(call: Call) -> Expression:
-    """Returns a ``TimestampAddInterval`` whose interval is a calendar interval without values of that type.
+    """Returns a ``TimestampAddInterval`` with microseconds in place of its calendar interval.
 
-    Raises UnsupportedExpressionError for an interval that is no constant of weeks or less.
+    Raises UnsupportedExpressionError for an interval that is not made of constants, or has months or years.
     """
     time, interval = call.arguments
     if interval.type != "interval":

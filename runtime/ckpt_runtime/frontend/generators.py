@@ -27,9 +27,9 @@ def generate_spec(node: Generate, nodes: Sequence[PlanNode], at: int, schema: pa
 
 
 def _needed(nodes: Sequence[PlanNode], at: int) -> frozenset[int] | None:
-    """Returns the columns of a node that are read behind it; None for all of them.
+    """Returns the columns of a node that later nodes read; None for all of them.
 
-    The exploded array itself is rarely read again; repeating it for each of its elements would be the most work.
+    The exploded array itself is rarely read again, and repeating it for each of its elements would dominate the cost.
     """
     needed: frozenset[int] = frozenset()
     for position, consumer in enumerate(nodes):

@@ -1,7 +1,7 @@
 """``applyInPandasWithState`` as a processor of pandas frames: PySpark's ``GroupState`` over a state and a timer.
 
-As in Spark, a call of the function forgets the timeout that an earlier one set; a timeout is over when time has passed
-it, not when time has reached it; and the function then gets one frame without rows.
+As in Spark, each call of the function clears the timeout that an earlier call set; a timeout expires when time has
+passed it, not when time has reached it; and the function then gets one frame without rows.
 """
 
 # Names are PySpark's.
@@ -21,7 +21,7 @@ STATE = "state"
 
 
 class GroupStateProcessor(StatefulProcessor):
-    """Calls ``function(key, frames, state)`` for each key with rows, and for each whose timeout is over."""
+    """Calls ``function(key, frames, state)`` for each key with rows, and for each key whose timeout has expired."""
 
     def __init__(
         self, function: Callable[..., Any], state: StructType, timeout: str, columns: list[str], watermark: bool
@@ -73,7 +73,7 @@ class GroupStateProcessor(StatefulProcessor):
                 messageParameters={"expected": "iterable of pandas.DataFrame", "actual": type(results).__name__},
             )
         yield from results
-        # PySpark's class has no public form of what the function did with it.
+        # PySpark's class has no public access to the changes that the function made.
         if state._removed:
             self._state.clear()
         elif state._updated:

@@ -1,8 +1,8 @@
 """Joins of two streams: keys and time bounds are read from Spark's condition.
 
 Equalities between the sides are keys. Comparisons of the two event time columns, with intervals added, bound the time
-between two rows that match. What is about one side alone filters that side where this cannot lose rows of an outer
-join; any other condition filters the rows of an inner join.
+between two rows that match. A condition on one side alone filters that side where this cannot lose rows of an outer
+join; any other condition filters the result of an inner join.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HOW = {
     "FullOuter": "full_outer",
     "LeftSemi": "left_semi",
 }
-"""The engine's name of each of Spark's types of joins that streams may have."""
+"""The engine's name for each of Spark's join types that two streams may have."""
 _MIRRORED = {
     "LessThan": "GreaterThan",
     "GreaterThan": "LessThan",
@@ -42,7 +42,7 @@ _MAY_FILTER = {
     "full_outer": (False, False),
     "left_semi": (True, True),
 }
-"""Whether rows of the left and of the right side that a condition refuses may be left out before the join."""
+"""Whether a condition on one side may filter the left and the right side before the join."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Side:
     filters: list[Expression] = field(default_factory=list)
 
     def prepared(self, letter: str) -> tuple[tuple[str, Expression], ...]:
-        """Returns the columns that the join gets, under names that no other side has: all columns, then the keys."""
+        """Returns the join's input columns, with names that are unique among both sides: all columns, then the keys."""
         plain = [(f"{letter}{at}", Column(at, column.type)) for at, column in enumerate(self.columns)]
         return (*plain, *((f"{letter}_key{at}", key) for at, key in enumerate(self.keys)))
 
@@ -71,7 +71,7 @@ class Conditions:
     rest: list[Expression] = field(default_factory=list)
 
     def add(self, condition: Expression | None) -> None:
-        """Takes a condition apart. Raises PlanError for one that the engine cannot check."""
+        """Splits a condition into its parts. Raises PlanError for one that the engine cannot check."""
         if condition is None:
             return
         if isinstance(condition, Call) and condition.function == "And":
@@ -139,7 +139,7 @@ class Conditions:
         return function != "EqualTo"
 
     def spec(self) -> JoinSpec:
-        """Returns the join. Raises PlanError for one without keys, or whose bounds do not say when rows are over."""
+        """Returns the join. Raises PlanError without keys, or if the bounds do not limit how long rows are kept."""
         if not self.left.keys:
             raise PlanError("join", "a join of streams needs an equality between a column of each side")
         lower, upper = self.bounds
@@ -184,7 +184,7 @@ class Conditions:
 
 
 def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
-    """Takes the condition of a join apart. Raises PlanError."""
+    """Splits the condition of a join into its parts. Raises PlanError."""
     conditions = Conditions(left, right, HOW[node.how])
     conditions.add(node.condition)
     return conditions

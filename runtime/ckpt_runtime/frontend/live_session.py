@@ -1,8 +1,8 @@
 """Connects the ``SparkSession`` of a captured program to a real Spark, in the worker that calls the program's function.
 
-The program was run to find its functions, with a session whose channel goes nowhere. From now on the channel of this
-session leads to the server, so that a function finds Spark by the variable ``spark`` that it closes over and by
-``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
+The program was run to find its functions, with a session whose channel goes nowhere. From now on this session's channel
+is connected to the server, so that a function finds Spark through the variable ``spark`` that it closes over, and
+through ``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class RealChannel:
 def session_of_query(program: Any, url: str, job_id: str, uid: str, configuration: Mapping[str, str]) -> Any:
     """Returns a session of Spark for one query, and connects the program's own session if it is not connected yet.
 
-    As in Spark, a query has a session of its own: views that its function creates are not those of other queries. A
-    session has the same id in every attempt. What an earlier attempt still runs in it is interrupted: its function did
-    not return, and will be called again.
+    As in Spark, a query has a session of its own: views that its function creates are not visible to other queries. A
+    session has the same id in every attempt. Operations of an earlier attempt that still run in it are interrupted:
+    their function did not return, and will be called again.
     """
     from pyspark.sql.connect.session import SparkSession
 

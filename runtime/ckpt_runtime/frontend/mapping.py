@@ -1,4 +1,4 @@
-"""From the typed plans of a program's queries to the operators of a job."""
+"""Maps the typed plans of a program's queries to the operators of a job."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pyarrow as pa
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
-from ckpt_runtime.expressions.nodes import Column
+from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
@@ -18,6 +18,7 @@ from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
+    Analysis,
     Deduplicate,
     Expand,
     Filter,
@@ -71,7 +72,7 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
     """Adds the operators of all queries that a program started. A stream that several of them read is read once.
 
-    Raises PlanError for what the engine does not have, which names it and the way out.
+    Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
     sources: dict[int, tuple[LogicalNode, bool]] = {}
     for query in capture.queries:
@@ -97,20 +98,26 @@ class QueryMapper:
         self.output_mode = "append"
         self._ends = False
         self._whole = False
-        """Whether what is added now is behind the result table of an aggregation, in one subtask as that is."""
+        """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
-    def add(self, query: CapturedQuery) -> None:
-        nodes = query.analysis.nodes
-        self._places = query.analysis.places
-        self.output_mode = check_output_mode(query)
-        if self.output_mode == "complete":
-            check_complete(nodes)
+    def add(self, query: CapturedQuery) -> str:
+        """Adds the operators of the query, the sink included. Returns its output mode."""
         self._ends = bool(query.start.available_now or query.start.once)
-        for node in nodes:
-            self._inputs.append(self._operators(node, nodes))
-        if isinstance(nodes[-1], StaticTable):
+        self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
+        if isinstance(query.analysis.nodes[-1], StaticTable):
             raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
         self._sink(query, self._inputs[-1], arrow_schema(query.analysis.columns))
+        return self.output_mode
+
+    def add_frame(self, analysis: Analysis, output_mode: str) -> None:
+        """Adds the operators of a frame, without a sink."""
+        nodes = analysis.nodes
+        self._places = analysis.places
+        self.output_mode = check_output_mode(output_mode, nodes)
+        if self.output_mode == "complete":
+            check_complete(nodes)
+        for node in nodes:
+            self._inputs.append(self._operators(node, nodes))
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
@@ -120,7 +127,7 @@ class QueryMapper:
             case Source():
                 return self._source(node, schema)
             case StaticTable():
-                return ()  # what reads it is a join, which gets it as a file
+                return ()  # the join that reads it gets it as a file
             case Project():
                 inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
@@ -160,7 +167,7 @@ class QueryMapper:
         return (LogicalInput(node),)
 
     def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
-        """Adds the operator that keeps the result of an aggregation; all that follows sees whole results."""
+        """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
         self._whole = True
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
         table = self.apply(spec, by_key, spec.schema, None)
@@ -197,7 +204,7 @@ class QueryMapper:
         return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
 
     def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
-        """Gives an input of a union the names and types of the union's columns."""
+        """Converts an input of a union to the names and types of the union's columns."""
         if arrow_schema(node.columns).equals(schema):
             return self._inputs[at]
         columns = tuple(
@@ -214,12 +221,22 @@ class QueryMapper:
             spec = replace(spec, table=schema)
         node = self._plan.add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
         if start.query_name:
-            # Not the name itself, which programs also give to the operator that the query is about.
+            # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
 
 
 def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> None:
     """Raises PlanError for an expression that no worker could evaluate."""
+    for tree in expressions_of(spec):
+        try:
+            compile_expression(tree)
+        except UnsupportedExpressionError as error:
+            place = places.get(error.what.rpartition(" ")[2], "")
+            raise PlanError("expression", str(error.called_in(place))) from error
+
+
+def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
+    """Returns the typed expressions that an operator evaluates, a generator's excepted."""
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
         trees = [tree for _, tree in spec.columns]
@@ -228,9 +245,4 @@ def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> No
     if isinstance(spec, specs.StaticJoinSpec):
         trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
         trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]
-    for tree in trees:
-        try:
-            compile_expression(tree)
-        except UnsupportedExpressionError as error:
-            place = places.get(error.what.rpartition(" ")[2], "")
-            raise PlanError("expression", str(error.called_in(place))) from error
+    return trees

@@ -1,7 +1,8 @@
 """Python functions in typed plans: how a program's function objects are found, and the operators that call them.
 
-A plan names a function by a number: the order in which the program's plans first mention it. PySpark would put the
-pickled function there. Every process that runs the program has the object itself, so nothing is ever unpickled.
+A plan identifies a function by a number: its position in the order in which the program's plans first mention
+functions. PySpark would include the pickled function instead. Every process that runs the program has the function
+object itself, so nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class CapturedFunctions:
         return number
 
     def of_number(self, number: int) -> Callable[..., Any]:
-        """Returns a function. Raises PlanError for a number that a plan of another origin names."""
+        """Returns a function. Raises PlanError for a number that this program's plans did not assign."""
         if number >= len(self._functions):
             raise PlanError("udf", "functions are those of Python in a program that is submitted")
         return self._functions[number]
@@ -69,7 +70,7 @@ class CapturedFunctions:
 
 @dataclass(slots=True)
 class Step:
-    """Functions that are called together. ``arguments`` are expressions over the columns in front of their results."""
+    """Functions that are called together. ``arguments`` are expressions over the columns that precede their results."""
 
     eval_type: int
     arguments: list[Expression] = field(default_factory=list)
@@ -79,11 +80,11 @@ class Step:
 def separated(
     trees: Sequence[Expression], width: int, functions: CapturedFunctions
 ) -> tuple[list[Step], list[Expression]]:
-    """Takes the calls of Python functions out of expressions over ``width`` columns.
+    """Extracts the calls of Python functions from expressions over ``width`` columns.
 
     Returns the steps, each of which appends a column for each of its functions, and the expressions over all columns.
-    As in Spark, functions are called for every row, also within a branch that is not taken; one whose only argument is
-    another function of its kind gets that one's result as it is.
+    As in Spark, functions are called for every row, also within a branch that is not taken; a function whose only
+    argument is another function of its kind gets the result of that one unchanged.
     """
     steps: list[Step] = []
     remaining = list(trees)
@@ -118,7 +119,7 @@ def _groups(calls: Sequence[Call]) -> list[tuple[int, list[Call]]]:
 
 
 def _column_for(node: Expression, calls: Sequence[Call], columns: dict[int, Column]) -> Expression | None:
-    """Returns the column that replaces a call; calls of a function that is not deterministic are told apart."""
+    """Returns the column that replaces a call; each call of a non-deterministic function has a column of its own."""
     if not isinstance(node, Call) or node.function != FUNCTION:
         return None
     for call in calls:

@@ -9,7 +9,7 @@ _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def builds_session(module: ast.Module) -> bool:
-    """Returns whether running a module builds a session: its own statements, or those of a function that they may call.
+    """Returns whether running a module builds a session, in its own statements or in a function that they may call.
 
     A file with functions that build one is a script only if it has statements for ``__main__``; otherwise it is a
     module that others import.

@@ -1,4 +1,4 @@
-"""From a query's ``writeStream`` to the spec of its sink."""
+"""Maps a query's ``writeStream`` to the spec of its sink."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ckpt_runtime.graph.source_formats import check_location
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 
 _CHECKPOINT_LOCATION = "checkpointlocation"
-"""An option of Spark's own engine: a session has its checkpoint directory, so that a query needs none."""
+"""An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
 
 
 def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
@@ -54,7 +54,7 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
 
 
 def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema) -> Any:
-    """What the engine does with the frame of a checkpoint for formats that are none of its own; None for others."""
+    """Returns what writes a checkpoint's frame with Spark; None for formats that the engine itself writes."""
     if name == "memory":
         view = options.get(MEMORY_VIEW)
         if not view or not view.isidentifier():
@@ -72,7 +72,7 @@ def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[
 
 
 def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:
-    """The sink that calls a function with the rows of each checkpoint, which are staged in files until then."""
+    """Returns the sink that stages the rows of each checkpoint in files, and calls a function with them."""
     check_types_of_pyspark("writeStream", schema)
     key = CheckpointingOptions.CHECKPOINTS_DIRECTORY.key
     directory = capture.option(key)
@@ -90,8 +90,8 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
 
 
 def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
-    """Spark's batch writer of a format of files. Raises PlanError for rows that it cannot write, and for a place that
-    Spark and the engine name differently."""
+    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write, and for a
+    location that Spark and the engine spell differently."""
     keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
     kept = [field for field in schema if field.name not in keys]
     if name == "text" and [field.type for field in kept] != [pa.string()]:
@@ -123,7 +123,7 @@ def _function(given: Any, capture: Capture) -> Any:
 
 
 def _check_foreach(function: Any) -> None:
-    """Raises PlanError for what Spark would not take either."""
+    """Raises PlanError for objects that Spark refuses, too."""
     if callable(function) and not hasattr(function, "process"):
         return
     for name in ("open", "process", "close"):

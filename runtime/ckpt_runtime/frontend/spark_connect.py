@@ -1,10 +1,9 @@
 """Spark's own Connect service, in the JVM of the driver's ``SparkSession``; the first use starts it.
 
-Clients are the driver itself, for what a notebook asks of Spark, and workers, for functions of programs that get frames
-of Spark. A client needs the token, which is random, lives as long as Spark's application, and reaches workers over the
-authenticated control connection. It may do what any program on this Spark may do: the token gives the rights of the
-session's pipelines, whose code runs on the same Spark, and no more. The driver's own secrets are taken out of the
-environment that code in the JVM sees.
+Clients are the driver itself, for a notebook's requests to Spark, and workers, for programs' functions that get Spark
+frames. A client needs the token, which is random, is valid as long as Spark's application, and is sent to workers over
+the authenticated control connection. The token gives the rights of any program on this Spark, such as the session's
+pipelines, and no more. The driver's own secrets are removed from the environment that code in the JVM sees.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from ckpt_runtime.frontend.analysis import spark_session
 from ckpt_runtime.processes.user_environment import HIDDEN, HIDDEN_PREFIXES
 
 _NEEDED_BY_SPARK = frozenset({"_SPARK_AUTH_SECRET"})
-"""Spark itself reads it again later; with it, a program reaches what a program on this Spark reaches anyway."""
+"""Kept: Spark reads it again later. Programs on this Spark have the access that it gives anyway."""
 
 
 class UnencryptedSparkError(RuntimeError):

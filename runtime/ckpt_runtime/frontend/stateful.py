@@ -1,4 +1,4 @@
-"""From typed stateful relations to operators: aggregations over keys, windows and sessions, and deduplication."""
+"""Maps typed stateful relations to operators: aggregations over keys, windows and sessions, and deduplication."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
 
 if TYPE_CHECKING:
-    from ckpt_runtime.frontend.capture import CapturedQuery
     from ckpt_runtime.frontend.mapping import QueryMapper
 
 _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
@@ -41,10 +40,8 @@ _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average
 _LONGEST_NAME = 80
 
 
-def check_output_mode(query: CapturedQuery) -> str:
+def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     """Returns the output mode of a query. Raises PlanError where Spark or the engine does not allow it."""
-    mode = str(query.start.output_mode or "append").lower()
-    nodes = query.analysis.nodes
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
     stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
     if mode not in ("append", "update", "complete"):
@@ -161,7 +158,7 @@ class _Grouping:
         return mapper.apply(result, grouped, outcome, None)
 
     def _running(self, mode: str) -> tuple[specs.AggregateSpec, pa.Schema] | None:
-        """The running aggregates that do the same with less work; None when there are none."""
+        """Returns equivalent running aggregates, which cost less; None when there are none."""
         node = self._node
         if mode != "update" or node.event_time is not None:
             return None
@@ -179,7 +176,7 @@ class _Grouping:
             return None
 
     def _counts_rows(self, aggregate: TypedAggregate) -> bool:
-        """Whether a count is of rows: its argument is a constant, as Spark writes ``count(*)``."""
+        """Whether a count counts rows: its argument is a constant, as in Spark's form of ``count(*)``."""
         if aggregate.function != "Count":
             return False
         arguments = [self._below.expressions[at] for at in aggregate.arguments]
@@ -214,7 +211,7 @@ class _Grouping:
 def _deduplicate(
     mapper: QueryMapper, node: Deduplicate, below: PlanNode, inputs: tuple[LogicalInput, ...]
 ) -> tuple[LogicalInput, ...]:
-    """Adds the keys to the rows, passes the first row of each, and takes the keys away again."""
+    """Adds the keys as columns, passes the first row of each key, and removes the key columns."""
     names = _UniqueNames()
     flat: list[tuple[str, Expression]] = [
         (names.of(f"column{at}"), Column(at, column.type)) for at, column in enumerate(below.columns)
@@ -248,7 +245,8 @@ def _deduplicate(
 
 
 class _UniqueNames:
-    """Names of columns in state: they say what a column holds, so that they stay when others come and go."""
+    """Names of columns in state. They describe the content, so adding or removing other columns does not change
+    them."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()

@@ -1,8 +1,8 @@
 """Joins of a stream with a static table: keys are read from Spark's condition, the rest of it is checked pair by pair.
 
-The table's rows are those that Spark computed when the program was planned. As in Spark, every row of the stream finds
-all rows of the table, and no row of the table that finds none comes out: the stream has to be the side whose rows an
-outer, semi or anti join keeps.
+The table's rows are those that Spark computed when the program was planned. As in Spark, every row of the stream is
+compared with the whole table, and table rows without a match are never emitted: the stream has to be the side whose
+rows an outer, semi or anti join keeps.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ STATIC_HOW = {
     "LeftSemi": "semi",
     "LeftAnti": "anti",
 }
-"""What the engine does for each of Spark's types of joins with a static table."""
+"""The engine's join type for each of Spark's types of joins with a static table."""
 _KEEPS_SIDE = {"LeftOuter": 0, "LeftSemi": 0, "LeftAnti": 0, "RightOuter": 1}
 """The side that has to be the stream: left is 0, right is 1."""
 _NOW = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"})
-"""Functions of the time at which a row of the stream is joined, which is not known when the table is loaded."""
+"""Functions of the time at which a row is joined, which is not known when the table is loaded."""
 
 
 def static_join_spec(

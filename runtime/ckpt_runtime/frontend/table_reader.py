@@ -1,8 +1,8 @@
 """Has the driver's Spark compute the static tables of a program, within limits.
 
-Rows come one partition after the other, so that a table that is too large ends in an error before it fills the
-driver's memory. Spark's tasks need cores of the session, which may all belong to running jobs: therefore the reading
-has a time limit, beyond which Spark's jobs for it are cancelled.
+Rows are read partition by partition, so that a table that is too large raises an error before it fills the driver's
+memory. Spark's tasks need cores of the session, which running jobs may all occupy: therefore reading has a time limit,
+after which its Spark jobs are cancelled.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class StaticTables:
     def read(self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...]) -> str:
         """Computes the rows of an analyzed plan and returns the digest of their file. Blocks.
 
-        Raises UnsupportedExpressionError for a table that is too large or not read in time, Py4JJavaError for what
-        fails in Spark.
+        Raises UnsupportedExpressionError for a table that is too large or not read in time, and Py4JJavaError for
+        failures in Spark.
         """
         fields = [pa.field(column.name, arrow_type(column.type)) for column in columns]
         schema = pa.schema(fields)
@@ -72,7 +72,7 @@ class StaticTables:
 
     @contextmanager
     def limited(self, spark: Any) -> Iterator[None]:
-        """Cancels the jobs that Spark runs for this thread meanwhile, when the time is over.
+        """In this context, cancels the Spark jobs of this thread when the time limit is reached.
 
         Raises UnsupportedExpressionError then.
         """
@@ -106,7 +106,7 @@ class StaticTables:
 def check_static(jvm: Any, plan: Any) -> None:
     """Raises UnsupportedExpressionError for a plan that Spark must not run: a command, or one with Python functions.
 
-    A Python function stands in a plan as a number, and only the program itself knows the function.
+    A plan contains a number in place of a Python function, which only the program itself can resolve.
     """
     patterns = getattr(getattr(jvm.org.apache.spark.sql.catalyst.trees, "TreePattern$"), "MODULE$")
     if plan.containsPattern(patterns.COMMAND()):

@@ -160,7 +160,7 @@ class Expand(_Node, frozen=True, tag="expand", kw_only=True):
 class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
     """Passes the first row of each key. ``event_time`` is the column by which rows are late.
 
-    With ``within_ms`` a key is forgotten that long behind its first row, otherwise with its own event time.
+    With ``within_ms`` a key is removed from state that long after its first row, otherwise with its own event time.
     """
 
     keys: tuple[int, ...]
@@ -188,11 +188,11 @@ PlanNode: TypeAlias = (
 
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
-"""The options of Spark that a program's own value reaches the analyzer of. Others can make Spark load classes."""
+"""The Spark options whose values the analyzer takes from the program. Other options can make Spark load classes."""
 
 
 MOST_QUESTIONS = 50
-"""Maximum number of requests that are made together."""
+"""Maximum number of requests in a list."""
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True):
@@ -213,9 +213,9 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
 class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
-    ``parsed`` is the type that a text in DDL stands for.
-    ``places`` has the author's file and line for functions that the engine may lack, by the names of Spark's classes.
-    ``unsupported`` tells a query that Spark takes and the engine does not from one that Spark refuses.
+    ``parsed`` is the type that a text in DDL stands for. ``places`` has the author's file and line for functions that
+    the engine may lack, by the names of Spark's classes. ``unsupported`` is true if the engine refuses the query but
+    Spark accepts it.
     """
 
     columns: tuple[TypedColumn, ...] = ()

@@ -1,4 +1,4 @@
-"""The table of Spark's aggregate functions that the engine computes over groups, and what may be given to each.
+"""The table of Spark's aggregate functions that the engine computes over groups, and the argument types of each.
 
 Result types are Spark's. ``operators/aggregates`` has the accumulator of each entry, by the entry's ``accumulator``.
 """
@@ -19,8 +19,8 @@ class GroupAggregate:
     """One aggregate of a grouping.
 
     ``function`` is the name of Spark's class, ``columns`` are its arguments, ``name`` is unique within the grouping and
-    stays when others come and go: state is kept under it. With ``filtered`` the last column is a condition; rows for
-    which it is not true do not count.
+    does not change when other aggregates are added or removed, since state is kept under it. With ``filtered`` the last
+    column is a condition; rows for which it is not true do not count.
     """
 
     function: str
@@ -34,7 +34,7 @@ class GroupAggregate:
 
 @dataclass(frozen=True, slots=True)
 class AggregateFunction:
-    """``accepts`` says whether it takes arguments of these types; ``sentence`` says what it gives."""
+    """``accepts`` says whether it takes arguments of these types; ``sentence`` describes its result."""
 
     accumulator: str
     accepts: Callable[[Types], bool]
@@ -50,7 +50,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Values that can be ordered and told apart by Arrow's kernels."""
+    """Whether Arrow's kernels can order and distinguish values of the type."""
     return _is_fixed(kind) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 

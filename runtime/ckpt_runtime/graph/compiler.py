@@ -139,7 +139,7 @@ def _schema_of(operator: _Operator) -> pa.Schema:
 
 
 def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
-    """The nodes that lead to a sink, in plan order; the others are left out with a warning."""
+    """The nodes that lead to a sink, in plan order; others are omitted with a warning."""
     if not any(node.kind == "source" for node in plan.nodes):
         raise PlanError("pipeline", "it has no source; start with session.readStream.format(...).load()")
     sinks = [node for node in plan.nodes if node.kind == "sink"]
@@ -159,7 +159,7 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
 
 
 def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
-    """Sources of splits become enumerator and range readers, sinks with a single committer get it behind them."""
+    """Replaces sources of splits by an enumerator and range readers, and appends single committers to their sinks."""
     replaced: dict[LogicalNode, LogicalNode] = {}
     expanded: list[LogicalNode] = []
     for node in nodes:
@@ -294,14 +294,14 @@ _PASS_RANGES_ON = (
     MapInArrowSpec,
     StaticJoinSpec,
 )
-"""They emit the rows of a batch before they take the next one, so that the end of a range stays behind its rows."""
+"""They emit all rows of a batch before they take the next one, so that the end of a range never overtakes its rows."""
 
 
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
-    An operator that may not forward the end of a range behind its rows loses it. Raises PlanError for a watermark
-    behind such an operator: event time would advance within a range and make some of its rows late.
+    An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
+    watermark behind such an operator: event time would advance within a range and make some of its rows late.
     """
     whole: set[str] = set()
     lost: dict[str, str] = {}

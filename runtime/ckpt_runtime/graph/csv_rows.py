@@ -1,7 +1,7 @@
-"""Format ``csv``: which schemas and options it takes, and how lines become rows, as in Spark's reader.
+"""Format ``csv``: which schemas and options it takes, and how lines are parsed to rows, as in Spark's reader.
 
-Blocks of lines without a quote are split by Arrow, and columns whose texts all have a plain form are converted by
-Arrow. Everything else is done value by value, which is slower and gives the same results.
+Arrow splits blocks of lines that contain no quote, and converts columns whose texts all have a plain form. Everything
+else is done value by value, which is slower and gives the same results.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _ESCAPED = {"\\t": "\t", "\\r": "\r", "\\b": "\b", "\\f": "\f", '\\"': '"', "\\'
 
 
 class BadRecordError(ValueError):
-    """A line that is not as the schema says, in mode FAILFAST. ``line`` counts those that were given from 0."""
+    """A line does not match the schema, in mode FAILFAST. ``line`` is its index among the given lines, from 0."""
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(reason)
@@ -68,12 +68,12 @@ class BadRecordError(ValueError):
 
 
 class _UnfitError(Exception):
-    """A text that is no value of its column's type."""
+    """A text cannot be converted to its column's type."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """A column that is read: its type, a pattern of texts that Arrow converts, and what converts any other one."""
+    """A column that is read: its type, a pattern of the texts that Arrow converts, and a converter for the others."""
 
     field: pa.Field
     plain: str | None
@@ -81,7 +81,7 @@ class _Column:
 
 
 class CsvRows:
-    """Makes rows of the lines of a file. Raises PlanError for an option or a type that it cannot read as Spark."""
+    """Parses lines of a file to rows. Raises PlanError for an option or a type that it cannot handle as Spark does."""
 
     def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
         _check(options, schema)
@@ -97,9 +97,10 @@ class CsvRows:
         self._columns = [_column(field, options) for field in schema if field.name != corrupt]
 
     def header(self, line: bytes) -> str | None:
-        """Takes a line that may be the header of a file: returns None if it is none, otherwise what is wrong with it.
+        """Checks the header line of a file: returns None for a blank line or a comment, otherwise what is wrong with
+        it.
 
-        The answer is empty if nothing is wrong, or nothing is asked.
+        The result is empty if nothing is wrong, or if option ``enforceSchema`` is set.
         """
         text = line.decode(self._codec, "replace")
         if not self._has_record(text):
@@ -113,7 +114,7 @@ class CsvRows:
         return f"its header names the columns {', '.join(found)}, and the schema {', '.join(wanted)}"
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
-        """Returns the rows of lines; blank lines and comments give none. Raises BadRecordError in mode FAILFAST."""
+        """Returns the rows of lines; blank lines and comments produce none. Raises BadRecordError in mode FAILFAST."""
         decoded = [line.decode(self._codec, "replace") for line in lines]
         numbers = [number for number, text in enumerate(decoded) if self._has_record(text)]
         records = [decoded[number] for number in numbers]
@@ -153,7 +154,7 @@ class CsvRows:
         ]
 
     def _plain_texts(self, records: list[str]) -> list[pa.Array] | None:
-        """What Arrow splits; None if a line needs more than being split at separators, or is bad."""
+        """The texts as split by Arrow; None if a line needs more than splitting at separators, or is bad."""
         dialect = self._dialect
         if not records or not self._columns or dialect.strip_left:
             return None
@@ -267,7 +268,7 @@ def _character(key: str, text: str) -> str:
 
 
 def _column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
-    """How a column is read. Raises PlanError for a type that it cannot have."""
+    """Returns how a column is read. Raises PlanError for a type that is not supported."""
     type_ = field.type
     if pa.types.is_signed_integer(type_):
         return _Column(field, r"^-?[0-9]{1,19}$", _integer(type_.bit_width))

@@ -31,7 +31,7 @@ from ckpt_runtime.graph.specs import (
 )
 
 _KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec)
-"""They emit their input's columns as they are."""
+"""Specs of operators that emit their input's columns unchanged."""
 
 
 def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
@@ -75,7 +75,7 @@ def _column_of(node: LogicalNode) -> str | None:
 
 
 def _renamed(spec: EvaluateSpec | StaticJoinSpec, schema: pa.Schema | None, column: str) -> str | None:
-    """Returns the name that a column of the input, whose schema is given, has behind an operator."""
+    """Returns the name that a column of the input, whose schema is given, has in the output of an operator."""
     assert schema is not None
     position = schema.get_field_index(column)
     if isinstance(spec, StaticJoinSpec):

@@ -1,7 +1,8 @@
 """The built-in formats at planning time: their options, and the schema that a source will emit.
 
 The operators behind them are in ``connectors/``; a pipeline author's process needs only this table. PySpark
-``DataSource`` classes are described here too, by calling the class itself (user code: only where plans are made).
+``DataSource`` classes are described here too, by calling the class itself; that is user code, so it runs only where
+plans are made.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
-"""Reader option of every source that is read in splits, handled by the engine: read what is there now, then end."""
+"""Reader option of every source that is read in splits, handled by the engine: read the data present now, then end."""
 
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
@@ -163,7 +164,7 @@ def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
 
 
 def partition_columns(options: Mapping[str, Any], schema: pa.Schema) -> tuple[str, ...]:
-    """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for one that is not there."""
+    """The columns that ``partitionBy`` names, as the schema spells them. Raises PlanError for an unknown one."""
     found = []
     for column in split_columns(options["partitionBy"]):
         exact = [name for name in schema.names if name == column]
@@ -338,7 +339,7 @@ def check_sink(sink: str | type, options: Mapping[str, str], schema: pa.Schema) 
     if sink not in SINK_FORMATS:
         raise PlanError("format", _unknown(sink, SINK_FORMATS))
     if sink == "kafka":
-        # Its options have a prefix behind which the client's own settings come.
+        # Its options with a prefix are settings of the client library.
         check_kafka_sink(options, schema)
         return
     SINK_FORMATS[sink].check(sink_options(sink, options), schema)
@@ -396,7 +397,7 @@ def described_data_source(
 
 
 def available_now(options: Mapping[str, str]) -> bool:
-    """Whether a ``DataSource`` is to end with the data that is there at the start. Raises PlanError for a bad value."""
+    """Whether a ``DataSource`` ends with the data that is present at the start. Raises PlanError for a bad value."""
     return _engine_flag(AVAILABLE_NOW_OPTION, options)
 
 

@@ -65,7 +65,7 @@ class JobVertex:
 
     @property
     def greatest_parallelism(self) -> int:
-        """Upper bound for rescaling: the number of key groups, or one for a vertex that acts for the whole job."""
+        """Upper bound for rescaling: the number of key groups, or 1 for a vertex that must have a single subtask."""
         return 1 if self.operators[0].kind in _SINGLE else self.max_parallelism
 
 
@@ -83,9 +83,9 @@ class JobEdge:
 class JobGraph:
     """A checked plan. ``vertices`` are in topological order; the edges into a vertex, in order, are its input gates.
 
-    ``analyses`` holds what Spark answered to the program while it was planned, by the digest of each request: with it a
-    worker plans the same program without Spark. ``tables`` are the digests of the program's static tables, whose rows
-    lie beside the program's files.
+    ``analyses`` holds Spark's answers to the program's requests while it was planned, by the digest of each request, so
+    that a worker plans the same program without Spark. ``tables`` are the digests of the program's static tables, whose
+    rows lie beside the program's files. ``explained`` has the plans that the program showed by ``explain()``, as texts.
     """
 
     name: str
@@ -94,6 +94,7 @@ class JobGraph:
     configuration: dict[str, str] = field(default_factory=dict)
     analyses: dict[str, str] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    explained: tuple[str, ...] = ()
 
     def vertex(self, vertex_id: str) -> JobVertex:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
@@ -116,7 +117,7 @@ class JobGraph:
         return found
 
     def warnings(self, interval_ms: int | None) -> tuple[str, ...]:
-        """Warns of probable mistakes; ``interval_ms`` is None for a job without periodic checkpoints."""
+        """Returns warnings about probable mistakes; ``interval_ms`` is None for a job without periodic checkpoints."""
         nodes = (node for vertex in self.vertices for node in vertex.operators)
         sinks = [node.name for node in nodes if node.kind == "committer" or node.output_directory is not None]
         if interval_ms is not None or not sinks:
@@ -153,9 +154,9 @@ class JobGraph:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two runs of the same deterministic entry point; leaves the configuration out."""
+        """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out."""
         document = self.to_json()
-        del document["configuration"]
+        del document["configuration"], document["explained"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -168,13 +169,13 @@ class JobGraph:
 
     @classmethod
     def from_json(cls, document: object) -> JobGraph:
-        """Raises :class:`DocumentError` for another shape, and for parts that do not fit together."""
+        """Raises :class:`DocumentError` for a wrong structure, and for inconsistent parts."""
         graph = checked(document, cls)
         graph.check()
         return graph
 
     def check(self) -> None:
-        """Raises :class:`DocumentError` for parts that do not fit together."""
+        """Raises :class:`DocumentError` for inconsistent parts."""
         ids = [vertex.id for vertex in self.vertices]
         if not ids or len(set(ids)) != len(ids):
             raise DocumentError("the ids of a graph's vertices have to be distinct, and there is at least one vertex")

@@ -1,4 +1,4 @@
-"""Format ``json``: which schemas and options it takes, and the expression that makes rows of lines.
+"""Format ``json``: which schemas and options it takes, and the expression that parses lines to rows.
 
 Rows are made as ``from_json`` makes them, which is compared with Spark function by function.
 """
@@ -32,9 +32,9 @@ RowsOfLines = Callable[[list[str]], pa.RecordBatch]
 
 
 def json_rows(options: Mapping[str, Any], schema: pa.Schema) -> RowsOfLines:
-    """Returns what turns lines into rows. Raises PlanError for a type, mode or format that it cannot read as Spark.
+    """Returns the parser of lines. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
 
-    A line that holds an array gives a row for each of its elements, a blank one gives none.
+    A line with an array produces a row for each element, a blank line none.
     """
     if options["mode"].upper() != "PERMISSIVE":
         raise PlanError(
@@ -64,7 +64,7 @@ def json_rows(options: Mapping[str, Any], schema: pa.Schema) -> RowsOfLines:
     def rows(lines: list[str]) -> pa.RecordBatch:
         lines = [line for line in lines if line.strip()]
         if any(line.lstrip().startswith("[") for line in lines):
-            # A line that is no array of objects gives one row of nulls, as any bad line does.
+            # A line with an array that holds anything but objects produces one row of nulls, as any bad line does.
             found: list[Any] = []
             for line in lines:
                 if line.lstrip().startswith("["):

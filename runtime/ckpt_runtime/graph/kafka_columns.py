@@ -15,7 +15,7 @@ _OWN = ("enable.idempotence", "transactional.id")
 _CLASSES = ("key.serializer", "value.serializer")
 _TRANSACTION_TIMEOUT = "transaction.timeout.ms"
 _DEFAULT_TRANSACTION_TIMEOUT_MS = 900_000
-"""What brokers allow at most unless their ``transaction.max.timeout.ms`` says otherwise."""
+"""The default of the brokers' ``transaction.max.timeout.ms``."""
 
 DELIVERY_GUARANTEE = Option("deliveryGuarantee", default="exactly-once", choices=("exactly-once", "at-least-once"))
 ON_MISSING = Option("onMissing", default="fail", choices=("fail", "ignore"))
@@ -33,11 +33,11 @@ _TLS = (
     "ssl.key.password",
     "ssl.key.pem",
 )
-"""Settings of TLS that the engine's own requests carry out; those of a producer's alone have no say in them."""
+"""TLS settings that the engine's own requests support. Other settings would apply to the producer alone."""
 
 
 def sink_topic(options: Mapping[str, str]) -> str | None:
-    """The topic that all rows go to; None if column ``topic`` says it."""
+    """The topic that all rows go to; None if column ``topic`` names it for each row."""
     return next((value for key, value in options.items() if key.lower() == "topic"), None)
 
 
@@ -58,7 +58,7 @@ def ignores_lost(options: Mapping[str, str]) -> bool:
 
 
 def transaction_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """The settings of a client that writes transactions, but for its transactional id."""
+    """The settings of a client that writes transactions, without its transactional id."""
     return {_TRANSACTION_TIMEOUT: str(_DEFAULT_TRANSACTION_TIMEOUT_MS), **producer_settings(options)}
 
 

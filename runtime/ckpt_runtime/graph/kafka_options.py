@@ -1,4 +1,4 @@
-"""Options of format ``kafka`` at planning time: Spark's names, and what becomes of them. Never connects to a broker."""
+"""Options of format ``kafka`` at planning time: Spark's names and their meaning here. Never connects to a broker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
 
 PREFIX = "kafka."
-"""Options with it are properties of the client library."""
+"""Options with this prefix are properties of the client library."""
 
 EARLIEST, LATEST = -2, -1
 """Offsets that stand for a partition's beginning and end, as in Spark."""
@@ -77,7 +77,7 @@ class KafkaSubscription:
 
 @dataclass(frozen=True, slots=True)
 class KafkaStart:
-    """Where a source starts in partitions that it does not know: one ``offset`` for all, or one of each partition.
+    """Where a source starts in partitions without a stored position: one ``offset`` for all, or one per partition.
 
     ``by_time``: the numbers are times in ms, and stand for the first record that is not older.
     """
@@ -149,7 +149,7 @@ def start(options: Mapping[str, Any]) -> KafkaStart:
 
 
 def consumer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a consumer, but for its group."""
+    """The settings of a consumer, without its group."""
     given = client_properties(options, _OWN)
     return {
         "isolation.level": "read_committed",

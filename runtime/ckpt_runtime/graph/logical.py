@@ -117,7 +117,7 @@ class LogicalNode:
 
     @property
     def user_code(self) -> bool:
-        """Whether its operator calls functions or classes of the author while the job runs."""
+        """Whether its operator calls the author's functions or classes while the job runs."""
         if isinstance(self.spec, MapInArrowSpec | PythonFunctionsSpec | ProcessSpec):
             return True
         return isinstance(getattr(self.spec, "format", None), type) or getattr(self.spec, "function", None) is not None

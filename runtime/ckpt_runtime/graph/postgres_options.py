@@ -65,7 +65,7 @@ def import_driver() -> Any:
 
 
 def database_types(field: pa.Field) -> tuple[str, ...]:
-    """PostgreSQL's names of the types that a column of the table may have; the first one has exactly its values.
+    """PostgreSQL's names of the types that a table column may have for this type; the first one has exactly its values.
 
     Raises PlanError for a type that none of them holds.
     """

@@ -31,7 +31,7 @@ class DocumentError(ValueError):
 
 
 def checked(document: object, schema: type[T]) -> T:
-    """Converts the document to ``schema``. Raises :class:`DocumentError` saying where it does not fit."""
+    """Converts the document to ``schema``. Raises :class:`DocumentError`, which names the place that does not match."""
     with malformed():
         return msgspec.convert(document, ready(schema))
 
@@ -45,7 +45,7 @@ def decoded(text: bytes, schema: type[T]) -> T:
 _FAULTS = (
     msgspec.MsgspecError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError
 )  # fmt: skip
-"""Errors that a document can cause. A mistake in a schema itself raises other errors."""
+"""Errors that an invalid document can cause. A mistake in the schema raises other errors."""
 
 
 @contextmanager

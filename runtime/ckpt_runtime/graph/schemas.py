@@ -1,7 +1,7 @@
-"""Output schemas of the built-in operators, derived from the input's: usable before anything runs.
+"""Output schemas of the built-in operators, derived from their input schemas before anything runs.
 
-Pure derivation: the plan is checked with it and the operators promise it. Raises :class:`SchemaDerivationError` naming
-the column, its type and what is allowed.
+The plan is checked against these schemas, and the operators guarantee them. Raises :class:`SchemaDerivationError`
+naming the column, its type and what is allowed.
 
 Arrow's engine is imported where it is used: it imports pandas, which takes most of a planning process's start time.
 """

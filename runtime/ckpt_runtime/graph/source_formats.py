@@ -25,8 +25,8 @@ SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 class SourceFormat:
     """A built-in source: its options and ``schema(options, declared schema)``.
 
-    ``splits``: it is read split by split. ``ends``: what is there at the start can be read to its end. Options with the
-    ``prefix`` belong to another library; they are one value, which has the prefix as its key.
+    ``splits``: it is read split by split. ``ends``: it can be read up to the end of the data that is present at the
+    start. Options with the ``prefix`` belong to another library; they are one value, which has the prefix as its key.
     """
 
     name: str

@@ -96,7 +96,7 @@ class EvaluateSpec:
 
 @dataclass(frozen=True, slots=True)
 class GenerateSpec:
-    """Repeats each row for every element that ``function``, a generator of Spark's, makes of it.
+    """Repeats each row for every element that ``function``, one of Spark's generators, produces for it.
 
     The result has the input's columns, then the generator's. Input columns that are not ``carried`` come out as nulls,
     because no operator reads them.
@@ -127,7 +127,7 @@ class PythonFunction:
 class PythonFunctionsSpec:
     """Calls Python functions of one kind and appends a column for each.
 
-    The input ends with the argument columns, which have Spark's types ``arguments`` and are not in the output.
+    The last input columns are the arguments, which have Spark's types ``arguments`` and are not part of the output.
     ``eval_type`` is PySpark's number of the kind; ``settings`` are options of Spark by which values are converted.
     """
 
@@ -179,11 +179,11 @@ class ExpandSpec:
 class GroupSpec:
     """Aggregates rows by ``keys``. ``schema`` is the input's, ``mode`` is append, update or complete.
 
-    Complete gives the changed groups as update does, but no group ends and no row is late: a :class:`TableSpec`
-    follows, which keeps the result of every group.
-    ``event_time`` is the timestamp column, a key, by which a row is late and a group ends; without it no group ends.
-    ``session`` names the columns, not keys, of a session's start and end: sessions of a key that touch become one, and
-    the end is their event time. The result has the session's columns first, then the keys, then the aggregates.
+    Like update, complete emits the changed groups, but groups never end and rows are never late: a :class:`TableSpec`
+    follows, which keeps the result of every group. ``event_time`` is the timestamp column, a key, by which a row is
+    late and a group ends; without it no group ends. ``session`` names the columns, not keys, of a session's start and
+    end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
+    first, then the keys, then the aggregates.
     """
 
     schema: pa.Schema
@@ -201,7 +201,7 @@ class GroupSpec:
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
-    """Keeps the latest row of each key, and gives all of them with each checkpoint in which one has changed.
+    """Keeps the latest row of each key, and emits all of them with each checkpoint in which one has changed.
 
     ``schema`` is that of the rows, ``group`` the aggregation that they come from. An aggregation without keys of its
     own (``total``) has one row even before the first row has come, as in SQL.
@@ -244,9 +244,9 @@ class LimitSpec:
 class DeduplicateSpec:
     """Passes the first row of each key. ``schema`` is that of the rows.
 
-    ``event_time`` is the timestamp by which rows are late. A key is forgotten when the watermark reaches its
-    ``forget_by``, a timestamp among the keys, or with ``within_ms`` the event time of its first row plus so much; in
-    all other cases never.
+    ``event_time`` is the timestamp by which rows are late. A key is removed from state when the watermark reaches its
+    ``forget_by``, a timestamp among the keys, or with ``within_ms`` the event time of its first row plus that delay;
+    otherwise it is never removed.
     """
 
     schema: pa.Schema
@@ -260,8 +260,9 @@ class DeduplicateSpec:
 class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
-    ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: it gets
-    and returns frames, not rows. ``output_event_time`` is the event time column of its output, if it has one.
+    ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: the
+    processor gets and returns frames, not rows. ``output_event_time`` is the event time column of its output, if it has
+    one.
     """
 
     keys: tuple[str, ...]
@@ -345,7 +346,7 @@ class StaticJoinSpec:
 
 @dataclass(frozen=True, slots=True)
 class UserFunction:
-    """What a sink calls with rows. ``session`` is that of the program, which leads to Spark once it is connected.
+    """A function that a sink calls with rows. ``session`` is the program's session, which can be connected to Spark.
 
     ``configuration`` holds the options of Spark that the program set.
     """
@@ -359,8 +360,8 @@ class UserFunction:
 class SinkSpec:
     """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``.
 
-    ``table`` is the schema of the rows in output mode complete, where the end of a range says that all rows of the
-    result have come; None in other modes.
+    ``table`` is the schema of the rows in output mode complete, where the end of a range marks the end of a whole
+    result; None in other modes.
     """
 
     format: str | type
@@ -377,7 +378,7 @@ class SinkSpec:
 
     @property
     def single_committer(self) -> bool:
-        """Whether one committer behind the sink commits what all its subtasks have prepared."""
+        """Whether a single committer after the sink commits what all of its subtasks have prepared."""
         if isinstance(self.format, type):
             return bool(getattr(self.format, "single_committer", True))
         return self.format in ("delta", "foreachBatch", "postgresql")
@@ -385,7 +386,7 @@ class SinkSpec:
 
 @dataclass(frozen=True, slots=True)
 class CommitterSpec(_ConnectorSpec):
-    """The single committer of a sink, behind the :class:`SinkSpec` of its writers (two-phase commit).
+    """The single committer of a sink, downstream of the :class:`SinkSpec` of its writers (two-phase commit).
 
     ``whole``: each commit has all rows of the result (output mode complete).
     """
@@ -398,7 +399,7 @@ class CommitterSpec(_ConnectorSpec):
 class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
-    ``acknowledges``: it tells the reader how far checkpoints have come. Never in a restore drill.
+    ``acknowledges``: it tells the reader which positions completed checkpoints cover; false in a restore drill.
     ``reported``: the data source reported the schema; the pipeline declares none.
     """
 
@@ -410,7 +411,7 @@ class EnumeratorSpec(_ConnectorSpec):
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``reported`` as there.
+    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`.
     """
 
     acknowledges: bool = True
@@ -419,7 +420,7 @@ class RangeReaderSpec(_ConnectorSpec):
 
 @dataclass(frozen=True, slots=True)
 class DrillSinkSpec:
-    """Stands for a sink, or for its committer, in a restore drill: counts rows and writes nothing anywhere."""
+    """Replaces a sink or its committer in a restore drill: counts rows and writes nothing."""
 
 
 OperatorSpec = (

@@ -85,7 +85,8 @@ class Cluster:
 
         If the leader that it waits for was asked to end the cluster, this driver shuts down, too.
 
-        ``token`` is known to clients of ``rest_url``: it proves to them that the address is the leader's.
+        ``token`` is the secret shared with the clients of ``rest_url``: it proves to them that the leader published
+        this address.
         Raises StorageError when the directory cannot be used.
         """
         place = self._settings.high_availability

@@ -1,4 +1,5 @@
-"""Configuration changes of running jobs (FLIP-530): compared, judged, planned again and given to the job's core.
+"""Changes the configuration of running jobs (FLIP-530): validates the request, plans the pipeline again with the new
+configuration, and passes the result to the job's core.
 
 Nothing is stored or in effect before the core accepts it. If the job's plan has changed while the pipeline was being
 planned, the core refuses the change.
@@ -64,7 +65,9 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration, even if the client disconnects; an identical request meanwhile joins it.
+        """Changes a job's configuration. An identical request that arrives meanwhile waits for the same change.
+
+        The change continues if the client disconnects.
 
         Raises as ``Dispatcher.change_job_config``.
         """
@@ -77,11 +80,11 @@ class ConfigurationUpdates:
         return await asyncio.shield(task)
 
     def _done(self, job_id: str, task: asyncio.Task[ConfigChange]) -> None:
-        # A later request may have replaced it.
+        # A later request may have taken the place of this one.
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
-            task.exception()  # its client may have gone
+            task.exception()  # the client may have gone, and asyncio logs an error that is never retrieved
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.
@@ -152,7 +155,7 @@ def _refusing(call: Callable[[], Configuration]) -> Configuration:
 
 
 def _as_planned(given: Configuration, graph: JobGraph) -> Configuration:
-    """State is cut into key groups, whose number nothing changes."""
+    """Fixes the max parallelism of each operator: the number of key groups of existing state cannot change."""
     maxima = {node.uid: vertex.max_parallelism for vertex in graph.vertices for node in vertex.operators}
     return given.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
 
@@ -192,7 +195,7 @@ def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, 
 def config_change(
     version: int, changes: Sequence[OptionChange], overrides: CheckpointOverrides, *, dry_run: bool
 ) -> ConfigChange:
-    """The answer to a change: each option says whether it needs a restart, and which override hides it."""
+    """The answer to a change: for each option, whether it needs a restart, and which override hides it."""
 
     def shown(change: OptionChange) -> contract.OptionChange:
         field, name = _HIDES.get(change.key, ("", None))

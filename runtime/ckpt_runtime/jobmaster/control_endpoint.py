@@ -1,7 +1,8 @@
-"""The driver's end of the control connections: agents and workers dial in, prove the secret, and register.
+"""The driver's end of the control connections: agents and workers connect, authenticate, and register.
 
 All incoming messages are decoded here. A peer that breaks the protocol loses its connection, and the listener is
-notified which message was wrong and how; other peers are not affected. Workers are also asked about themselves.
+notified which message was wrong and how; other peers are not affected. The driver also asks workers for thread dumps,
+logs and stack samples.
 """
 
 from __future__ import annotations
@@ -55,7 +56,10 @@ MAX_HANDSHAKES = 256
 
 
 class Peer(Generic[R, C]):
-    """One registered connection. ``slot`` is an id that an adoption changes; ``last_heard`` is monotonic seconds."""
+    """One registered connection. ``slot`` is the id of its slot, which changes when another agent adopts the worker.
+
+    ``last_heard`` is in seconds of the monotonic clock.
+    """
 
     def __init__(self, writer: asyncio.StreamWriter, registration: R) -> None:
         self.registration = registration
@@ -65,7 +69,7 @@ class Peer(Generic[R, C]):
         self._writer = writer
 
     def send(self, command: C) -> None:
-        """Queues a command. On a closed connection, whose end the listener is notified of, it is dropped silently."""
+        """Queues a command. On a closed connection it is dropped silently, as the listener learns of the closing."""
         if not self.closed:
             self._writer.write(framed(command))
 
@@ -97,14 +101,14 @@ class PeerListener(Protocol):
         """Raises MalformedMessageError for a message that is not valid in the peer's present state."""
 
     def peer_lost(self, peer: AnyPeer, reason: str, *, explained: bool) -> None:
-        """``explained`` when the reason is the cause; otherwise it is just the end of a connection."""
+        """``explained``: ``reason`` is the cause of the loss; otherwise it only says that the connection ended."""
 
 
 class ControlEndpoint:
     """Listens for agents and workers."""
 
     def __init__(self, host: str, secret: str, listener: PeerListener, port: int = 0) -> None:
-        """With ``port`` 0 it listens at any free one."""
+        """With ``port`` 0 it listens on any free port."""
         self._host = host
         self._port = port
         self._secret = secret
@@ -216,7 +220,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class WorkerQuestions:
-    """The questions that have no answer yet."""
+    """Asks workers for information, and keeps the questions that have no answer yet."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -231,7 +235,7 @@ class WorkerQuestions:
         answer: type[A],
         timeout_s: float = ANSWER_TIMEOUT_S,
     ) -> A:
-        """``question`` makes the message from its number. Raises NotReady if the worker is silent or lost."""
+        """``question`` makes the message from its number. Raises NotReady if the worker does not answer or is lost."""
         number = next(self._numbers)
         future: asyncio.Future[WorkerAnswer] = asyncio.get_running_loop().create_future()
         self._open[number] = (peer, answer, future)

@@ -161,7 +161,7 @@ class Dispatcher:
         return self._submitter.store
 
     def wait_for(self, leader: LeaderInfo) -> None:
-        """Another driver leads: errors to callers name it."""
+        """Records which other driver leads: errors to callers name it."""
         self._leader_elsewhere = leader
 
     async def take_over(self, store: HaStore) -> None:
@@ -236,7 +236,7 @@ class Dispatcher:
         return self._meter.measure()
 
     async def worker_figures(self) -> tuple[WorkerFigures, ...]:
-        """The same of the worker of each slot."""
+        """Memory and processor time of the worker of each slot."""
         return tuple(
             WorkerFigures(slot.slot_id, slot.endpoint, None if slot.worker is None else slot.worker.process)
             for slot in self._slots.all()
@@ -403,9 +403,9 @@ class Dispatcher:
     async def hold_lineage(self, job_id: str, request: HoldRequest) -> HeldUpgrade:
         """Begin an upgrade of the job's lineage, or prolong it; repeating the call is fine.
 
-        Until its end every request that ends or starts a job of the lineage is refused unless it carries the owner.
-        Raises :class:`Conflict` when another owner holds the lineage, when a job was started in the place of this one,
-        and when another request is stopping it.
+        Until the upgrade ends, a request to end or start a job of the lineage is refused unless it names the owner.
+        Raises :class:`Conflict` when another owner holds the lineage, when another job has replaced this one, and when
+        another request is stopping it.
         """
         return await self._lineages.hold(self._job(job_id).overview(), request)
 
@@ -521,7 +521,7 @@ class Dispatcher:
     async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
         """Returns the trigger id: the given one, whose operation is started once only, or a new one.
 
-        A known trigger id is answered with itself whatever the job's state is by now. Otherwise a job that has ended
+        A known trigger id is returned again, whatever state the job is in by now. With a new one, a job that has ended
         raises :class:`JobTerminated`.
         """
         operation = OperationKind.CHECKPOINT
@@ -609,7 +609,7 @@ class Dispatcher:
         except StorageError as error:
             failure = error
             return self._operations.start(operation, None, trigger_id, lambda: _fail(failure))
-        if self._operations.knows(operation, None, trigger_id):  # the same request came twice at once
+        if self._operations.knows(operation, None, trigger_id):  # an identical request has just been started
             self._references.end_disposal(claimed)
             return trigger_id or ""
 

@@ -1,7 +1,7 @@
 """A job that this driver does not run: one that ended under an earlier driver, or one that could not be recovered.
 
 Its stored form is a JSON document, made at the job's end and read by later drivers. It answers the requests that REST
-makes for any job; figures of single subtasks and the checkpoint history ended with the driver that ran it.
+makes for any job; figures of single subtasks and the checkpoint history are not stored.
 """
 
 from __future__ import annotations

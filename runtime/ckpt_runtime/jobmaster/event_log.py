@@ -1,4 +1,4 @@
-"""The events of a session, for event streams: a ring of the newest ones, numbered from 1; and who publishes a job's.
+"""The events of a session, for event streams: a ring of the newest ones, numbered from 1; and each job's publisher.
 
 Each reader keeps its own position, so that a slow reader costs nothing and delays no other one. If the ring has dropped
 events that a reader has not read yet, it gets EventsMissedError. All methods run on the driver's loop.
@@ -187,7 +187,7 @@ class JobAnnouncer:
     # --- what has changed in the core
 
     def begin(self, core: JobCore) -> None:
-        """Takes the core's present values as already announced."""
+        """Treats the core's present values as already announced."""
         self._state = core.machine.state
         self._plan, self._overrides = core.accepted_plan, core.overrides
 

@@ -49,7 +49,7 @@ class OperationNotFound(NotFound):
 
 
 class PipelineNotFound(NotFound):
-    """Nothing uploaded has this id."""
+    """No uploaded pipeline has this id."""
 
     def __init__(self, pipeline_id: str) -> None:
         super().__init__(f"There is no uploaded pipeline {pipeline_id!r}")

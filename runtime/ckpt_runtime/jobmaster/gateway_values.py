@@ -95,7 +95,10 @@ class StoredPipeline:
 
 @dataclass(frozen=True, slots=True)
 class Precondition:
-    """A condition without which a request does nothing: the holder of the job's lineage, and its incarnation."""
+    """The upgrade and the incarnation of the lineage for which a request is made; for others it is refused.
+
+    ``owner`` holds the lineage for its upgrade; None: no upgrade is in progress. ``incarnation`` None: any.
+    """
 
     owner: str | None = None
     incarnation: int | None = None
@@ -126,8 +129,9 @@ class RunRequest:
     the call idempotent: the same request again returns the same job, a different one is :class:`JobAlreadyExists`.
     ``like_job`` names a running or ended job whose entry point, arguments, parallelism and options fill in those that
     the request leaves out.
-    ``drill``: the job is thrown away, and nothing outside it may be touched. ``fork``: the job writes elsewhere than
-    the one whose snapshot it starts from, and founds its own lineage. ``condition`` applies to the lineage it joins.
+    ``drill``: a restore drill, whose job is discarded afterwards and may change nothing outside itself.
+    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and starts a lineage of its own.
+    ``condition`` applies to the lineage that the job joins.
     """
 
     pipeline_id: str
@@ -155,7 +159,7 @@ class RunRequest:
 class ConfigurationRequest:
     """``options`` are the whole configuration; with ``partial`` those to change, where None removes one.
 
-    ``version`` is the one that it is based on, None for the present one. ``by`` names the requester.
+    ``version`` is the version that the request is based on, None for the present one. ``by`` names the requester.
     """
 
     options: Mapping[str, str | None]

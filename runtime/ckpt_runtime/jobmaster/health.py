@@ -104,7 +104,7 @@ def job_warnings(details: JobDetails, settings: CheckpointConfiguration) -> tupl
 
 
 def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
-    """Outcomes, newest first. A checkpoint given up for a newer one, or with its deployment, does not count."""
+    """Outcomes, newest first. A checkpoint aborted for a newer one, or with its deployment, is left out."""
     return [
         stats.status is CheckpointStatsStatus.COMPLETED
         for stats in statistics.history
@@ -150,7 +150,8 @@ def _of_checkpoints(
         yield HealthVerdict.DEGRADED, f"{outcomes.count(False)} of the last {len(outcomes)} checkpoints have failed"
     if settings.interval_ms is None:
         return
-    # One may be skipped or take its whole timeout; a job that has just started has that long for its first.
+    # One checkpoint may be skipped, or take its whole timeout. A job that has just started gets the same time for its
+    # first checkpoint.
     late_ms = 2 * settings.interval_ms + settings.timeout_ms
     waited_ms = running_ms if age_ms is None else min(age_ms, running_ms)
     if waited_ms > late_ms:

@@ -23,7 +23,7 @@ Result = Callable[[], T]
 
 
 class Pool(Enum):
-    """Threads for blocking calls, kept apart by whose storage they wait for."""
+    """The thread pools for blocking calls: separate ones, so that hanging calls of one kind do not stop the other."""
 
     OWN = "the job's directories"
     DELETIONS = "deletions"
@@ -44,12 +44,12 @@ class JobHost(Protocol):
         """Returns a text that makes a name unique."""
 
     def next_deployment(self) -> int:
-        """Returns a number unused by this driver's deployments: it identifies late frames and messages."""
+        """Returns a number that no deployment of this driver has used: by it late frames and messages are found."""
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
 
     def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        """Calls in a thread, then ``answer``. The result raises StorageError when the call was not begun or hangs.
+        """Runs ``call`` in a thread and passes its result to ``answer``; StorageError if the call never ran or hangs.
 
         If ``pool`` is a text, it is a URL that a user named: the pool is that of its address.
         """

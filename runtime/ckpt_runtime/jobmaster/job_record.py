@@ -3,8 +3,8 @@
 A new job is stored before its submission is acknowledged.
 
 Every call blocks and belongs in a pool thread; each raises StorageError (AmbiguousWriteError when the outcome is
-unknown) and NotLeaderError once another driver leads. Then the change may have been made, but its caller must not act
-on it: the new leader owns the state that counts.
+unknown) and NotLeaderError once another driver leads. In that case the change may have been made, but the caller must
+not act on it: only the new leader may change the job's state.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
 def processes_backlog(pending_rows: int, before: bool, configuration: Configuration) -> bool:
     """Whether sources process a backlog, given the rows that wait now; ``before`` says whether they did so far.
 
-    The limits for the beginning and for the end are apart, so that a number that varies does not change the interval
-    with each heartbeat.
+    A backlog begins at a higher number of rows than it ends at, so that a fluctuating number does not change the
+    checkpoint interval with each heartbeat.
     """
     limit = configuration.get(CheckpointingOptions.BACKLOG_PENDING_RECORDS)
     return pending_rows >= limit if not before else 2 * pending_rows > limit

@@ -362,7 +362,7 @@ class JobShell:
         self.view.waits_for_slots = reason
 
     def _note_backlog(self) -> None:
-        """Reports when the sources begin and end to process a backlog. Without a number nothing changes."""
+        """Reports when the sources begin and end to process a backlog. Does nothing if pending rows are unknown."""
         pending = self.view.executions.pending_rows
         if pending is None:
             return
@@ -385,7 +385,7 @@ class JobShell:
             case DeploymentFailed():
                 self._reported_failure(index, self._alive_in(index), message.failure)
             case Canceled():
-                # Some task does not react to its cancellation: only the end of its process ends it.
+                # A task does not react to its cancellation: only the end of its process can end it.
                 if not message.ended:
                     self._host.replace_worker(slot)
                 for execution in self._alive_in(index):

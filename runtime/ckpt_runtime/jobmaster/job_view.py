@@ -86,7 +86,7 @@ class FailureLog:
 
 
 def cause_of(failure: FailureInfo) -> FailureCause:
-    """The job machine's failure as users see it; without a trace, the first line of a trace stands in."""
+    """The failure as users see it. Without a stack trace, its trace is one line with the exception and the message."""
     trace = failure.stack_trace or f"{failure.exception}: {failure.message}"
     return _bounded(FailureCause(failure.exception, failure.message, trace))
 

@@ -1,8 +1,9 @@
 """Leader election: waits for the lease, renews it, and closes the fence in time when a renewal fails.
 
-A leader's lease expires for itself before a challenger may take it: it holds for two thirds of the lease time from the
-beginning of its last renewal, and a challenger waits for the whole lease time after the last renewal that it saw. This
-works while neither clock runs 1.5 times as fast as the other; for a suspended clock there is the fence in storage.
+A leader considers its lease expired before a challenger may take it: the leader relies on it for two thirds of the
+lease time from the beginning of its last renewal, and a challenger waits for the whole lease time after the last
+renewal that it saw. This is safe as long as neither clock runs 1.5 times as fast as the other. If a process is
+suspended with its clock, the fence in storage stops it.
 Both use monotonic clocks only; :class:`OwnLease` and :class:`Watch` are pure and get the time passed. Blocking calls
 run in a thread of their own, so that slow storage calls of jobs do not delay renewals.
 """
@@ -74,7 +75,7 @@ class ClusterEnded(RuntimeError):
 
 
 class LeaseSeal:
-    """Seals a leader's address with the session's token, for twice the lease time: renewed while the leader lives."""
+    """Signs a leader's address with the session's token. A seal is valid for twice the lease time; leaders renew it."""
 
     def __init__(self, token: str, cluster_id: str, lease_timeout_s: float = LEASE_TIMEOUT_S) -> None:
         self._token = token
@@ -85,7 +86,7 @@ class LeaseSeal:
         return leader_proof.sealed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
-        """Whether the seal is valid: at most half its time is used, and the clock was not set back since."""
+        """Whether the seal is valid: at most half of its time has passed, and the clock was not set back since then."""
         good_until = published.get(leader_proof.GOOD_UNTIL) if isinstance(published, dict) else None
         if not isinstance(good_until, float) or not 0.5 <= (good_until - time.time()) / self._good_for_s <= 1:
             return False
@@ -110,7 +111,7 @@ class Leadership:
         return 0 if self._info is None else self._info.epoch
 
     def fence(self) -> None:
-        """Raises NotLeaderError when this driver does not lead, StorageError while it cannot be sure.
+        """Raises NotLeaderError when this driver does not lead, StorageError while this is uncertain.
 
         Reads storage; for pool threads.
         """
@@ -120,7 +121,7 @@ class Leadership:
         # Checked before storage: a driver that was suspended sees by its own clock that another one may lead.
         if not self._own.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
-        # The lease alone proves nothing: the stored leader counts.
+        # The lease alone is no proof: the leader named in storage decides.
         self._store.check(info)
 
     async def acquire(
@@ -165,7 +166,7 @@ class Leadership:
             except NotLeaderError:
                 logger.info("another driver was faster")
             except StorageError as error:
-                # Storage has never answered: the directory is wrong, rather than away for a moment.
+                # Storage has never answered: probably the directory is wrong, not just unavailable for a moment.
                 if watch.epoch is None:
                     raise
                 logger.warning("cannot see who leads: %s", error)

@@ -85,7 +85,7 @@ class JobIsBeingStopped(Conflict):
 
 
 class Lineages:
-    """All methods run on the driver's event loop; checks await nothing, so that no two requests pass the same one."""
+    """All methods run on the driver's event loop. Checks await nothing, so no two requests pass the same one."""
 
     def __init__(self, known: KnownJobs, pool: Executor, programs_held: Callable[[], Mapping[str, str]]) -> None:
         """``pool`` is for writes to the high-availability directory, ``programs_held`` maps owners to programs."""
@@ -258,7 +258,7 @@ class Lineages:
             raise NotReady(f"who upgrades the lineage {lineage} could not be stored: {error}") from error
 
     def _with(self, lineage: str, stored: HeldUpgrades) -> HeldUpgrades:
-        """The stored upgrades with the present one of a lineage: of two writes the later one has the latest."""
+        """The stored upgrades, with the present one of this lineage: the later of two writes has the later state."""
         held, now = self._held.get(lineage), wall_clock_ms()
         others = {key: other for key, other in stored.upgrades.items() if key != lineage and other.until_ms > now}
         return HeldUpgrades(others if held is None else {**others, lineage: held})

@@ -100,7 +100,7 @@ PROCESS: tuple[Metric[ProcessFigures], ...] = (
     Metric("Status.Flink.Memory.Managed.Total", _GAUGE, lambda _: 0, "Always 0: no memory is reserved for operators."),
     Metric("Status.JVM.Threads.Count", _GAUGE, lambda p: p.threads, "The threads of the Python interpreter."),
 )
-"""Of the driver below ``/jobmanager``, and of the worker in a slot below ``/taskmanagers``."""
+"""Metrics of a process; the driver's are served below ``/jobmanager``, those of workers below ``/taskmanagers``."""
 
 JOB: tuple[Metric[JobFigures], ...] = (
     Metric("numRestarts", _COUNTER, lambda j: j.restarts, "The restarts since the submission."),

@@ -194,7 +194,7 @@ class Planner:
         )
 
     def _planned(self, order: PlanRequest, tables: StaticTables, known: Mapping[str, str] | None = None) -> PlanResult:
-        """``known`` has answers of an earlier planning: those with rows of static tables are given again."""
+        """``known`` has Spark's answers from an earlier planning: those with rows of static tables are used again."""
         result = plan_in_process(order, self.limits, user_environment())
         while result.needed:
             if len(order.analyses) >= MOST_ANALYSES:

@@ -67,7 +67,7 @@ class ProgramStore:
         )
 
     def add(self, filename: str, content: bytes, uploaded_at_ms: int) -> StoredPipeline:
-        """As :meth:`store`, for bytes at hand. Blocks."""
+        """As :meth:`store`, for content in memory. Blocks."""
         name = _NAME.sub("_", Path(filename.replace("\\", "/")).name) or "pipeline.py"
         if len(name) > MAX_NAME:
             raise InvalidRequest("jarfile", name[:MAX_NAME] + "...", f"a file name has at most {MAX_NAME} characters")

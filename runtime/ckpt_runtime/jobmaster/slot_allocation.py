@@ -23,7 +23,10 @@ class Supply:
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Positions of requests. Requests in neither tuple wait for slots that are ``starting`` or in ``launch``."""
+    """``granted`` and ``refused`` are positions of requests; the others wait for slots that are starting or launched.
+
+    ``launch`` is the number of slots to launch now.
+    """
 
     granted: tuple[int, ...]
     refused: tuple[int, ...]
@@ -42,9 +45,9 @@ class Turn(NamedTuple):
 def turn_after(waited_s: float, interval_s: float) -> Turn:
     """The turn of a request that has waited for ``waited_s``.
 
-    For one interval other requests pass it, for the next one free slots are reserved for it, and so on. So it is served
-    if as many jobs end within an interval as it needs, however many others come. Jobs that never end do not keep the
-    slots beside them empty for ever. Nothing is ever reserved if the interval is 0.
+    In the first interval later requests are served before it, in the next one free slots are reserved for it, and so
+    on alternately. So it is served once enough slots become free within one interval, however many requests come
+    later. And if the other jobs never end, free slots do not stay unused forever. An interval of 0 reserves nothing.
     """
     if interval_s <= 0:
         return Turn(False, None)

@@ -78,7 +78,7 @@ class _Request:
     held: list[Slot]
     answer: asyncio.Future[list[Slot]]
     since: float
-    """When its owner began to wait, in an earlier request if that was not served."""
+    """When its owner began to wait; earlier than this request if the owner's previous one was not served."""
     taken: list[Slot] = field(default_factory=list)
     reason: str = ""
     refused: bool = False
@@ -148,7 +148,7 @@ class SlotPool:
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
-        for slot_id in list(self._launching):  # their agents, which could be shut down, may take long to come
+        for slot_id in list(self._launching):  # agents that have not registered cannot be told to shut down
             self._provider.cancel(slot_id)
         for slot in self._slots.values():
             slot.agent.send(ShutdownAgent())
@@ -253,7 +253,7 @@ class SlotPool:
     # --- serving requests
 
     def _notify(self) -> None:
-        """Something has changed for waiting requests. They are served soon, once for all changes until then."""
+        """Called when something has changed for waiting requests: schedules one attempt to serve them all."""
         if self._arrangement is None and not self._closing:
             self._arrangement = self._loop.call_soon(self._arrange)
 
@@ -300,7 +300,7 @@ class SlotPool:
             self._launch(allocation.launch)
 
     def _turn(self, request: _Request) -> Turn:
-        """A job that is larger than the cluster, or holds slots, never has others reserved for it."""
+        """No slots are reserved for a job that needs more than the cluster has, or that already holds some."""
         if request.held or request.count > self.total:
             return Turn(False, None)
         return turn_after(self._clock() - request.since, self._times.reservation_interval_s)
@@ -626,7 +626,7 @@ class SlotPool:
             self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
         self._notify()
 
-    # --- the silent and the idle
+    # --- silent peers and idle slots
 
     async def _watch_heartbeats(self) -> None:
         """Finds silent peers (a stopped process keeps its sockets open), and slots that no job needs."""
@@ -670,7 +670,7 @@ class SlotPool:
                 start.progressed_at = now  # The agent reports the worker's end, which starts the next worker.
 
     def _note_progress(self, slot: Slot, progress: dict[str, int]) -> None:
-        """Counts any change as progress: the figure falls from the template's to the worker's own at the fork."""
+        """Takes any change as progress: at the fork the figure falls from the template's to that of the new worker."""
         for worker_id, figure in progress.items():
             start = slot.starting.get(worker_id)
             if start is not None and figure != start.progress:

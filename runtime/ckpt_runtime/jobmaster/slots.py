@@ -28,10 +28,10 @@ SPARE_PAUSE_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class SlotTimes:
-    """Seconds: an unused slot is kept for ``idle_timeout_s``, slots are waited for ``request_timeout_s``.
+    """Times in seconds: an unused slot is kept for ``idle_timeout_s``; a request waits for ``request_timeout_s``.
 
-    A waiting job and those that pass it take turns of ``reservation_interval_s``. A worker may start for
-    ``registration_timeout_s`` without progress.
+    While a job waits for slots, periods of ``reservation_interval_s`` alternate: free slots go to other jobs in one and
+    are reserved for it in the next. A starting worker is given up after ``registration_timeout_s`` without progress.
     """
 
     heartbeat_interval_s: float = 1.0

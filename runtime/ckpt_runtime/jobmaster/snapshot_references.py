@@ -140,7 +140,7 @@ class SnapshotReferences:
         return target
 
     async def _places(self, urls: Iterable[str]) -> dict[str, _Place | None]:
-        """Finds the places of URLs, None for unreadable ones. Raises :class:`StorageError` if an address is silent.
+        """Finds the places of URLs, None for unreadable ones. Raises :class:`StorageError` if storage does not answer.
 
         Two spellings of an address may lead to one place, so none of them is left out.
         """

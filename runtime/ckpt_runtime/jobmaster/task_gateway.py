@@ -1,7 +1,7 @@
-"""The job master's side of communication with workers: what each slot runs, and the messages of both.
+"""The job master's side of communication with workers: what each slot runs, and the messages in both directions.
 
-With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. The driver's event loop plans a deployment, so it
-takes time in proportion to the number of subtasks; the workers set up the channels.
+With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. A deployment is planned on the driver's event loop.
+Planning therefore takes time in proportion to the number of subtasks, not of channels, which the workers set up.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Filter, project, ``mapInArrow``, watermark, aggregate, join and the host of stateful processors.
 
-* An operator whose output is complete with ``finish()`` has ``requires_final_checkpoint = False``; the default is to
-  wait.
-* UNION list state leaves out what finished subtasks had: a watermark is the least of the remaining ones.
+* An operator whose output is complete after ``finish()`` sets ``requires_final_checkpoint = False``; by default its
+  subtask waits for the final checkpoint.
+* UNION list state does not contain the items of finished subtasks: a restored watermark is the minimum of the remaining
+  ones.
 * All calls come from the subtask's thread. ``close`` is always called, ``finish`` only at the end of data.
-* An aborted checkpoint rolls nothing back: a later one covers it.
-* A batch emitted in ``prepare_snapshot`` lies before the barrier, everything later behind it.
-* No row that a join emits is behind the watermark that it has emitted, by the event time of either side.
+* An aborted checkpoint rolls nothing back: a later checkpoint covers what was prepared for it.
+* Batches emitted in ``prepare_snapshot`` precede the barrier; everything emitted later follows it.
+* A join never emits a row whose event time, on either side, its emitted watermark has already reached.
 * Each attempt works on its own copy of a processor.
 * Rows of one key and trigger reach a processor in one call; ``together`` says where a batch may be cut.
 * While rows wait for a trigger, watermarks and timers wait behind them. One method ends each trigger in every time

@@ -1,7 +1,7 @@
 """Passes the first row of each key and drops the others, as Spark does. Never blocks.
 
-A key is kept until the watermark has reached its own event time or, within a watermark, the end of the delay after
-its first row. Without event time among the keys it is kept for ever.
+A key is kept until the watermark has reached its own event time or, within a watermark, the end of the delay after its
+first row. Without event time among the keys it is kept forever.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class DeduplicateOperator(GroupStateOperator):
         self.output.emit(passed)
 
     def _ends(self, rows: pa.RecordBatch) -> pa.Array | None:
-        """When the keys of these rows are forgotten."""
+        """The times at which the keys of these rows are removed from state."""
         spec = self._spec
         if spec.within_ms is not None:
             assert spec.event_time is not None

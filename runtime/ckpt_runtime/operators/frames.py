@@ -112,6 +112,6 @@ class FramesToBatch:
         return conformed(batch, self._schema, self._uid)
 
     def build(self) -> pa.RecordBatch:
-        """A batch of all collected rows, which are then forgotten."""
+        """Returns a batch of all collected rows, and clears the collection."""
         taken, self._batches, self.rows = self._batches, [], 0
         return pa.concat_batches(taken)

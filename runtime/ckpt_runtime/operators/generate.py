@@ -1,4 +1,4 @@
-"""Generators of Spark's: each row becomes as many rows as it has elements. They never block."""
+"""Spark's generators: each input row becomes one row per element. Never blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ckpt_runtime.graph.specs import GenerateSpec
 from ckpt_runtime.operators.operator import Operator
 
 OUTPUT_ROWS = 32_768
-"""A batch is cut before it grows beyond this by its elements, unless a single row does."""
+"""Maximum number of rows in an output batch, unless a single input row alone makes more."""
 
 
 class GenerateOperator(Operator):
@@ -50,7 +50,7 @@ class GenerateOperator(Operator):
 
 
 def _cuts(counts: IntArray) -> Iterator[tuple[int, int]]:
-    """Yields ranges of rows that have :data:`OUTPUT_ROWS` elements at most, or are one row."""
+    """Yields ranges of rows with at most :data:`OUTPUT_ROWS` elements in all, or of a single row."""
     ends = np.cumsum(counts)
     first = done = 0
     while first < len(counts):

@@ -1,4 +1,4 @@
-"""What operators over groups share: rows that wait to be added, late rows, the watermark, and state that ends.
+"""Base of operators over groups: buffers input, drops late rows, and removes state that the watermark has passed.
 
 State is one row per group (several for sessions) in row buffers, which both backends have, with the time at which the
 row ends. Adding to a group removes its row and stores another one.
@@ -30,7 +30,7 @@ ENDS = "$ends"
 TIME = pa.timestamp("us")
 NEVER = (1 << 63) - 1
 MOST_WAITING = 65_536
-"""Rows that wait at most, so that they are added in few large batches."""
+"""Maximum number of buffered rows. Rows are buffered so that they are added in few large batches."""
 OUTPUT_ROWS = 32_768
 _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
@@ -40,16 +40,16 @@ class GroupStateOperator(Operator):
 
     requires_final_checkpoint = False
     keeps_matched = False
-    """Whether a stored row stays when rows of its group come."""
+    """Whether a stored row stays in state when further rows of its group are added."""
     waits = True
-    """Whether rows may wait for others before they are added. They never wait across a watermark that ends a group."""
+    """Whether rows may be buffered before they are added. A watermark that ends a group adds them first."""
 
     def __init__(self, schema: pa.Schema, keys: Sequence[str], event_time: str | None) -> None:
         self._schema = schema
         self._keys = tuple(keys)
         self._late_rows = None if event_time is None else LateRows(event_time)
         self.affects = event_time
-        """The column with the earliest time at which a group that a row is added to can end."""
+        """The input column with the earliest time at which the group that a row belongs to can end."""
         self._waiting: list[pa.RecordBatch] = []
         self._rows_waiting = 0
         self._next_affected = NEVER
@@ -137,7 +137,7 @@ class GroupStateOperator(Operator):
         self._buffer.append(batch, slots, np.zeros(rows, dtype=np.uint8))
 
     def process_watermark(self, timestamp_ms: int) -> None:
-        """Ends groups whose time has come. The end of data is no time: the groups that it leaves open stay in state."""
+        """Ends the groups whose end the watermark has reached. At the end of data, open groups stay in state."""
         if timestamp_ms != MAX_WATERMARK and timestamp_ms > self._watermark:
             bound = in_unit(timestamp_ms, "us")
             if self._next_affected <= bound:
@@ -153,7 +153,7 @@ class GroupStateOperator(Operator):
         self.output.emit_watermark(timestamp_ms)
 
     def ended(self, columns: list[pa.Array]) -> None:
-        """Rows were removed because their time has come."""
+        """Called with the rows that were removed because the watermark has reached their end."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         self._add_waiting()

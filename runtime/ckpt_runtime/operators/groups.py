@@ -1,9 +1,9 @@
 """Aggregates rows by key, with Spark's output modes.
 
-``append`` gives the row of a group once, when the watermark has reached its end; ``update`` gives the present row of
-each group of a batch. Rows of groups that have ended are dropped as late. ``complete`` gives the present rows of the
-groups that have changed, many together, for the operator that keeps the whole result (``result_table.py``): no group
-ends. Never blocks.
+``append`` emits the row of a group once, when the watermark has reached its end; ``update`` emits the current row of
+each group of a batch. Rows of groups that have ended are dropped as late. ``complete`` emits the current rows of the
+groups that have changed, in large batches, for the operator that keeps the whole result (``result_table.py``); groups
+never end. Never blocks.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class GroupOperator(GroupStateOperator):
             self._emit([*grouped, *stored])
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
-        """The stored columns of all aggregates; ``old`` has those, ``new`` the columns of the input."""
+        """The stored columns of all aggregates. ``old`` has stored columns, ``new`` the columns of the input."""
         stored: list[pa.Array] = []
         for each in self._aggregates:
             start = len(stored)
@@ -81,7 +81,7 @@ class _Aggregate:
         self._positions = positions
 
     def arguments(self, new: Rows) -> Rows:
-        """The rows that count, and the arguments in them."""
+        """The rows that the aggregate's condition admits, and the argument values of these rows."""
         columns = [new.columns[position] for position in self._positions]
         if self._condition is None:
             return Rows(new.groups, columns)

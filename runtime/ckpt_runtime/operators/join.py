@@ -1,7 +1,7 @@
 """Joins two streams by key and, with bounds, by event time, on the conventions of Spark's stream-stream joins.
 
-A pair comes out as soon as both rows are there: in the order of the rows that complete pairs, then in the order in
-which their partners came. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
+A pair is emitted as soon as both rows have arrived: pairs are ordered by the row that completes them, then by the
+arrival of its partners. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
 row is forgotten when the watermark has passed everything that it could match, and an outer join then emits it with
 nulls if it has no match. Without bounds (inner only) every row is kept forever. Never blocks.
 
@@ -96,7 +96,7 @@ class JoinOperator(Operator):
     def _matches(
         self, number: int, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray
     ) -> Iterator[pa.RecordBatch]:
-        """Rows of the result that ``batch`` completes; sets ``found`` where a row of it has a match."""
+        """Returns the result rows that ``batch`` completes; sets ``found`` for those of its rows that have a match."""
         side, other = self._sides[number], self._sides[1 - number]
         times = side.times_of(batch)
         if self._semi and number == LEFT:
@@ -191,7 +191,7 @@ class _Side:
         return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
 
     def last_ended(self, watermark_ms: int) -> int:
-        """The latest event time, in its own unit, whose rows match nothing that comes after the watermark."""
+        """The latest event time, in its own unit, at which a row can match nothing that comes after the watermark."""
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
         return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)

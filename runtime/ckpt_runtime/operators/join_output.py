@@ -27,7 +27,7 @@ class JoinOutput:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def unmatched(self, side: int, columns: Sequence[pa.Array]) -> pa.RecordBatch:
-        """Rows of one side, given with all its columns, without the other."""
+        """Result rows for unmatched rows of one side, given with all its columns; the other side's columns are null."""
         rows = len(columns[0])
         arrays = []
         for field, (source, index, other_index) in zip(self.schema, self._sources, strict=True):

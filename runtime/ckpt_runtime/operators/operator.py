@@ -178,7 +178,8 @@ class Operator(ABC):
     def process_end_of_range(self) -> None:
         """All rows of the stream reader's range (Spark calls it a batch) that this operator gets have arrived.
 
-        It travels along chains and forward edges only: where several channels meet, they have no such moment in common.
+        It travels along chains and forward edges only: where several channels meet, ranges do not end at one common
+        moment.
         """
         self.output.emit_end_of_range()
 

@@ -39,7 +39,7 @@ class KeyCursor:
 
 
 class HostedState:
-    """A state variable, until ``deleteIfExists`` names it."""
+    """A state variable. It is unusable once ``deleteIfExists`` has deleted it."""
 
     _cursor: KeyCursor
     _table: Any

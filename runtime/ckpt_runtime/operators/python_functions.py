@@ -1,8 +1,8 @@
 """Calls an author's Python functions on batches, with PySpark's own code around them.
 
-What Spark's Python workers do between Arrow and the author's function (conversions, checks of results, named
-arguments, iterators) is done by the same code: ``pyspark.worker`` runs in this process. It is given the function
-objects, where a worker of Spark's gets pickles.
+What Spark's Python workers do between Arrow and the author's function (conversions, checks of results, named arguments,
+iterators) is done by the same code: ``pyspark.worker`` runs in this process. It is given the function objects
+themselves; Spark's workers get pickles.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def in_form(function: Callable[..., Any], form: SparkForm) -> Callable[[Iterator
 
 
 class _Objects:
-    """Stands for the deserializer of a Python worker of Spark's: the "commands" that it reads are the objects."""
+    """Replaces the deserializer of Spark's Python worker: the "commands" that it reads are the function objects."""
 
     def _read_with_length(self, command: Any) -> Any:
         return command
@@ -121,9 +121,10 @@ class _Objects:
 def worker_function(
     eval_type: int, functions: Sequence[PythonFunction], settings: Mapping[str, str], input_type: SparkType
 ) -> WorkerFunction:
-    """Returns what a Python worker of Spark's would run for these functions.
+    """Returns the function that Spark's Python worker would run for these functions.
 
-    ``settings`` are the options of Spark that it looks at. It takes an index and batches, and yields batches.
+    ``settings`` are the Spark options that it reads. The returned function takes an index and batches, and yields
+    batches.
     """
     import json
 

@@ -1,16 +1,16 @@
 """Output mode ``complete``: the whole result of an aggregation, sorted and limited if the query says so.
 
-The aggregation gives the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
-latest row of each group as keyed state. Before a barrier, if a row has changed since it last did so, it emits all rows
-and then the end of a range. What follows up to the sink runs in the same thread and passes this on in one step, so that
-the table lies between two barriers as a whole:
+The aggregation emits the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
+latest row of each group as keyed state. Before a barrier, if a row has changed since the last emission, it emits all
+rows and then the end of a range. The operators up to the sink run in the same thread and forward the table in one step,
+so that a whole table lies between two barriers:
 
-* An aborted checkpoint leaves a whole table that its sink has prepared, which the next checkpoint commits as a batch of
-  its own, or none at all. No commit gets parts of two tables, or the same table twice.
+* After an aborted checkpoint, its sink has prepared a whole table, which the next checkpoint commits as a batch of its
+  own, or no table at all. No commit gets parts of two tables, or the same table twice.
 * A barrier may overtake changed rows on their way to this operator. They are in-flight data of that checkpoint, and
   part of the table of the next one.
-* After a restore nothing has changed: the sink's state holds the table that belongs to the checkpoint.
-* At the end of the data the final checkpoint gives the last table.
+* After a restore no row counts as changed: the sink's state holds the table that belongs to the checkpoint.
+* At the end of data, the last table is emitted with the final checkpoint.
 
 The aggregation itself may run in many subtasks and be rescaled. Never blocks.
 """
@@ -63,7 +63,7 @@ class ResultTableOperator(GroupStateOperator):
         self._changed = True
 
     def process_end_of_range(self) -> None:
-        """Ignores it: the only ends of ranges behind a result table are its own."""
+        """Ignores it: downstream of a result table, only the table's own ends of ranges count."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         super().prepare_snapshot(checkpoint_id)
@@ -90,7 +90,7 @@ class ResultTableOperator(GroupStateOperator):
 def _of_no_rows(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
     """The result of aggregates over no rows: a count of 0, a sum of null.
 
-    A row of nulls has the same result, but for a count of rows.
+    Aggregates over a row of nulls give the same result, except for a count of rows.
     """
     one, none = (read_only(np.zeros(rows, dtype=np.uint32)) for rows in (1, 0))
     arrays = [pa.array([0], schema.field(name).type) for name in spec.keys]
@@ -107,7 +107,7 @@ def _of_no_rows(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
 
 
 class SortOperator(Operator):
-    """Built from a :class:`SortSpec`: gathers a table, and passes its rows on in order when it has ended."""
+    """Built from a :class:`SortSpec`: collects a table, and emits its rows in order when it is complete."""
 
     requires_final_checkpoint = False
 
@@ -122,7 +122,7 @@ class SortOperator(Operator):
         gathered, self._gathered = self._gathered, []
         if gathered:
             whole = pa.concat_batches(gathered)
-            # The first order is the most significant one, and the last one to numpy.
+            # The first order is the most significant one, which ``lexsort`` expects last.
             keys = [_ranks(whole.column(order.position), order) for order in reversed(self._spec.orders)]
             rows = pa.array(np.lexsort(keys))
             for start in range(0, len(rows), OUTPUT_ROWS):

@@ -1,7 +1,7 @@
 """Python functions whose results Spark reads from pickles (``udf(..., useArrow=False)``).
 
-Spark takes a result of another type than the declared one as null, cuts integers to their width, and makes text of
-anything for a string; see ``EvaluatePython.makeFromJava`` in Spark.
+Spark turns a result that does not have the declared type into null, truncates integers to their width, and converts any
+value to text for a string column; see ``EvaluatePython.makeFromJava`` in Spark.
 """
 
 # PySpark's conversions have no public form.
@@ -77,7 +77,7 @@ def _called(function: PythonFunction) -> Callable[[tuple[Any, ...]], Any]:
 
 
 def _from_pickle(type_: SparkType) -> Convert:
-    """Returns what turns a result, with dates and times as numbers, into a value for Arrow."""
+    """Returns a function that converts a result, in which dates and times are numbers, to a value for Arrow."""
     if isinstance(type_, dict):
         return _nested(type_)
     if type_ in _BITS:

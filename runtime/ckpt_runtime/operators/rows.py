@@ -1,9 +1,9 @@
 """Batches to PySpark ``Row`` values grouped by key, and rows back to batches: the hot path of row-mode user code.
 
 Input rows are instances of a ``Row`` subclass made per schema, whose field names belong to the class and whose fields
-are C-level properties: a row costs one tuple, and reading a field ten times less than through ``Row.__getattr__``.
-Rows are made group by group and results are taken apart soon, so that few objects are alive when the garbage
-collector looks. Does not import pandas.
+are C-level properties: a row costs one tuple, and reading a field ten times less than through ``Row.__getattr__``. Rows
+are made group by group and results are split into columns soon, so that few objects are alive when the garbage
+collector runs. Does not import pandas.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class RowsToBatch:
         self.rows = 0
 
     def add(self, rows: list[Any]) -> None:
-        """Takes rows apart. Raises UserFunctionError for what is not a Row with field names."""
+        """Splits rows into columns. Raises UserFunctionError for a value that is not a Row with field names."""
         if not rows:
             return
         aligned = self._all_aligned(rows)
@@ -152,7 +152,7 @@ class RowsToBatch:
         )
 
     def build(self) -> pa.RecordBatch:
-        """A batch of all collected rows, which are then forgotten. Raises OutputSchemaError."""
+        """Returns a batch of all collected rows, and clears the collection. Raises OutputSchemaError."""
         taken, self._columns = self._columns, [[] for _ in self._schema]
         self.rows = 0
         arrays = [self._array(field, column) for field, column in zip(self._schema, taken, strict=True)]

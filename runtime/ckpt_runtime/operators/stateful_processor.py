@@ -170,7 +170,7 @@ class StatefulProcessorOperator(Operator):
     def _end_trigger(self) -> None:
         """Applies the watermark that follows the rows, fires due timers, and sends the results, then the watermark.
 
-        No time mode and no trigger goes another way: results that stayed here would be lost at the end of data.
+        Every time mode and trigger uses this method: results left in the operator would be lost at the end of data.
         """
         watermark, self._watermark_behind = self._watermark_behind, None
         if watermark == MAX_WATERMARK:
@@ -207,7 +207,7 @@ class StatefulProcessorOperator(Operator):
                         results = iter(result)
                     except TypeError:
                         raise self._not_iterable("handleInputRows", result) from None
-                    # At once: a generator runs user code, which has to see its own key.
+                    # Consumed at once: a generator runs user code, which has to see its own key.
                     pending.extend(results)
                     if len(pending) >= self._most_pending:
                         self._collect_pending()
@@ -275,8 +275,8 @@ class StatefulProcessorOperator(Operator):
     def _fire(self) -> None:
         """Fires due timers, then due timers that the callbacks registered, up to a limit.
 
-        After :data:`MOST_CALLBACKS` callbacks the remaining timers come after other work. At MAX_WATERMARK there is one
-        round, and a timer at exactly that time, which means "never", does not fire.
+        After :data:`MOST_CALLBACKS` callbacks, other work is done before the remaining timers fire. At MAX_WATERMARK
+        there is one round, and a timer at exactly that time, which means "never", does not fire.
         """
         timers = self._handle.timers if self._handle is not None else None
         if timers is None:
@@ -371,5 +371,5 @@ def _own_copy(processor: Any) -> StatefulProcessor:
 
 
 def _decoded(schema: pa.Schema) -> pa.Schema:
-    """The schema of the values behind encodings."""
+    """The schema of the decoded values."""
     return pa.schema([field.with_type(decoded_type(field.type)) for field in schema])

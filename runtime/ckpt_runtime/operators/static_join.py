@@ -1,4 +1,4 @@
-"""Joins of a stream with a stored table: each row of a batch finds its rows in a hash index. They never block.
+"""Joins a stream with a stored table: the matches of each row are looked up in a hash index. Never blocks.
 
 The index is built once for each process and table, however many subtasks use it. Keys are found by their hash, and then
 compared by Spark's own equality. The operator has no state.
@@ -24,7 +24,7 @@ from ckpt_runtime.graph.specs import StaticJoinKey, StaticJoinSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 
 OUTPUT_ROWS = 32_768
-"""Maximum number of pairs of rows that are looked at together, and so of rows in a batch of the result."""
+"""Maximum number of row pairs that are compared at a time, and therefore of rows in a result batch."""
 IntArray = npt.NDArray[np.int64]
 
 
@@ -106,7 +106,7 @@ class StaticJoinOperator(Operator):
                 kept = kept[self._matching(frame, keys, rows[kept], places[kept])]
             matched[rows[kept]] = True
             if spec.how == "outer":
-                # The last candidate of each row stands for none: it is kept where no earlier one has matched.
+                # The last candidate of each row means "no match": it is kept if no earlier one has matched.
                 kept = np.union1d(kept, np.flatnonzero(~real & ~matched[rows]))
             if spec.how in ("inner", "outer") and len(kept):
                 self._emit(batch, rows[kept], places[kept])
@@ -135,7 +135,7 @@ class StaticJoinOperator(Operator):
         return kept
 
     def _emit(self, batch: pa.RecordBatch, rows: IntArray, places: IntArray) -> None:
-        """Emits the pairs; a place below zero stands for a row that has none."""
+        """Emits the pairs; a position below zero means that the row has no match."""
         spec, index = self._spec, self._index
         missing = places < 0
         at = pa.array(index.rows[places] if len(index.rows) else places, mask=missing if missing.any() else None)
@@ -153,7 +153,7 @@ class StaticJoinOperator(Operator):
 
 _lock = threading.Lock()
 _indexes: WeakValueDictionary[tuple[str, bytes], StaticTableIndex] = WeakValueDictionary()
-"""The indexes of this process that some operator uses."""
+"""The indexes in this process that are in use by an operator."""
 
 
 def _index_of(spec: StaticJoinSpec) -> StaticTableIndex:
@@ -196,7 +196,7 @@ def _equality(key: StaticJoinKey) -> Evaluator:
 
 
 def _over(tree: Expression, columns: Sequence[int]) -> Expression:
-    """Returns an expression over a choice of its columns."""
+    """Rewrites an expression for an input with only these columns."""
 
     def moved(node: Expression) -> Expression | None:
         return Column(columns.index(node.index), node.type) if isinstance(node, Column) else None
@@ -209,9 +209,9 @@ def _true(array: pa.Array) -> IntArray:
 
 
 def _pairs(starts: IntArray, counts: IntArray, *, outer: bool) -> Iterator[tuple[IntArray, IntArray]]:
-    """Yields rows with the places of their candidates, :data:`OUTPUT_ROWS` pairs at most at once.
+    """Yields rows with the positions of their candidates, at most :data:`OUTPUT_ROWS` pairs at a time.
 
-    With ``outer`` each row has one more candidate behind the others, whose place is -1.
+    With ``outer`` each row has one more candidate after the others, with position -1.
     """
     widths = counts + 1 if outer else counts
     ends = np.cumsum(widths)

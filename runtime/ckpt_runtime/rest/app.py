@@ -39,7 +39,7 @@ class VersionPrefix:
 
 
 def _without_outer_slashes(scope: Scope) -> Scope:
-    """Strip outer slashes but the first; addresses joined from ``http://host:8081/`` and ``/jobs`` start with two.
+    """Strip outer slashes except the first: a path joined from ``http://host:8081/`` and ``/jobs`` starts with two.
 
     Paths of the web pages keep their trailing slash, because their links are relative.
     """

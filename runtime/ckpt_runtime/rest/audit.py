@@ -1,6 +1,6 @@
 """The audit log of changes requested over REST: one record per request, with the caller, the request and the answer.
 
-The middleware stands behind the guard, so that calls without the token leave no record. Secret options and credentials
+The middleware runs after the guard, so that calls without the token leave no record. Secret options and credentials
 in URLs are masked; arguments of pipelines and uploaded files are left out.
 """
 
@@ -96,7 +96,7 @@ def _request(scope: Scope) -> dict[str, Any]:
 
 
 def _keep(content: bytearray, message: Message) -> None:
-    """Collect up to one byte too many, by which :func:`_document` recognises a content that is not recorded."""
+    """Collect at most one byte more than the limit; by it :func:`_document` recognises content that is too long."""
     chunk = message.get("body", b"")
     content += chunk[: _MAX_BYTES + 1 - len(content)]
 

@@ -32,7 +32,7 @@ from ckpt_runtime.rest.responses import error_response
 
 LIFETIME_S = 12 * 3600
 MAX_ENDED = 10_000
-"""The most logged-out, unexpired sessions remembered; beyond this number the oldest one becomes valid again."""
+"""How many logged-out, unexpired sessions are remembered; beyond this number the oldest one becomes valid again."""
 
 _VALUE = re.compile(r"([0-9]{1,12})\.([0-9a-f]{32})\.([0-9a-f]{64})")
 
@@ -80,9 +80,9 @@ def cookie_name(host: str) -> str:
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether the browser's headers say that a page of this server sent the request; requests without them pass.
+    """Whether the browser's headers say that a page of this server sent the request; without such headers it is true.
 
-    Behind a proxy that changes ``Host``, only browsers that send ``Sec-Fetch-Site`` (over TLS, all of them) pass.
+    Behind a proxy that changes ``Host``, it is true only for browsers that send ``Sec-Fetch-Site`` (over TLS, all do).
     """
     site = headers.get("sec-fetch-site")
     if site is not None:

@@ -57,7 +57,7 @@ def refused(allowed: str, shown: object = None) -> PydanticCustomError:
 
 
 def _said(allowed: str) -> WrapValidator:
-    """Replace any error of pydantic's by a message that says what is allowed."""
+    """Replace pydantic's errors by a message that says what is allowed."""
 
     def check(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
         try:

@@ -1,7 +1,7 @@
 """HTTP/1.1 on one connection, with limits that uvicorn lacks: a head must arrive in time, and errors are JSON.
 
-The number of connections is bounded: an excess connection gets 503 to its first bytes, and is closed without an answer
-if there are too many of those, too.
+The number of connections is bounded. An excess connection gets 503 as soon as it sends data; if there are too many
+excess connections as well, it is closed without an answer.
 
 h11 bounds the size of a request's head (64 KiB) and is strict about its syntax. Bodies are bounded by ``json_body``.
 """
@@ -16,7 +16,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEAD_TIMEOUT_S = 30.0
-"""The longest time from the first byte of a connection or request to the end of the request's head."""
+"""Maximum time from the first byte of a connection or request to the end of the request's head."""
 
 REFUSED_TIMEOUT_S = 5.0
 """The same limit for an excess connection."""
@@ -28,7 +28,7 @@ LINGER_S = 1.0
 """How long a client may keep sending a body after its answer; closing at once could lose the answer."""
 
 MAX_REFUSED = 64
-"""The most connections that may wait for a 503; further ones are closed without an answer."""
+"""Maximum number of connections that wait for a 503; further ones are closed without an answer."""
 
 _ENDLESS = "/events"
 _CLOSED = (h11.ERROR, h11.CLOSED, h11.MUST_CLOSE)
@@ -76,7 +76,7 @@ class BoundedHttpProtocol(H11Protocol):
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open for the pending answer: a client that sends no more may still read.
 
-        Endless streams are an exception, since a client that closes one has gone.
+        An endless stream is the exception: there, end of input means that the client has gone.
         """
         if self.cycle is not None and self.cycle.scope["path"].endswith(_ENDLESS):
             return False
@@ -133,7 +133,7 @@ class BoundedHttpProtocol(H11Protocol):
         self._answer_and_close(400, b"Bad Request", msg, [])
 
     def _refuse(self) -> None:
-        """Answer 503 to the request; an earlier answer would be lost when the client sends to the closed connection."""
+        """Answer 503 to a request that has begun: a client that still has to send it would lose an earlier answer."""
         message = f"the server has {self._max_connections} connections already; try again"
         self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
 

@@ -96,6 +96,7 @@ def job_details(details: JobDetails, warnings: Sequence[str], now_ms: int) -> co
         incarnation=None if job.lineage is None else job.lineage.incarnation,
         upgrade=None if details.upgrade is None else upgrade(details.upgrade),
         warnings=tuple(warnings),
+        explained=details.graph.explained,
     )
 
 
@@ -357,7 +358,12 @@ def plan(job_id: str, graph: JobGraph) -> contract.Plan:
 def plan_preview(found: PlanPreview) -> contract.PlanPreview:
     """Flink's plan with warnings beside it, and ``restore`` if a snapshot was given."""
     restore = None if found.restore is None else _restore(found.restore)
-    return contract.PlanPreview(plan=plan("", found.graph), warnings=tuple(found.warnings), restore=restore)
+    return contract.PlanPreview(
+        plan=plan("", found.graph),
+        warnings=tuple(found.warnings),
+        explained=found.graph.explained,
+        restore=restore,
+    )
 
 
 def _restore(found: RestorePreview) -> contract.RestorePreview:

@@ -28,7 +28,7 @@ ERROR_SCHEMA: dict[str, Any] = {
 _JOB = "fa461ac280c9aa36bde4a060aa97618c"
 EVENT_STREAM = "text/event-stream"
 _EVENTS = {"description": "Events with `id`, `event` and `data`; `data` is a JSON object in one line."}
-"""The schema has no type, because some tools validate the whole text against it, and some each event."""
+"""The schema has no type, because some tools validate the whole text against it, and others each event."""
 _ERRORS = {
     308: (
         "The mode `stop` is gone; there is no `Location`.",

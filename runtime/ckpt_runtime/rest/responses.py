@@ -71,7 +71,7 @@ def flink_router(**options: Any) -> APIRouter:
 
 
 MAX_ECHOED_CHARS = 200
-"""How much of a refused value an error message repeats."""
+"""Maximum number of characters of a refused value that an error message repeats."""
 
 _GATEWAY_STATUS: tuple[tuple[type[gateway_errors.GatewayError], int], ...] = (
     (gateway_errors.NotFound, 404),

@@ -56,7 +56,7 @@ def zipped_version(path: list[str]) -> str | None:
 
 
 def prepare(modules: tuple[str, ...]) -> None:
-    """Import the modules. If that has started a thread, which forks would lack, Spark's own daemon takes over."""
+    """Import the modules. If that has started a thread, which forks would lack, Spark's own daemon is run instead."""
     for name in modules:
         importlib.import_module(name)
     if _THREADS.exists() and len(list(_THREADS.iterdir())) > 1:

@@ -1,4 +1,4 @@
-"""Detects that Spark's application is over: its JVM is gone, or its master or the JVM itself has stopped it.
+"""Detects that Spark's application has ended: its JVM is gone, or its master or the JVM itself has stopped it.
 
 Otherwise the driver would keep running without slots, as a leader that no other session can replace.
 """

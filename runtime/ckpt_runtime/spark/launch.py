@@ -40,7 +40,7 @@ _TOKEN_FILE_OPTION = "rest.token-file"
 
 
 class SessionStartError(RuntimeError):
-    """The session did not come up; the message ends with the last lines of its log."""
+    """The session did not start; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class SessionInfo:
 
     @property
     def is_alive(self) -> bool:
-        """Whether one of its processes still runs: the driver may outlive Spark's JVM, if only for a moment."""
+        """Whether one of its processes still runs: the driver may outlive Spark's JVM for a moment."""
         return self.leader.is_alive or self.driver.is_alive
 
 
@@ -106,7 +106,7 @@ def start_session(
     None sets no limit. Other masters have settings of their own for that.
 
     The token is passed in the environment and all options in files, because every user can read a command line. Raises
-    SessionCommandError, or SessionStartError if the session does not come up or ``is_given_up`` returns True; in that
+    SessionCommandError, or SessionStartError if the session does not start or ``is_given_up`` returns True; in that
     case everything that was started has been ended.
     """
     log_file = log_file.absolute()

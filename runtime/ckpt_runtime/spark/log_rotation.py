@@ -1,4 +1,4 @@
-"""Limits the size of the session's output file, whichever process writes to it: in local mode also user code does.
+"""Limits the size of the session's output file. Several processes write to it, in local mode user code as well.
 
 The writers (the JVM, and the processes whose output it passes on) hold the file open for appending, so renaming it
 would not redirect them. Its last part is copied to ``<file>.1`` and the file is truncated; the next line is written at
@@ -51,7 +51,7 @@ def rotated_output(configuration: Configuration) -> Iterator[None]:
 
 
 def output_file(pid: int | None = None) -> Path | None:
-    """The file to which this process or its parent appends the output; spark-submit's JVM passes on its program's.
+    """The file to which this process or its parent appends: spark-submit's JVM writes the output of its program.
 
     None for a terminal, a pipe, or a file that is not open for appending only.
     """
@@ -87,7 +87,7 @@ def rotate(file: Path, max_bytes: int, max_files: int) -> bool:
     try:
         with file.open("rb") as whole, open(draft, "xb", opener=_private) as last:
             whole.seek(-max_bytes, os.SEEK_END)
-            # Includes what is written meanwhile, but does not follow a faster writer forever.
+            # Includes what is written during the copy, but only up to a limit: the writer may be faster than the copy.
             last.write(whole.read(2 * max_bytes))
         # Truncated right after the copy: lines written between both steps are lost.
         os.truncate(file, 0)

@@ -1,8 +1,8 @@
-"""Ties a worker to its slot agent: the worker ends when its agent does, unless it is warm and has not worked yet.
+"""Ties a worker to its slot agent: the worker ends when its agent does, unless it has not run a job yet.
 
-A worker that has worked may hold a sink or a channel, so it ends at once with its agent. A worker that has not may wait
-for a while without an agent until another one adopts it. It refuses to work in that time: user code runs below a
-living barrier task or not at all.
+A worker that has run a job may hold a sink or a channel, so it ends at once with its agent. A worker that has not may
+wait for a while without an agent until another one adopts it. It accepts no work in that time: user code runs only
+below a living barrier task.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detects a PySpark whose files were overwritten by ``pyspark-client`` and says how to repair it.
 
 Airflow's Spark provider requires the distribution ``pyspark-client``, which installs other versions of the same files
-into the same ``pyspark`` package. Which of the two wins depends on the installer; the mixture starts, and then fails in
+into the same ``pyspark`` package. Whose files remain depends on the installer; the mixture starts, and then fails in
 functions that run Python code. PySpark is imported only for the check.
 """
 

@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupted(number: int, _frame: object) -> None:
-    """Exit by an exception, so that contexts clean up, for a signal that arrives before the event loop handles it."""
+    """Handle a signal until the event loop does so: exit by an exception, so that context managers clean up."""
     sys.exit(128 + number)
 
 
@@ -146,7 +146,7 @@ def _work_directory(given: Path | None) -> contextlib.AbstractContextManager[Pat
 def _keep_snapshots(work: Path) -> None:
     """Clean the work directory of an ended session: retained snapshots belong to the users and stay, uploads do not."""
     remove_tree(work / "uploads")
-    with contextlib.suppress(OSError):  # there are snapshots, or none has ever been taken
+    with contextlib.suppress(OSError):  # the directory has snapshots, or does not exist
         (work / "checkpoints").rmdir()
     (work / LOCK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):
@@ -184,7 +184,7 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
         conf.setAppName("checkpointing stream engine")
     if options.properties_file is not None:
         options.properties_file.unlink(missing_ok=True)
-    # If Spark distributes the engine's files, they are not there yet when Spark's daemon starts.
+    # If Spark distributes the engine's files, executors do not have them yet when Spark's daemon starts.
     if not conf.get("spark.submit.pyFiles"):
         conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
@@ -250,7 +250,7 @@ def _token(configuration: Configuration) -> str | None:
 
 
 async def serve(context: SparkContext, options: SessionOptions) -> str:
-    """Run the session on a SparkContext until it is asked to end; returns why Spark's application is over, if it is."""
+    """Run the session on a SparkContext until it is asked to end. Returns why Spark's application ended, if it did."""
     driver_host = context.getConf().get("spark.driver.host") or "127.0.0.1"
     log = LogSettings(options.configuration.get(LoggingOptions.FORMAT), context.applicationId or "")
     start_logging(log, "driver")

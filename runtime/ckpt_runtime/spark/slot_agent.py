@@ -110,7 +110,7 @@ class SlotAgent:
         return progress
 
     def _spawn(self, command: SpawnWorker) -> None:
-        """Start a worker. A lack of processes or space is reported like an ended worker, so the driver tries again."""
+        """Start a worker. A failure to start it is reported like the end of a worker, so that the driver retries."""
         parameters, worker_id = self._parameters, command.worker
         directory: HeldDirectory | str = ""
         try:

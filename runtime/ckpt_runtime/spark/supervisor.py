@@ -50,13 +50,13 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
 
 
 def end_descent() -> None:
-    """Kill all descendants until none is left; orphaned ones become children of this process meanwhile."""
+    """Kill all descendants until none is left; those whose parents end become children of this process."""
     while True:
         for pid in handles.descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
-            # After reaping one process the tree is read again: a killed process may have started others before.
+            # After each reaped process the tree is read again: a process may have started others before it was killed.
             os.waitpid(-1, 0)
         except ChildProcessError:
             return

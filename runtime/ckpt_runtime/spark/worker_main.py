@@ -78,7 +78,7 @@ def main() -> None:
 def _watched_parent(start: WorkerStart, pipe: int) -> ParentWatch:
     log_of_process(slot=start.slot, worker=start.worker)
     directory = start.directory
-    hold(directory)  # as long as this process lives, even if its agent ends
+    hold(directory)  # until this process ends, even if its agent ends before
     keep_lines_in(directory)
     parent_watch = ParentWatch(pipe, partial(_end, directory), directory=directory)
     # Before any slow step, because an agent may end while its worker still imports.

@@ -1,8 +1,9 @@
 """Slot agents from a template: one process that has imported everything, from which a session's agents are forked.
 
-A session in Spark starts its agents once and lives for days. Tests start and end agents all the time, and the template
-of each agent would import everything for a second and a half. Here only the first agent of a test run does so. The
-result is the same as in Spark: each agent is a process with a template of its own, and workers below that.
+A session in Spark starts its agents once and lives for days. Tests start and end agents all the time, and in each the
+imports of the agent's own template would take a second and a half. Here only the first agent of a test run imports
+everything. The result is the same as in Spark: each agent is a process with a template of its own, and workers below
+that.
 
 This module has both sides. The template ends with the requesting process, once its agents have ended. Linux only, like
 the template of workers.

@@ -1,9 +1,9 @@
 """A whole session in this process: dispatcher, job masters and slot pool on a loop of their own, agents as processes.
 
 It has the same dispatcher, agents, workers and transport as in a Spark application; only the start of agents differs.
-No part is a mock. Its methods block, for tests and notebooks; it is not for production. Every wait has a deadline and
-names what it waits for, and fails at once when the job ends in another state. Leaving the context ends every process
-that it started except the template of its agents, which the next cluster uses; that one ends with this process.
+No part is a mock. Its methods block, for tests and notebooks; it is not for production. Every wait has a deadline; its
+error names the awaited event. A wait fails at once when the job ends in another state. Leaving the context ends every
+process that it started except the template of its agents: the next cluster uses it, and it ends with this process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class MiniCluster:
 
     rest_url = ""
     slowness: ClassVar[Callable[[], float]] = staticmethod(lambda: 1.0)
-    """The factor by which all waits take longer at most; asked when a wait begins. Tests set it on busy machines."""
+    """Returns the factor for the time limits of waits; called when a wait begins. Tests raise it on busy machines."""
 
     def __init__(
         self,

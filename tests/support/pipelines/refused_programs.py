@@ -18,7 +18,10 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     writer = frame.writeStream.format("parquet")
     if case == "memory":
         writer = writer.format("memory")
-    writer.start(output)
+    if case == "table":
+        writer.toTable("orders")
+    else:
+        writer.start(output)
 
 
 def sessions(rows: DataFrame, gap: Column | str) -> DataFrame:
@@ -35,6 +38,7 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
     "generator": lambda rows: rows.select(F.json_tuple("country", "a")),
     "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
+    "observe": lambda rows: rows.observe("seen", F.count("*")),
     "session": lambda rows: (
         rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
     ),

@@ -13,4 +13,6 @@ query = (
     .option("checkpointLocation", output + "/checkpoint")
     .start(output + "/doubled")
 )
+doubled.explain()
+query.explain(extended=True)
 query.awaitTermination()

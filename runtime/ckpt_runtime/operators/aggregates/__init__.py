@@ -1,1 +1,1 @@
-"""The accumulators of aggregates over groups: what state holds of them, how rows are added, what the result is."""
+"""The accumulators of aggregates over groups: what they keep in state, how they add rows and compute results."""

@@ -1,8 +1,8 @@
-"""What an accumulator is. It holds no values itself: state has them as columns, one row per group.
+"""The interface of accumulators. They hold no values themselves: state keeps these as columns, one row per group.
 
 For each batch it gets the stored columns of the batch's groups and the new rows, and returns the columns to store. A
-group may have several stored rows: those of sessions that have become one. Stored nulls stand for an aggregate that
-was not there when the row was stored, and count as no rows.
+group may have several stored rows: those of merged sessions. A stored null means that the aggregate did not exist when
+the row was stored, and counts as no rows.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Rows:
 
 
 class GroupAccumulator(ABC):
-    """One aggregate. ``inputs`` are the types of its arguments, the condition not among them."""
+    """One aggregate. ``inputs`` are the types of its arguments, without the condition."""
 
     stored: list[pa.Field]
 
@@ -81,7 +81,7 @@ def filled(column: pa.Array) -> AnyArray:
 
 
 def taken(parts: list[pa.Array], rows: AnyArray) -> pa.Array:
-    """The values at these places of the parts, put one after another; null for -1."""
+    """The values at these positions of the concatenated parts; null for position -1."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     missing = rows < 0
     places = pa.array(rows, mask=missing) if missing.any() else columns.arrow_from_numpy(pa.int64(), rows)

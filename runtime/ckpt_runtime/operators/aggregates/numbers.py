@@ -80,7 +80,7 @@ class Sum(GroupAccumulator):
         self._floating = pa.types.is_floating(inputs[0])
         self.stored = [self.field("", aggregate.result)]
         if self._decimal:
-            # A sum that has overflown stays null, as in Spark: null with rows is told from no rows by the count.
+            # A sum that has overflowed stays null, as in Spark; the count distinguishes it from a sum of no rows.
             self.stored.append(self.field("rows", pa.int64()))
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
@@ -182,7 +182,7 @@ class Average(GroupAccumulator):
 
 
 class Extreme(GroupAccumulator):
-    """Least and greatest values: numbers by a kernel, all others by their ranks among the values at hand."""
+    """Minimum and maximum: numbers by a kernel, other types by ranking the stored and the new values."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
@@ -212,7 +212,7 @@ class Extreme(GroupAccumulator):
 
 
 def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
-    """The row with the least or the greatest value for each group, -1 for a group of nulls; NaN is the greatest."""
+    """The row with the minimum or maximum value of each group, -1 for a group of nulls; NaN is the greatest value."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
     ranks = pc.rank(whole, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
     values = ranks.to_numpy()

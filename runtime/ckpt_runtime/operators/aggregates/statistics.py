@@ -32,7 +32,7 @@ class _OfMoments(GroupAccumulator):
         return array_of(pa.float64(), np.ascontiguousarray(result), exists.astype(np.uint8))
 
     def _computed(self, *values: AnyArray) -> tuple[AnyArray, AnyArray]:
-        """The results, and where there are any."""
+        """Returns the results, and a mask of the groups that have one."""
         raise NotImplementedError
 
 

@@ -1,4 +1,4 @@
-"""Aggregates whose state is values themselves: one that was picked, a list of all, or the distinct ones."""
+"""Aggregates whose state is the values themselves: a picked one, a list of all, or the distinct ones."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Picked(GroupAccumulator):
 
 
 class PickedBy(GroupAccumulator):
-    """The value in the row with the least or the greatest value of another column; of equal ones the last."""
+    """The value in the row with the minimum or maximum of another column; among equal rows, that of the last one."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
@@ -142,7 +142,7 @@ class Percentiles(Listed):
 
     @staticmethod
     def _interpolated(values: AnyArray, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
-        """Spark's rule: the neighbours of the place, weighted by their distances to it."""
+        """Interpolates as Spark does: between the two nearest values, weighted by their distances to the position."""
         if not len(values):
             return np.zeros(len(starts))
         place = np.maximum(lengths - 1, 0) * share
@@ -156,7 +156,7 @@ class Percentiles(Listed):
 
 
 class MostFrequent(Listed):
-    """The value that came most often; of several such values the one that came first."""
+    """The most frequent value; among equally frequent values, the one that arrived first."""
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         lists = self._filled(stored[0])

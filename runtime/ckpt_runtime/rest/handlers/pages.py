@@ -44,7 +44,7 @@ def _is_browser(accept: str) -> bool:
 
 @router.get("/")
 async def root(request: Request) -> Response:
-    """Leads browsers to the pages; for programs there is nothing here, as in Flink's API."""
+    """Redirects browsers to the pages; programs get 404, as from Flink's API."""
     if not _is_browser(request.headers.get("accept", "")):
         return not_found(original_path(request))
     return RedirectResponse("web/", status_code=303)
@@ -52,20 +52,20 @@ async def root(request: Request) -> Response:
 
 @router.get(PREFIX)
 async def without_slash() -> Response:
-    """Relative addresses need the slash."""
+    """Redirects to the path with a slash, which the pages' relative addresses need."""
     return RedirectResponse("web/", status_code=303)
 
 
 @router.get(SESSION)
 async def session(request: Request) -> dict[str, bool]:
-    """Tells a page whether there is a login to end, and that this server shows its processes, unlike others."""
+    """Tells a page whether the browser is logged in, and that this server, unlike others, shows its processes."""
     return {"login": _sessions(request).is_valid(_cookie(request)), "processes": True}
 
 
 @router.get(f"{PREFIX}/")
 @router.get(f"{PREFIX}/{{name}}")
 async def page(request: Request, name: str = INDEX) -> Response:
-    """One file."""
+    """One file of the web pages."""
     file = page_files().get(name)
     if file is None:
         return not_found(original_path(request))
@@ -77,7 +77,7 @@ async def page(request: Request, name: str = INDEX) -> Response:
 
 @router.post(LOGIN)
 async def login(request: Request) -> Response:
-    """Takes ``{"token": ...}`` once, and sets a cookie that reads with."""
+    """Checks ``{"token": ...}``, and sets a cookie with which the browser can read, but change nothing."""
     _from_own_page(request)
     given = (await read_object(request, expected='{"token": "..."}', empty_is_object=False)).get("token")
     if not isinstance(given, str) or len(given) > MAX_TOKEN_CHARS:
@@ -92,7 +92,7 @@ async def login(request: Request) -> Response:
 
 @router.post(LOGOUT)
 async def logout(request: Request) -> Response:
-    """Ends the browser's session, here and there."""
+    """Ends the browser's session on the server, and deletes its cookie."""
     _from_own_page(request)
     await whole_request(request)
     _sessions(request).end(_cookie(request))

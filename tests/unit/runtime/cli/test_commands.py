@@ -7,6 +7,7 @@ import json
 import signal
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,8 @@ from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
+from tests.unit.runtime.rest import fake_gateway
+from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, graph_of
 
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 UNKNOWN = "0" * 32
@@ -337,6 +339,17 @@ def test_run_attached_ends_as_the_job_ends(
     assert captured.out == f"Job {job} {end.value}\n"
     assert "RUNNING" in captured.err
     assert ("no room" in captured.err) == (end is JobStatus.FAILED)
+
+
+def test_plans_that_a_program_explains_are_shown_by_run_and_plan(
+    ckpt: Ckpt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pipeline: str
+) -> None:
+    text = "== Plan of the frame, output mode append ==\n(1) source json, no uid, parallelism 1"
+    monkeypatch.setattr(fake_gateway, "graph_of", lambda name: replace(graph_of(name), explained=(text,)))
+    assert ckpt("run", "-d", pipeline) == 0
+    assert text in capsys.readouterr().err
+    assert ckpt("plan", pipeline) == 0
+    assert text in capsys.readouterr().err
 
 
 def test_interrupting_an_attached_run_leaves_the_job(

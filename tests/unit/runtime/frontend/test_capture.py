@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.scripts import builds_session
@@ -18,6 +19,18 @@ from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisR
 from ckpt_runtime.graph.errors import PlanError
 
 COLUMNS = [("country", "string"), ("amount", "double")]
+
+
+class Listener(StreamingQueryListener):
+    """A listener of PySpark's that does nothing."""
+
+    def onQueryStarted(self, event: Any) -> None: ...
+
+    def onQueryProgress(self, event: Any) -> None: ...
+
+    def onQueryIdle(self, event: Any) -> None: ...
+
+    def onQueryTerminated(self, event: Any) -> None: ...
 
 
 def capture(analyses: dict[str, str]) -> Capture:
@@ -131,5 +144,5 @@ def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
             time.sleep(60)
         assert query.awaitTermination(1)
         assert spark.streams.awaitAnyTermination(1)
-        with pytest.raises(PlanError, match="explain"):
-            query.explain()
+        with pytest.raises(PlanError, match=r"addListener.*ckpt events"):
+            spark.streams.addListener(Listener())

@@ -1,9 +1,7 @@
 """The compiler: chaining, edges, uids, parallelisms, and the plans that it refuses."""
 
-from __future__ import annotations
-
 import re
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from typing import Any, get_args
 
 import pyarrow as pa
@@ -262,6 +260,7 @@ def test_a_plan_compiles_to_the_same_graph_each_time_and_survives_json() -> None
     assert first == second
     assert JobGraph.from_json(first.to_json()) == first
     assert first.fingerprint == second.fingerprint
+    assert replace(first, explained=("a text",)).fingerprint == first.fingerprint
 
 
 def watermark(plan: LogicalPlan, *inputs: LogicalNode, uid: str = "time", **settings: Any) -> LogicalNode:

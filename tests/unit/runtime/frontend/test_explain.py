@@ -1,0 +1,181 @@
+"""``explain()`` shows the operators of the engine: no Spark is needed for it once Spark has given the types."""
+
+from __future__ import annotations
+
+import re
+from contextlib import redirect_stdout
+from hashlib import sha256
+from io import StringIO
+from typing import Any
+
+import msgspec
+import pytest
+from pyspark.sql.connect.proto import WriteStreamOperationStart
+
+from ckpt_runtime.expressions.nodes import Call, Column, Expression
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource, captured_session
+from ckpt_runtime.frontend.explain import explanation
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Analysis,
+    AnalysisNeeded,
+    PlanNode,
+    Project,
+    Source,
+    StaticTable,
+    TypedAggregate,
+    TypedColumn,
+)
+from ckpt_runtime.graph.errors import PlanError
+
+COLUMNS = (TypedColumn("country", "string"), TypedColumn("amount", "long"))
+COUNTED = (TypedColumn("country", "string"), TypedColumn("orders", "long"))
+SOURCE = Source(columns=COLUMNS, plan_id=7)
+ROWS = Project(columns=COLUMNS, inputs=(0,), expressions=(Column(0, "string"), Column(1, "long")))
+COUNT = Aggregate(
+    columns=COUNTED, inputs=(1,), plan_id=8, keys=(0,), aggregates=(TypedAggregate("Count", (1,), "long"),)
+)
+
+
+def analysis(*nodes: PlanNode) -> Analysis:
+    return Analysis(columns=nodes[-1].columns, nodes=nodes)
+
+
+def capture(analyses: dict[str, str] | None = None) -> Capture:
+    made = Capture(
+        analyses or {},
+        lambda _: [("country", "string"), ("amount", "bigint")],
+        lambda _key, _value: None,
+        explain=lambda capture, of, extended: explanation(capture, of, str, 2, extended=extended),
+    )
+    made.sources[7] = CapturedSource("json", {"path": "/data"}, "country STRING, amount LONG")
+    return made
+
+
+def text_of(*nodes: PlanNode, hints: dict[int, dict[str, str]] | None = None, extended: bool = False) -> str:
+    made = capture()
+    made.hints = hints or {}
+    return explanation(made, analysis(*nodes), str, 2, extended=extended)
+
+
+def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
+    text = text_of(SOURCE, ROWS, COUNT, hints={8: {"uid": "orders", "parallelism": "4"}})
+    assert text.splitlines() == [
+        "== Plan of the frame, output mode update ==",
+        "(1) source json, no uid, parallelism 2",
+        "    keeps state; vectorised",
+        "(2) project, no uid, parallelism 2",
+        "    input: (1) FORWARD",
+        "    vectorised",
+        "(3) project, no uid, parallelism 2",
+        "    input: (2) FORWARD",
+        "    vectorised",
+        "(4) aggregate, uid orders, parallelism 4",
+        "    input: (3) HASH by country",
+        "    keeps state; vectorised",
+        "(5) project, no uid, parallelism 2",
+        "    input: (4) REBALANCE",
+        "    vectorised",
+    ]
+
+
+def test_operator_of_another_parallelism_is_shown_with_the_edge_of_the_job() -> None:
+    project = Project(columns=COLUMNS, inputs=(0,), plan_id=8, expressions=(Column(0, "string"), Column(1, "long")))
+    assert "input: (1) REBALANCE" in text_of(SOURCE, project, hints={8: {"parallelism": "3"}})
+    assert "input: (1) FORWARD" in text_of(SOURCE, project)
+
+
+@pytest.mark.parametrize(
+    ("tree", "way"),
+    [
+        (Call("GreaterThan", (Column(1, "long"), Column(1, "long")), "boolean"), "vectorised"),
+        (Call("Hex", (Column(1, "long"),), "string"), "vectorised, but Python computes values of Hex one by one"),
+    ],
+)
+def test_function_that_arrow_does_not_have_is_named(tree: Expression, way: str) -> None:
+    project = Project(columns=(TypedColumn("computed", tree.type),), inputs=(0,), expressions=(tree,))
+    assert text_of(SOURCE, project).splitlines()[-1].strip() == way
+
+
+def test_extended_plan_lists_the_columns_of_each_operator() -> None:
+    text = text_of(SOURCE, ROWS, COUNT, extended=True)
+    assert re.findall("columns: .*", text) == [
+        "columns: country string, amount int64",
+        "columns: country string, amount int64",
+        "columns: country string, argument1 int64",
+        "columns: country string, result0 int64",
+        "columns: country string, orders int64",
+    ]
+    assert "columns" not in text_of(SOURCE, ROWS, COUNT)
+
+
+def test_query_is_shown_with_its_sink_and_changes_nothing_of_the_program() -> None:
+    made = capture()
+    start = WriteStreamOperationStart(format="noop", output_mode="update", query_name="counts", available_now=True)
+    text = explanation(made, CapturedQuery(start, analysis(SOURCE, ROWS, COUNT)), str, 1, extended=False)
+    assert text.startswith("== Plan of the query 'counts', output mode update ==")
+    assert "(6) sink noop, uid counts-sink, parallelism 1\n    input: (5) FORWARD" in text
+    assert made.sources[7].options == {"path": "/data"}
+
+
+def test_static_frame_is_said_to_be_computed_by_spark() -> None:
+    assert "Spark computes its rows" in text_of(StaticTable(columns=COLUMNS))
+
+
+def test_frame_that_no_output_mode_allows_is_refused_by_explain_too() -> None:
+    twice = Aggregate(columns=COUNTED, inputs=(2,), keys=(0,), aggregates=(TypedAggregate("Count", (1,), "long"),))
+    with pytest.raises(PlanError, match="append mode needs a key of event time"):
+        text_of(SOURCE, ROWS, COUNT, twice)
+
+
+def explained(explain: Any) -> tuple[Capture, str]:
+    """Runs a program that calls ``explain`` with a frame, as often as Spark's answers need. Returns what it prints."""
+    analyses: dict[str, str] = {}
+    while True:
+        made, printed = capture(analyses), StringIO()
+        try:
+            with captured_session(made, lambda _: None) as spark, redirect_stdout(printed):
+                explain(spark.readStream.format("json").schema("country STRING, amount LONG").load("/data"))
+        except AnalysisNeeded as needed:
+            source = next(iter(made.sources.keys() - {7}))
+            answer = msgspec.json.encode(analysis(msgspec.structs.replace(SOURCE, plan_id=source))).decode()
+            for question in msgspec.json.decode(needed.text, type=list[msgspec.Raw]):
+                analyses[sha256(bytes(question)).hexdigest()] = answer
+        else:
+            return made, printed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("explain", "columns"),
+    [
+        (lambda frame: frame.explain(), False),
+        (lambda frame: frame.explain(True), True),
+        (lambda frame: frame.explain(mode="formatted"), True),
+        (lambda frame: frame.writeStream.format("noop").start().explain(), False),
+        (lambda frame: frame.writeStream.format("noop").start().explain(extended=True), True),
+    ],
+)
+def test_program_prints_what_it_explains_and_the_plan_keeps_it(explain: Any, columns: bool) -> None:
+    made, printed = explained(explain)
+    assert made.explained == [printed.rstrip("\n")]
+    assert "(1) source json" in printed
+    assert ("columns: country string, amount int64" in printed) is columns
+
+
+@pytest.mark.parametrize("mode", ["codegen", "cost"])
+def test_mode_about_the_execution_by_spark_is_refused(mode: str) -> None:
+    with pytest.raises(PlanError, match=mode):
+        explained(lambda frame: frame.explain(mode=mode))
+
+
+@pytest.mark.parametrize(
+    ("call", "named"),
+    [
+        (lambda frame: frame.writeStream.toTable("orders"), "toTable: .*'orders'.*LOCATION"),
+        (lambda frame: frame.sparkSession.readStream.table("orders").schema, "readStream.table: .*load"),
+        (lambda frame: frame.observe("seen", frame.amount).schema, "observe: .*second query"),
+    ],
+)
+def test_operation_on_tables_and_metrics_is_refused_with_the_way_out(call: Any, named: str) -> None:
+    with pytest.raises(PlanError, match=named):
+        explained(call)
