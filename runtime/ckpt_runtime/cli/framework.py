@@ -90,7 +90,7 @@ class Cli:
         return self.settings.url is not None or self.settings.ha_dir is not None
 
     def _tell_away(self, error: CkptClientError) -> None:
-        """Report that the server is away: once for each reason, since a takeover takes some seconds."""
+        """Report that the server does not serve: once for each reason, since a takeover takes some seconds."""
         if str(error) not in self._shown:
             self._shown.add(str(error))
             self.output.note(f"{error}; looking for the leader")

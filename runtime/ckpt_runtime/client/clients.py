@@ -158,7 +158,7 @@ class AsyncCalls(_Methods, ABC):
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        ``patience_s``: how long the call is repeated while the server is away, instead of the client's own value.
+        ``patience_s``: how long the call is repeated while the server does not serve, instead of the client's value.
         """
 
 
@@ -168,8 +168,8 @@ class AsyncCkptClient(AsyncCalls):
     ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
     source, requests follow the leader, and the token is sent only to proven addresses; connections to each address that
     has led are kept until the client is closed. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``.
-    ``timeout_s`` bounds each single request; while the server is away, the request is repeated for ``patience_s`` (0:
-    never), and ``on_away`` is called each time. ``transport`` replaces the network.
+    ``timeout_s`` bounds each single request. While the server does not serve, a request is repeated for ``patience_s``
+    (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
 
     renew_token: Callable[[], str | None] | None = None
@@ -219,7 +219,7 @@ class AsyncCkptClient(AsyncCalls):
     async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        While the server is away, the call is repeated for ``patience_s``: at least two attempts, or exactly one with 0.
+        While the server does not serve, the call is repeated for ``patience_s``: at least two attempts, or one with 0.
         """
         patience_s = self.patience_s if patience_s is None else patience_s
         lost = False
@@ -322,7 +322,7 @@ class AsyncCkptClient(AsyncCalls):
             self._failed = self._leader
             raise unreachable(url, error) from error
         except CkptApiError as error:
-            # With these, another server may listen at the address by now.
+            # These errors may mean that another server listens at the address by now.
             if is_passing(error) or isinstance(error, Unauthorized | NotServed | UnexpectedAnswer):
                 self._failed = self._leader
             raise

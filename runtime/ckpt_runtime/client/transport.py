@@ -109,7 +109,7 @@ def request_arguments(call: Call[Any]) -> dict[str, Any]:
     if call.upload is not None:
         arguments["files"] = {"jarfile": (*call.upload, "application/octet-stream")}
     elif call.body is not None:
-        # ASCII, so that whatever a user typed can be sent and is judged by the server
+        # ASCII, so that any text can be sent and the server can validate it
         arguments["content"] = json.dumps(call.body).encode("ascii")
         arguments["headers"]["Content-Type"] = "application/json"
     return arguments

@@ -33,7 +33,7 @@ from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES
 T = TypeVar("T")
 
 DEFAULT_PATIENCE_S = 1.0
-"""How long a request is repeated by default while the server is away."""
+"""How long a request is repeated by default while the server does not serve."""
 POLL_PATIENCE_S = 30.0
 """How long one poll of a wait is repeated, so that the wait survives the start of a new driver."""
 DEFAULT_POLL_INTERVAL_S = 1.0

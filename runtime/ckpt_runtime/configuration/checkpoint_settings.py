@@ -16,7 +16,7 @@ from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.value_types import BOOLEAN, MAX_INT, MAX_LONG
 
 MAX_MILLISECONDS = 10 * 365 * 24 * 3600 * 1000
-"""Ten years: beyond it a duration is a mistake, and sums with timestamps would leave a 64-bit integer."""
+"""Ten years: a longer duration is a mistake, and its sum with a timestamp might not fit into a 64-bit integer."""
 _TIMES = (MINIMAL_CHECKPOINT_TIME_MS, MAX_MILLISECONDS)
 
 

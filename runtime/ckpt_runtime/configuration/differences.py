@@ -42,8 +42,8 @@ class OptionChange:
 def differences(before: Configuration, after: Configuration) -> tuple[OptionChange, ...]:
     """Returns options whose values differ in meaning, by key. Values must be valid.
 
-    ``10s`` and ``10000ms`` are equal. An option that is not given differs from one that is given its default, unless
-    the option says otherwise: the cluster may have set it.
+    ``10s`` and ``10000ms`` are equal. Not giving an option differs from giving its default, since the cluster may set
+    another value, except for options with ``default_equals_absence``.
     """
     changes = (OptionChange(key, before.get_text(key), after.get_text(key)) for key in {*before, *after})
     return tuple(sorted((change for change in changes if _differs(change)), key=lambda change: change.key))

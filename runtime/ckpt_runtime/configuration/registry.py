@@ -56,7 +56,7 @@ VERTEX_BOUNDS = INTERNAL_PREFIX + "vertex-bounds"
 """JSON object: the declared bounds of parallelism by vertex id, for a job that was rescaled since its submission."""
 
 DEFAULT_CHECKPOINTS_DIRECTORY = INTERNAL_PREFIX + "default-checkpoints-directory"
-"""The session's directory for checkpoints of jobs that configure none, for what a plan keeps beside checkpoints."""
+"""The session's checkpoint directory for jobs that configure none: planning needs it for data beside checkpoints."""
 
 RESTORE_DRILL = INTERNAL_PREFIX + "restore-drill"
 """Whether the job is a restore drill: it is planned without sinks that write and sources that acknowledge."""

@@ -44,7 +44,7 @@ def validate(configuration: Configuration, scope: OptionScope) -> None:
 
 
 def find_problems(configuration: Configuration, scope: OptionScope) -> tuple[Problem, ...]:
-    """Finds everything that is wrong, in the order of the keys; clashes only when each option is fine alone."""
+    """Finds everything that is wrong, in the order of the keys. Finds clashes only if each option alone is valid."""
     problems = [problem for key in configuration if (problem := problem_of(configuration, key, scope))]
     if problems:
         return tuple(problems)

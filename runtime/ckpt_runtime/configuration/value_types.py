@@ -36,7 +36,7 @@ class ValueType(Protocol[T_co]):
         """What a value may be, for error messages and the documentation."""
 
     def parse(self, text: str) -> T_co:
-        """Reads the value of a text. Raises ValueError; the message is not shown, :attr:`allowed` is."""
+        """Reads the value of a text. Raises ValueError; users see :attr:`allowed`, not its message."""
 
     def format(self, value: Any) -> str:
         """Prints the canonical text of a value; :meth:`parse` reads it back."""

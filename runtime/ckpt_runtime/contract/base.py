@@ -1,4 +1,4 @@
-"""What all structs of the contract share: fields that may be missing when read, reading, and output for scripts."""
+"""What all structs of the contract share: fields that readers do not require, decoding, and output for scripts."""
 
 from __future__ import annotations
 

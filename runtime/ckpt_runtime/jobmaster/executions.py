@@ -150,7 +150,7 @@ class ExecutionGraph:
 
     @property
     def pending_rows(self) -> int | None:
-        """The rows that wait in front of all sources that know it; None if none of them has reported a number."""
+        """The rows that wait to be read, summed over all sources that report them; None if none has reported yet."""
         current = (execution.measurement.current for execution in self.executions.values())
         counts = [figures.pending_rows for figures in current if figures is not None]
         known = [count for count in counts if count is not None]

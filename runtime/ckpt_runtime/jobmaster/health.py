@@ -104,7 +104,7 @@ def job_warnings(details: JobDetails, settings: CheckpointConfiguration) -> tupl
 
 
 def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
-    """Outcomes, newest first. A checkpoint given up for a newer one, or with its deployment, does not count."""
+    """Outcomes, newest first. A checkpoint aborted for a newer one, or with its deployment, is left out."""
     return [
         stats.status is CheckpointStatsStatus.COMPLETED
         for stats in statistics.history

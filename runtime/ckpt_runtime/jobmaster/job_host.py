@@ -44,7 +44,7 @@ class JobHost(Protocol):
         """Returns a text that makes a name unique."""
 
     def next_deployment(self) -> int:
-        """Returns a number unused by this driver's deployments: it identifies late frames and messages."""
+        """Returns a number that no deployment of this driver has used: by it late frames and messages are found."""
 
     def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable: ...
 

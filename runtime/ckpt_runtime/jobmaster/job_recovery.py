@@ -61,8 +61,8 @@ class FoundJob:
     """A job of an earlier driver.
 
     ``result`` is set when it has ended; ``submission`` when it is still to be run or cleaned up; ``failure`` when it
-    should have a submission, but a file needed for it cannot be read; ``may_pass`` when the cause may be that storage
-    is away, so that :func:`find_job` may find it later.
+    should have a submission, but a file needed for it cannot be read; ``may_pass`` when storage may be unavailable, so
+    that :func:`find_job` may find the job later.
     """
 
     job_id: str
@@ -212,7 +212,7 @@ def read_snapshot(url: str) -> CompletedCheckpoint:
 
 
 def _retry(read: Callable[[], T]) -> T:
-    """Retries, since storage may be away for a moment; missing or damaged files are not retried."""
+    """Retries, since storage may be unavailable for a moment; missing or damaged files are not retried."""
     attempts = Retrying(
         retry=retry_if_exception(lambda error: isinstance(error, StorageError) and not isinstance(error, _PERMANENT)),
         stop=stop_after_attempt(_ATTEMPTS),

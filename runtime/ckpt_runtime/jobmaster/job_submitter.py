@@ -62,7 +62,7 @@ class JobSubmitter:
         references: SnapshotReferences,
         lineages: Lineages,
     ) -> None:
-        """``volatile_directory`` takes the checkpoints that no other driver has to find."""
+        """``volatile_directory`` is for checkpoints that no later driver needs."""
         self.store: HaStore | None = None
         self._known = known
         self._programs = programs

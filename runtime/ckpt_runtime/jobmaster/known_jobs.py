@@ -246,7 +246,7 @@ class KnownJobs:
         return await asyncio.to_thread(find_jobs, store, self._configuration, self._read_snapshot)
 
     def take_over(self, jobs: list[FoundJob]) -> None:
-        """Takes the jobs over. Those whose storage is away now are looked for again later."""
+        """Takes the jobs over. Those whose storage is unavailable now are looked for again later."""
         for found in jobs:
             self._take_over_job(found)
         self._stranded.look_for([job for job in jobs if job.may_pass])

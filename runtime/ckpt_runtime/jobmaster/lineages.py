@@ -85,7 +85,7 @@ class JobIsBeingStopped(Conflict):
 
 
 class Lineages:
-    """All methods run on the driver's event loop; checks await nothing, so that no two requests pass the same one."""
+    """All methods run on the driver's event loop. Checks await nothing, so no two requests pass the same one."""
 
     def __init__(self, known: KnownJobs, pool: Executor, programs_held: Callable[[], Mapping[str, str]]) -> None:
         """``pool`` is for writes to the high-availability directory, ``programs_held`` maps owners to programs."""

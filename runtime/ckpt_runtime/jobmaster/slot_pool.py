@@ -670,7 +670,7 @@ class SlotPool:
                 start.progressed_at = now  # The agent reports the worker's end, which starts the next worker.
 
     def _note_progress(self, slot: Slot, progress: dict[str, int]) -> None:
-        """Counts any change as progress: the figure falls from the template's to the worker's own at the fork."""
+        """Takes any change as progress: at the fork the figure falls from the template's to that of the new worker."""
         for worker_id, figure in progress.items():
             start = slot.starting.get(worker_id)
             if start is not None and figure != start.progress:

@@ -3,8 +3,8 @@
 This module alone decides what a storage error means for the protocol: certainly failed, unknown, or that another
 driver leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 
-It is also the only place that deletes a job's snapshot files. If storage is away when a checkpoint is subsumed or
-aborted, its files must not stay forever: a failed deletion is retried with growing pauses, at once when a later
+It is also the only place that deletes a job's snapshot files. If storage is unavailable when a checkpoint is subsumed
+or aborted, its files must not stay forever: a failed deletion is retried with growing pauses, at once when a later
 checkpoint shows that storage answers again, and also after the end of the job. The coordinator, not this module,
 decides what may be deleted.
 """
@@ -378,7 +378,7 @@ class StorageEffects:
         self, keeps_nothing: bool, outputs: tuple[SinkOutput, ...], savepoint_id: int
     ) -> Iterator[tuple[str, Callable[[], None]]]:
         def delete_hidden_files() -> None:
-            """Checks storage first: while it is away, it is unknown what a retained checkpoint covers."""
+            """Checks storage first: while it is unavailable, it is unknown what retained checkpoints cover."""
             check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
             clean_up_sinks(outputs, self._storage, savepoint_id)
 
@@ -434,7 +434,7 @@ class StorageEffects:
                 self._delete(effect)
 
     def _pool_of(self, properties: CheckpointProperties, directory: str | None) -> Pool | str:
-        """The user chooses where a savepoint lies: storage that hangs there must not stop checkpoints."""
+        """The user chooses a savepoint's directory: if storage hangs there, that must not stop checkpoints."""
         return (directory or "") if properties.is_savepoint else Pool.OWN
 
     def _delete(self, effect: object) -> None:
@@ -605,7 +605,7 @@ class StorageEffects:
         return self._add_pointer(checkpoint, owned)
 
     def _remove_pointer(self, checkpoint_id: int, discards: str | None) -> JobInput:
-        """Records first what lies outside the job's own directory: after a crash it could not be found otherwise."""
+        """First records the files outside the job's own directory: after a crash they could not be found otherwise."""
         if discards is not None and resolve(discards) != self._storage.checkpoint(checkpoint_id):
             with suppress(NotFoundError, CorruptFileError, InvalidLocationError):
                 self._disposals[checkpoint_id] = disposal_of(discards, claimed=True)
@@ -644,7 +644,7 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        """Disposes of a snapshot; may run again if the success was not recorded, when its place may already be gone."""
+        """Disposes of a snapshot; runs again if its success was not recorded, with the snapshot perhaps gone."""
         place = place_of_snapshot(disposal.directory)
         if place == disposal.directory or is_directory(place):
             disposal.execute()

@@ -47,7 +47,7 @@ def _name(prefix: str, metric: str) -> str:
 
 
 class _Snapshot(Collector):
-    """The metric values at one moment. All are gauges, also counters, as in Flink's reporter."""
+    """The metric values at one moment. All are exported as gauges, even counters, as by Flink's reporter."""
 
     def __init__(self, moment: Moment) -> None:
         self._moment = moment

@@ -1,6 +1,6 @@
 """Inside a Spark application: session entry, the stages of slot agents, worker processes, detached launch.
 
-* User code runs in workers, never in a barrier task, so that its failure is not Spark's.
+* User code runs in workers, never in a barrier task, so that its failures do not fail a Spark task.
 * A template has one Python thread, runs no user code and has no connection but the one to its agent. Its workers do
   not depend on it: the agent holds them by descriptor, and each watches its own parent.
 * An agent or a worker that gets a malformed message from its driver ends with an error that names the message.

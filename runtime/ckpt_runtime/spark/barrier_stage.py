@@ -129,7 +129,7 @@ def agent_task(driver_host: str, control_port: int, slot_id: str, log: LogSettin
 
 
 def stage_failure(message: str) -> str:
-    """The lost executor with its exit code, else the cause of the task's failure, else the first line not from Py4J."""
+    """One line: the lost executor and its exit code, else the task's error, else the first line without Py4J's part."""
     executor = _EXECUTOR.search(message)
     if executor is not None:
         reason = executor[2].strip()

@@ -135,7 +135,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _interrupted(number: int, _frame: object) -> None:
-    """Exit by an exception, so that contexts clean up, for a signal that arrives before the event loop handles it."""
+    """Handle a signal until the event loop does so: exit by an exception, so that context managers clean up."""
     sys.exit(128 + number)
 
 
@@ -146,7 +146,7 @@ def _work_directory(given: Path | None) -> contextlib.AbstractContextManager[Pat
 def _keep_snapshots(work: Path) -> None:
     """Clean the work directory of an ended session: retained snapshots belong to the users and stay, uploads do not."""
     remove_tree(work / "uploads")
-    with contextlib.suppress(OSError):  # there are snapshots, or none has ever been taken
+    with contextlib.suppress(OSError):  # the directory has snapshots, or does not exist
         (work / "checkpoints").rmdir()
     (work / LOCK).unlink(missing_ok=True)
     with contextlib.suppress(OSError):

@@ -19,7 +19,7 @@ from ckpt_runtime.spark.import_path import import_path
 
 
 def own_identity() -> ProcessIdentity:
-    """The identity with which other processes can hold this one. ``started`` is 0 if that is not possible."""
+    """The identity by which another process can open this one. ``started`` is 0 if that is not possible."""
     here = handles.machine()
     return ProcessIdentity(here, os.getpid(), started(os.getpid()) if here else 0)
 
