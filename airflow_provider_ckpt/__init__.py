@@ -3,8 +3,9 @@
 From the bottom: ``hooks`` make a client of a connection; ``conditions`` look at the remote side and judge what they
 see, ``event_hub`` wakes all waits of a triggerer at one job manager; ``jobs`` finds the job that a name means, and what
 a new job starts from; ``upgrades`` has the steps of upgrades, suspensions and resumptions; ``triggers`` carry a
-condition into the triggerer; ``tasks`` is what operators and sensors share; ``operators``, ``sensors``, ``assets`` and
-``dags`` are what DAG authors import. ``plugins`` shows the job manager's pages in Airflow.
+condition into the triggerer; ``retry`` decides which failures are retried; ``tasks`` is what operators and sensors
+share; ``operators``, ``sensors``, ``assets`` and ``dags`` are what DAG authors import.
+``plugins`` shows the job manager's pages in Airflow.
 
 What holds everywhere:
 

@@ -8,6 +8,7 @@ results only; so the arguments that name a job, a savepoint or a checkpoint also
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -255,11 +256,18 @@ def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
 
 
 _SECTION = "ckpt"
+DEFAULT_DEFERRABLE = "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE"
 
 
 def deferrable() -> bool:
-    """Whether tasks wait in the triggerer. On by default: these waits are long and hold no worker then."""
-    return bool(conf.getboolean(_SECTION, "deferrable", fallback=True))
+    """Whether tasks wait in the triggerer: ``[ckpt] deferrable``, else Airflow's variable for all operators, else true.
+
+    These waits are long and hold no worker then. The variable counts, and ``[operators] default_deferrable`` in
+    airflow.cfg does not, because Airflow itself writes ``false`` there when it makes the file.
+    """
+    if conf.has_option(_SECTION, "deferrable"):
+        return bool(conf.getboolean(_SECTION, "deferrable"))
+    return DEFAULT_DEFERRABLE not in os.environ or bool(conf.getboolean("operators", "default_deferrable"))
 
 
 def poll_interval() -> float:

@@ -1,7 +1,7 @@
 """The exceptions with which tasks of this provider fail.
 
 All are ``AirflowException``s, so Airflow retries the task, except those that a retry cannot cure: they are
-``AirflowFailException``s.
+``AirflowFailException``s. The retry policy in ``retry.py`` decides about the others.
 """
 
 from __future__ import annotations
@@ -76,6 +76,10 @@ class CkptUnavailable(AirflowException):
 
 class CkptOperationFailed(AirflowException):
     """A checkpoint, a savepoint or a stop ended in failure; the message is the job manager's."""
+
+
+class CkptConflict(CkptOperationFailed):
+    """The present state of the job forbids the request; nothing has changed."""
 
 
 class CkptJobFailed(AirflowException):

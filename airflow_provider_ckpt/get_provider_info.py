@@ -79,11 +79,15 @@ _CONFIG: dict[str, Any] = {
         "description": "Defaults of the operators and sensors for checkpointing stream jobs.",
         "options": {
             "deferrable": {
-                "description": "Whether tasks wait in the triggerer. A task's own argument has precedence.",
+                "description": (
+                    "Whether tasks wait in the triggerer. A task's own argument has precedence. Where this is not "
+                    "set, the variable AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE decides if it is there; else tasks wait "
+                    "in the triggerer. default_deferrable in airflow.cfg does not count: Airflow writes false there."
+                ),
                 "version_added": "0.1.0",
                 "type": "boolean",
-                "example": None,
-                "default": "True",
+                "example": "True",
+                "default": None,
             },
             "poll_interval": {
                 "description": "Seconds between two polls, where no stream of events says when to look. A task's own "

@@ -40,6 +40,7 @@ from airflow_provider_ckpt.conditions.base import (
 )
 from airflow_provider_ckpt.conditions.job import Operation, OperationCondition, ReadyForSnapshotCondition
 from airflow_provider_ckpt.exceptions import (
+    CkptConflict,
     CkptJobFailed,
     CkptNotFound,
     CkptOperationFailed,
@@ -50,6 +51,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.lineage import ReportsLineage, Written
 from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.retry import CkptRetryPolicy
 from airflow_provider_ckpt.tasks import CkptJobTask, CkptTask, Journal, new_id
 from airflow_provider_ckpt.triggers.wait import with_time_left
 from ckpt_runtime.client.clients import AsyncCalls, CkptClient
@@ -80,7 +82,8 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"5 min"``, or a timedelta.
 
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``.
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else the variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE``, else true.
     :param defer_after: how long to wait in the worker first, since most operations take less than a deferral does; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
     :param wait_timeout: how long one try waits; default ``[ckpt] wait_timeout``, or as the operator documents.
@@ -93,6 +96,8 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
         request_patience``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptOperationFailed: the requested operation failed
+    :raises CkptConflict: the present state of the job forbids the request; the default ``retry_policy``,
+        :class:`~airflow_provider_ckpt.retry.CkptRetryPolicy`, makes no retry
     :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote operation
     """
 
@@ -112,6 +117,8 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
         # Each field of a result is an XCom of its own, which templates and XComArgs of other tasks can name.
         kwargs.setdefault("multiple_outputs", True)
         super().__init__(**kwargs)
+        if self.retry_policy is None:
+            self.retry_policy = CkptRetryPolicy()
         self.ckpt_conn_id = ckpt_conn_id
         self.deferrable = arguments.deferrable() if deferrable is None else arguments.flag("deferrable", deferrable)
         self.defer_after = defer_after
@@ -160,6 +167,8 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
                 raise CkptRequestRejected(text) from error
             if isinstance(error, NotFound):
                 raise CkptNotFound(text) from error
+            if isinstance(error, Conflict):
+                raise CkptConflict(text) from error
             raise (CkptUnavailable if is_passing(error) else CkptOperationFailed)(text) from error
 
     def ask(self, client: CkptClient, call: Call[T]) -> T:

@@ -9,7 +9,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import RescaleCondition, in_words
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptOperationFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConflict, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.errors import Conflict
@@ -53,7 +53,7 @@ class RescaleJobOperator(CkptJobOperator):
             try:
                 present = self.ask(client, requests.parallelism_bounds(job_id))
             except Conflict as error:
-                raise CkptOperationFailed(f"job {job_id} cannot be rescaled: {error}") from error
+                raise CkptConflict(f"job {job_id} cannot be rescaled: {error}") from error
             wanted = chosen_parallelism(given, job.vertices, present)
         for vertex in job.vertices:
             self.log.info("%s: parallelism %s -> %s", vertex.name, vertex.parallelism, in_words(wanted[vertex.id]))

@@ -23,6 +23,7 @@ from airflow_provider_ckpt.exceptions import (
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint
 from airflow_provider_ckpt.links import JOB_LINKS
+from airflow_provider_ckpt.retry import CkptRetryPolicy
 from airflow_provider_ckpt.tasks import CONFIRMING_SECONDS, CkptJobTask
 from airflow_provider_ckpt.triggers.wait import has_changed
 from ckpt_runtime.client.errors import CkptClientError
@@ -40,7 +41,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         (templated)
     :param if_not_found: ``fail``, or ``skip`` this sensor, when there is no such job. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. (templated)
-    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, and not with a ``mode``.
+    :param deferrable: wait in the triggerer; default ``[ckpt] deferrable``, else the variable
+        ``AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE``, else true; and not with a ``mode``.
     :param mode: ``poke`` or ``reschedule``: how a sensor waits that is not deferrable. Both together are refused.
     :param defer_after: how long to wait in the worker first, in seconds, as a text such as ``"5 s"`` or a timedelta; 0
         defers at once; default ``[ckpt] defer_after``. (templated)
@@ -76,6 +78,8 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         kwargs.setdefault("multiple_outputs", True)
         interval = arguments.poll_interval() if poke_interval is None else poke_interval
         super().__init__(poke_interval=interval, mode=mode or "poke", **kwargs)
+        if self.retry_policy is None:
+            self.retry_policy = CkptRetryPolicy()
         arguments.pause("poke_interval", self.poke_interval)
         if deferrable is not None:
             arguments.flag("deferrable", deferrable)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +16,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, ROCKSDB, fast
+from tests.support.jobs import PIPELINES, ROCKSDB, all_run, fast
 from tests.support.parity import shown
 from tests.support.pipelines import window_programs
 
@@ -37,8 +41,17 @@ def rounded(value: Any) -> Any:
     return value
 
 
+def written(file: Path) -> tuple[int, int]:
+    """The checkpoint of a file, whose number a savepoint hands on to the next job, and the file's place in it."""
+    match = re.search(r"-n(\d+)-[0-9a-f]+-c(\d+)\.", file.name)
+    assert match is not None, file
+    return int(match[2]), int(match[1])
+
+
 def result(directory: Path, name: str) -> Counter[str]:
-    rows = [rounded(row) for row in pq.read_table(directory / name).to_pylist()]
+    """The rows of a query, in the order in which checkpoints made them visible."""
+    files = sorted((directory / name).glob("[!.]*.parquet"), key=written)
+    rows = [rounded(row) for file in files for row in pq.read_table(file).to_pylist()]
     keys = KEYS.get(name)
     if keys:
         rows = list({tuple(row[key] for key in keys): row for row in rows}.values())
@@ -73,15 +86,52 @@ def expected(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPath
 
 
 @pytest.mark.row("ps.3", "ps.5", "ends.3")
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
-    cluster: MiniCluster, orders: str, expected: dict[str, Counter[str]], tmp_path: Path, backend: str
+    cluster: MiniCluster, orders: str, expected: dict[str, Counter[str]], tmp_path: Path
 ) -> None:
-    configuration = {**fast(), **ROCKSDB} if backend == "rocksdb" else fast()
-    job = cluster.submit(
-        PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=configuration, parallelism=2
-    )
+    job = cluster.submit(PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=fast(), parallelism=2)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     for name, rows in expected.items():
         assert rows, name
         assert result(tmp_path, name) == rows, name
+
+
+@pytest.mark.row("ps.5")
+@pytest.mark.parametrize(
+    ("backend", "parallelism"), [("rocksdb", (2, 1)), pytest.param("hashmap", (1, 2), marks=pytest.mark.long)]
+)
+def test_windows_whose_worker_is_killed_and_whose_job_is_rescaled_from_a_savepoint_have_the_rows_of_spark(
+    cluster: MiniCluster,
+    orders: str,
+    expected: dict[str, Counter[str]],
+    tmp_path: Path,
+    backend: str,
+    parallelism: tuple[int, int],
+) -> None:
+    output = tmp_path / "output"
+    configuration = fast(execution__checkpointing__dir=str(tmp_path / "checkpoints"))
+    if backend == "rocksdb":
+        configuration |= {**ROCKSDB, "state.backend.rocksdb.cache.max-rows": "100"}
+
+    def submit(rate: int, parallelism: int, savepoint: str | None = None) -> str:
+        return cluster.submit(
+            PROGRAM,
+            arguments=["replay", orders, str(output), str(rate)],
+            configuration=configuration,
+            parallelism=parallelism,
+            savepoint=savepoint,
+        )
+
+    job = submit(15, parallelism[0])  # its end is two minutes away
+    for number, name in enumerate(("sessions", "sliding"), start=1):
+        some_rows = partial(lambda name: result(output, name).total() > 0, name)
+        cluster.wait_until(some_rows, f"rows of closed windows of {name}")
+        os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
+        cluster.wait_until(partial(lambda least: cluster.restarts(job) >= least, number), "a restart")
+        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert 0 < result(output, "sliding").total() < expected["sliding"].total()
+    cluster.wait_for_status(submit(0, parallelism[1], savepoint), JobStatus.FINISHED)
+    for name, rows in expected.items():
+        assert result(output, name) == rows, name

@@ -254,19 +254,22 @@ def _form_field(key: str, param: Any) -> str:
 
 
 def _errors() -> list[str]:
+    from airflow.sdk import RetryAction
     from airflow.sdk.exceptions import AirflowFailException
 
     from airflow_provider_ckpt import exceptions
+    from airflow_provider_ckpt.retry import CkptRetryPolicy
 
     lines = _page(
         "Errors", _GUIDE, "What the exceptions say that end a task, and whether Airflow tries the task again."
     )
     for cls in classes_of([exceptions.__name__]):
-        retried = (
-            "A retry cannot cure it: Airflow makes none."
-            if issubclass(cls, AirflowFailException)
-            else "Airflow retries."
-        )
+        kind: Any = cls
+        retried = "Airflow retries."
+        if issubclass(cls, AirflowFailException):
+            retried = "A retry cannot cure it: Airflow makes none."
+        elif CkptRetryPolicy().evaluate(kind(), 1, 1).action is RetryAction.FAIL:
+            retried = "The default retry policy makes no retry."
         lines += [f"## {cls.__name__}", "", f"{docstring_of(cls).text} {retried}", ""]
     return lines
 

@@ -113,14 +113,45 @@ def test_configuration_defaults_are_those_of_the_code(monkeypatch: pytest.Monkey
     from airflow_provider_ckpt import arguments
 
     options = INFO["config"]["ckpt"]["options"]
-    assert str(arguments.deferrable()) == options["deferrable"]["default"]
+    assert options["deferrable"]["default"] is None
+    assert arguments.deferrable() is True
     assert str(arguments.poll_interval()) == options["poll_interval"]["default"]
     assert str(arguments.defer_after()) == options["defer_after"]["default"]
     monkeypatch.delenv("AIRFLOW__CKPT__MIN_DEFERRAL")
     assert str(arguments.min_deferral()) == options["min_deferral"]["default"]
     assert str(arguments.wait_timeout()) == options["wait_timeout"]["default"]
-    monkeypatch.setenv("AIRFLOW__CKPT__DEFERRABLE", "False")
-    assert arguments.deferrable() is False
+
+
+@pytest.mark.parametrize(
+    ("ckpt", "operators", "expected"),
+    [
+        (None, None, True),
+        (None, "False", False),
+        (None, "True", True),
+        ("False", None, False),
+        ("False", "True", False),
+        ("True", "False", True),
+    ],
+)
+def test_airflows_variable_for_deferrable_counts_unless_the_providers_own_is_set(
+    monkeypatch: pytest.MonkeyPatch, ckpt: str | None, operators: str | None, expected: bool
+) -> None:
+    from airflow.sdk.configuration import conf
+
+    from airflow_provider_ckpt import arguments
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.sensors.job import JobStatusSensor
+
+    variables = {"AIRFLOW__CKPT__DEFERRABLE": ckpt, arguments.DEFAULT_DEFERRABLE: operators}
+    for name, value in variables.items():
+        if value is None:
+            monkeypatch.delenv(name, raising=False)
+        else:
+            monkeypatch.setenv(name, value)
+    assert conf.getboolean("operators", "default_deferrable") is (operators == "True"), "false is Airflow's own default"
+    assert arguments.deferrable() is expected
+    assert TakeSavepointOperator(task_id="t", job="j").deferrable is expected
+    assert JobStatusSensor(task_id="s", job="j").deferrable is expected
 
 
 def test_airflow_discovers_an_installed_provider(tmp_path: Path) -> None:
