@@ -15,7 +15,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.crash_states import CrashStates
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import UNRIVALLED_S, SequenceJob, fast
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
@@ -55,13 +55,13 @@ class Stores:
         self.store.leader.release(leader)
 
     def leads_and_cleans_up(self, job_id: str) -> None:
-        with MiniCluster(configuration=self.configuration) as cluster:
+        with MiniCluster(configuration=self.configuration, lease_timeout_s=UNRIVALLED_S) as cluster:
             assert cluster.status(job_id) is JobStatus.FINISHED
             wait_until(lambda: self.left_of(job_id) == [], "the clean-up", TIMEOUT_S)
 
     def end_a_job(self, directory: Path, states: Callable[[str], CrashStates]) -> tuple[str, CrashStates]:
         """A job that has run and is stopped with a savepoint; the states are recorded from its stored result on."""
-        with MiniCluster(configuration=self.configuration) as cluster:
+        with MiniCluster(configuration=self.configuration, lease_timeout_s=UNRIVALLED_S) as cluster:
             job = SequenceJob(cluster, directory)
             configuration = fast(
                 execution__checkpointing__num_retained="2", state__storage__fs__memory_threshold="0"

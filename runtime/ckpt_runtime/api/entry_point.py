@@ -1,8 +1,8 @@
 """Runs a pipeline's entry point and compiles what it built. Runs user code: never in the driver's own process.
 
-The archive is a directory with the author's files. Modules beside the entry module are importable by their plain
-names; modules of an archive that was loaded earlier in this process are forgotten first, so that two versions of one
-pipeline never mix.
+The archive is a directory with the author's files. Modules beside the entry module are importable by their plain names;
+modules of an archive that was loaded earlier in this process are unloaded first, so that two versions of one pipeline
+never mix.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def load_plan(
 ) -> CompiledPlan:
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
-    Equal arguments give an equal ``job_graph.fingerprint``. What the pipeline sets wins over ``defaults``, and
-    ``configuration`` over both. A function whose first parameter is called ``spark``, and a file without the
-    function, are programs of PySpark's; ``analyses`` holds Spark's answers to them.
+    Equal arguments give an equal ``job_graph.fingerprint``. Options that the pipeline sets override ``defaults``;
+    ``configuration`` overrides both. A function whose first parameter is called ``spark``, and a file without the
+    function, are PySpark programs; ``analyses`` holds Spark's answers to them.
 
     :raises AnalysisNeeded: Spark has to answer a question of a PySpark program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
@@ -120,14 +120,14 @@ class _Kind(Enum):
 
 
 def _kind_of(directory: Path, module_name: str, function_name: str) -> _Kind:
-    """Looks at the entry module's source text, because PySpark has to know before the import that there is no Spark."""
+    """Reads the entry module's source text, because PySpark has to know before the import that there is no Spark."""
     file = directory / f"{module_name}.py"
     if "." in module_name or not file.is_file():
         return _Kind.OWN
     try:
         tree = ast.parse(file.read_bytes(), file.name)
     except (SyntaxError, ValueError):
-        return _Kind.OWN  # the import tells the author where the error is
+        return _Kind.OWN  # the import will show the author where the error is
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
     if not functions:
         return _Kind.SCRIPT if builds_session(tree) else _Kind.OWN

@@ -53,7 +53,7 @@ def sum(column: str) -> AggregateExpression:
 
 
 def min(column: str) -> AggregateExpression:
-    """Keeps the least value; null while there is none.
+    """Keeps the minimum; null while there is none.
 
     :param column: a column of values that have an order.
     """
@@ -61,7 +61,7 @@ def min(column: str) -> AggregateExpression:
 
 
 def max(column: str) -> AggregateExpression:
-    """Keeps the greatest value; null while there is none.
+    """Keeps the maximum; null while there is none.
 
     :param column: a column of values that have an order.
     """

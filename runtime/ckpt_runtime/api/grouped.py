@@ -1,4 +1,4 @@
-"""``stream.groupBy(...)``: keyed operators, on the conventions of PySpark's ``GroupedData``."""
+"""``stream.groupBy(...)``: keyed operators, which follow the conventions of PySpark's ``GroupedData``."""
 
 # Names are PySpark's.
 # ruff: noqa: N802, N803
@@ -37,7 +37,7 @@ class GroupedStream(NamesOfPySpark):
         self._keys = keys
 
     def agg(self, *exprs: AggregateExpression) -> Stream:
-        """Keeps running aggregates: for each row in, one row goes out with the keys and the updated values.
+        """Keeps running aggregates: emits one row with the keys and the updated values per input row.
 
         :param exprs: aggregate functions of this module, with ``alias`` for names of their own.
         :raises PlanError: no aggregate, a column that is not there or cannot be aggregated, or one name twice

@@ -1,4 +1,4 @@
-"""Lengths of time as authors of PySpark write them: ``"10 minutes"``, ``"1 minute 30 seconds"``, ``"1 week"``."""
+"""Durations in PySpark's notation: ``"10 minutes"``, ``"1 minute 30 seconds"``, ``"1 week"``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FRACTIONS = {"millisecond": Decimal(1), "microsecond": Decimal("0.001")}
 
 
 def parse_interval(text: str) -> int:
-    """Reads an interval of Spark SQL, or a duration as options have them, as milliseconds, rounded down.
+    """Parses a Spark SQL interval, or a duration in the form of options, to milliseconds, rounded down.
 
     A month has 31 days, and a year 12 months, as in the delay of Spark's watermarks. Raises ValueError saying what is
     allowed.
@@ -33,7 +33,7 @@ def parse_interval(text: str) -> int:
 
 
 def parse_offset(text: str) -> int:
-    """Reads a length of time as :func:`parse_interval` does, except months and years, in whole milliseconds.
+    """Parses a duration as :func:`parse_interval` does, except months and years, to whole milliseconds.
 
     It may be negative. Spark adds calendar months to a row's time, and these have no fixed length. A sign belongs to
     its number, as in Spark: ``"-1 hour 30 minutes"`` is half an hour back. Raises ValueError saying what is allowed.

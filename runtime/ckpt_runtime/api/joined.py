@@ -1,4 +1,4 @@
-"""``left.join(right, on, how, within)``: checks the arguments of a join and makes its description.
+"""``left.join(right, on, how, within)``: checks the arguments of a join and builds its spec.
 
 PySpark's conventions: names in ``on`` are columns of both streams and appear once, first, in the result. A condition on
 two event time columns in PySpark is ``within`` here.

@@ -1,4 +1,4 @@
-"""Settings of one operator: uid, name, parallelism, chaining. They change the operator just written, nothing else."""
+"""Settings of one operator: uid, name, parallelism, chaining. They change only the operator that was added last."""
 
 # Names are PySpark's.
 # ruff: noqa: N802, N803
@@ -13,7 +13,7 @@ from ckpt_runtime.graph.logical import Chaining, LogicalNode
 
 
 class OperatorSettings(ABC):
-    """Chainable setters for the operator that the object stands for."""
+    """Chainable setters for the operator that this object represents."""
 
     @abstractmethod
     def _operator(self, method: str) -> LogicalNode:

@@ -1,8 +1,8 @@
 """The process that runs an author's pipeline function, so that the driver never does.
 
 :func:`plan_in_process` is the caller's side; it imports no user code. The process (``main``) unpacks the archive, runs
-the function and answers with a job graph or an error of the author's code. Output that the author's code prints cannot
-corrupt the answer, and is discarded.
+the function and answers with a job graph or an error of the author's code. Output that the author's code prints is
+discarded and cannot corrupt the answer.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Methods that PySpark's classes have and a pipeline's lack: the error of a call names the alternative."""
+"""Methods of PySpark's classes that a pipeline's classes lack: the error for a call names the alternative."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ SESSION: Mapping[str, str] = dict.fromkeys(("read", "sql", "table", "createDataF
 
 
 class NamesOfPySpark:
-    """Gives the way out with the error for a name of PySpark's that is missing."""
+    """Names the alternative in the error for a missing PySpark method."""
 
     _missing: ClassVar[Mapping[str, str]] = {}
 
     if not TYPE_CHECKING:  # a type checker should report such names itself
 
         def __getattr__(self, name: str) -> NoReturn:
-            """Called for names that are not there. :raises AttributeError: always"""
+            """Called for unknown names. :raises AttributeError: always"""
             here = f"{type(self).__name__!r} object has no attribute {name!r}"
             instead = self._missing.get(name)
             raise AttributeError(here if instead is None else f"{here}, other than in PySpark: {instead}")

@@ -41,7 +41,7 @@ from ckpt_runtime.sources import is_source
 class RuntimeConfig:
     """``session.conf``: options that the pipeline sets for itself.
 
-    They win over the cluster's (``defaults``); options given at submission win over both.
+    They override the cluster's (``defaults``); options given at submission override both.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RuntimeConfig:
         self._own = Configuration.merge(self._own, option)
 
     def sets(self, key: str) -> bool:
-        """Returns whether the pipeline or its submission sets an option, and not just the cluster.
+        """Returns whether the pipeline or its submission sets an option, as opposed to only the cluster.
 
         :param key: the option's name.
         """
@@ -90,7 +90,7 @@ class RuntimeConfig:
 
     @property
     def effective(self) -> Configuration:
-        """Returns the cluster's options, under the pipeline's own, under those given at submission."""
+        """Returns the cluster's options, overridden by the pipeline's own and then by those given at submission."""
         return Configuration.merge(self._defaults, self._own, self._submitted)
 
 

@@ -1,8 +1,8 @@
-"""``Stream``: what ``load()`` and every transformation return, on the conventions of PySpark's ``DataFrame``.
+"""``Stream``: the result of ``load()`` and of every transformation, by the conventions of PySpark's ``DataFrame``.
 
 Each transformation adds one operator to the plan and checks its arguments against the schema at once, so that a mistake
-shows in the author's own line. ``union``, ``rebalance`` and ``broadcast`` add none: they say how rows reach the next
-operator.
+raises an error at the author's own line. ``union``, ``rebalance`` and ``broadcast`` add none: they say how rows reach
+the next operator.
 """
 
 # Names are PySpark's.

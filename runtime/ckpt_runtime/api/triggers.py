@@ -1,8 +1,8 @@
-"""From the triggers of a program's queries to how often its job takes a checkpoint, which makes rows visible.
+"""Derives a job's checkpoint interval, at which rows become visible, from the triggers of the program's queries.
 
-Spark's ``trigger`` says how often results become visible. That is the interval of checkpoints here, and all queries of
-a program are one job: the shortest interval counts. What says the interval of checkpoints itself, in the program or
-at its submission, is stronger.
+Spark's ``trigger`` says how often results become visible. Here that is the checkpoint interval. All queries of a
+program are one job, so the shortest interval counts. A checkpoint interval that the program or its submission sets
+takes precedence.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _FIELDS = {
 
 
 def set_interval(starts: Sequence[Any], conf: RuntimeConfig) -> None:
-    """Sets the interval of checkpoints that triggers say, unless program or submission set one.
+    """Sets the checkpoint interval to that of the triggers, unless program or submission set one.
 
-    ``starts`` are Spark's requests.
-    Raises PlanError for an interval that Spark would not take, or that the engine cannot keep.
+    ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
+    keep.
     """
     intervals = [found for start in starts if (found := _interval_ms(start))]
     key = CheckpointingOptions.INTERVAL.key
@@ -55,6 +55,6 @@ def _interval_ms(start: Any) -> int | None:
 
 
 def _is_visible_at_once(start: Any) -> bool:
-    """Whether the rows of a query's sink do not wait for a checkpoint."""
+    """Whether the rows of a query's sink become visible without waiting for a checkpoint."""
     sink = (start.format or "parquet").lower()
     return sink == "noop" or (sink == "kafka" and not is_exactly_once(dict(start.options)))

@@ -1,4 +1,4 @@
-"""Format ``noop``: takes rows and forgets them."""
+"""Format ``noop``: discards all rows."""
 
 from __future__ import annotations
 

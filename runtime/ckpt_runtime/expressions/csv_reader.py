@@ -1,7 +1,7 @@
 """Splits a line of CSV into its fields as the parser of Spark does, univocity's, with Spark's settings of it.
 
-A field that begins with the quote is quoted. Within it the escape character makes the quote, and itself, plain text;
-outside it has no meaning. What is wrong with a quoted field is not an error: the field is then taken as it is written,
+A field that begins with the quote is quoted. Within it the escape character turns a following quote or escape character
+into plain text; outside it has no meaning. A malformed quoted field is not an error: it is then taken as it is written,
 up to the next separator (``STOP_AT_DELIMITER``).
 """
 
@@ -10,15 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 NO_CHARACTER = "\0"
-"""The character that stands for none: no text of a field contains it."""
+"""Means "no character": a field's text never contains it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """How fields are written. ``quote`` and ``escape`` may be the character NUL, which stands for none.
+    """How fields are written. ``quote`` and ``escape`` may be the character NUL, which means that there is none.
 
-    ``strip_left`` and ``strip_right`` remove blanks and control characters from both ends of unquoted fields.
-    ``null`` is the text of a field of no characters, ``empty`` that of a pair of quotes.
+    ``strip_left`` and ``strip_right`` remove blanks and control characters from both ends of unquoted fields. ``null``
+    is the value of an empty field, ``empty`` that of a pair of quotes.
     """
 
     separator: str = ","
@@ -40,7 +40,7 @@ def fields_of(line: str, dialect: Dialect) -> list[str]:
 
 
 class _EndOfLine(Exception):
-    """There is no further character."""
+    """Raised at the end of the line."""
 
 
 class _Fields:
@@ -111,7 +111,7 @@ class _Fields:
         self._at += 1
 
     def _ends_with_value(self) -> bool:
-        """What univocity does at the end of its input; returns whether there is a value."""
+        """Ends a field at the end of the line as univocity does; returns whether there is a value."""
         quote = self._dialect.quote
         if self._char == quote:
             if self._previous == quote:

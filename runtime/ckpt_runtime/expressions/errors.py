@@ -1,4 +1,4 @@
-"""Errors of expressions: what cannot be planned, and what fails for a row."""
+"""Errors of expressions: those that are raised at planning time, and those that a row causes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class UnsupportedExpressionError(Exception):
 
 
 class UnsupportedTypeError(UnsupportedExpressionError):
-    """A type that the engine has no values of."""
+    """A type that the engine does not support."""
 
     def __init__(self, type_: object) -> None:
         super().__init__(f"the type {type_}", "the engine has no values of it")

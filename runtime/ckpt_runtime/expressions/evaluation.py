@@ -27,7 +27,7 @@ Value: TypeAlias = "pa.Array | pa.Scalar"
 class Frame:
     """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas.
 
-    ``moment`` is what the current time is for these rows, in microseconds since 1970.
+    ``moment`` is the current time for these rows, in microseconds since 1970.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ _REFUSED = {
 
 
 def refusal(name: str) -> UnsupportedExpressionError:
-    """Returns the error of a function that the engine does not have, with the way out where there is a known one."""
+    """Returns the error for a function that the engine lacks, with an alternative if one is known."""
     why = _REFUSED.get(name)
     what = f"the function {name}"
     return UnsupportedExpressionError(what) if why is None else UnsupportedExpressionError(what, why)
@@ -93,7 +93,7 @@ def function(*names: str) -> Callable[[Builder], Builder]:
 def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], None]:
     """Registers functions all of whose arguments are evaluated for each row.
 
-    What is decorated gets the node once and returns the kernel, which gets the arguments' values once per batch.
+    The decorated builder is called once with the node and returns the kernel, which is called per batch with values.
     """
 
     def register(choose_kernel: Callable[[Call], Callable[..., Value]]) -> None:
@@ -121,11 +121,11 @@ _TAKES_NULLS = frozenset(
         *("ArrayAppend", "ArrayPrepend", "ArrayInsert", "ArrayRepeat", "NullIfResult"),
     }
 )
-"""Functions all of whose arguments Spark evaluates, even where another one is null."""
+"""Functions for which Spark evaluates every argument, even where another one is null."""
 
 
 def _from_left_to_right(arguments: Sequence[Evaluator], kinds: Sequence[pa.DataType], frame: Frame) -> Sequence[Value]:
-    """Returns the values of arguments. As in Spark, one that fails does not matter where an earlier one is null."""
+    """Returns the values of arguments. As in Spark, an error does not count where an earlier argument is null."""
     try:
         return [argument(frame) for argument in arguments]
     except EvaluationError:
@@ -197,7 +197,7 @@ def _filtered(value: Value, mask: pa.Array) -> Value:
 
 
 def may_fail(tree: Expression) -> bool:
-    """Returns whether some row may end the evaluation with an error: then a branch must not see other rows."""
+    """Returns whether a row may cause an error: a branch must then be evaluated for its own rows only."""
     match tree:
         case Call():
             return tree.function not in _NEVER_FAIL or any(may_fail(argument) for argument in tree.arguments)

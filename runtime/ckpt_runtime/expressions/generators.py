@@ -1,4 +1,4 @@
-"""Generators of Spark's: ``explode`` and its kin make rows of the elements of a row.
+"""Spark's generators: ``explode`` and similar functions make a row of each element of a row.
 
 A generator is compiled to a function from a frame to its elements: how many each row has, and the columns of all of
 them, row by row.
@@ -29,7 +29,7 @@ class Elements:
     counts: IntArray
     columns: list[pa.Array]
     positions: bool = False
-    """Whether the number of an element within its row comes first."""
+    """Whether the first column is the position of the element within its row."""
 
 
 Generator: TypeAlias = "Callable[[Frame], Elements]"
@@ -87,7 +87,8 @@ def _stack(tree: Call) -> Generator:
                 evaluate(given[at], frame, kind) if at < len(given) else pa.nulls(frame.length, kind)
                 for at in range(position, rows * len(types), len(types))
             ]
-            # All values of the first row come first; the elements of a row lie ``frame.length`` apart.
+            # The parts hold the k-th output rows of all input rows, so the rows of one input row are ``frame.length``
+            # apart.
             order = np.arange(frame.length * rows).reshape(rows, frame.length).T.ravel()
             columns.append(pa.concat_arrays(parts).take(pa.array(order)))
         counts = np.full(frame.length, rows, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Reads JSON as Spark's reader does: single quotes and non-numeric numbers are allowed, names may come twice.
+"""Reads JSON as Spark's reader does: single quotes and non-numeric numbers are allowed, names may be repeated.
 
 A document is a text, a :class:`Number`, a boolean, None, a list of documents, or :class:`Members`.
 """
@@ -13,11 +13,11 @@ from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.texts import double_text
 
 DEEPEST = 200
-"""Documents that are nested deeper are an error."""
+"""Maximum nesting depth: documents that are nested deeper are an error."""
 
 
 class Number(str):
-    """A number as the document has it."""
+    """A number, as it is written in the document."""
 
     __slots__ = ()
 
@@ -28,7 +28,7 @@ class Number(str):
 
 
 class Members(list[tuple[str, "Document"]]):
-    """The members of an object in their order; names may come twice."""
+    """The members of an object in their order; names may be repeated."""
 
     __slots__ = ()
 
@@ -54,7 +54,7 @@ class MalformedJson(Exception):
 
 
 def read_json(text: str, *, non_numeric: bool) -> Document:
-    """Returns the first document of a text; what follows it is not looked at.
+    """Returns the first document of a text; the text after it is ignored.
 
     ``non_numeric`` allows ``NaN`` and ``Infinity`` as numbers. Raises MalformedJson.
     """
@@ -65,7 +65,7 @@ def read_json(text: str, *, non_numeric: bool) -> Document:
 
 
 def is_blank(text: str) -> bool:
-    """Returns whether a text has no document at all."""
+    """Returns whether a text contains no document."""
     return _skipped(text, 0) == len(text)
 
 
@@ -161,7 +161,7 @@ def _string(text: str, at: int) -> tuple[str, int]:
 
 
 def _joined(parts: list[str]) -> str:
-    """Puts surrogates that belong together together; one that stands alone becomes a question mark, as in Java."""
+    """Joins pairs of surrogates; a single one becomes a question mark, as in Java."""
     if len(parts) == 1:
         return parts[0]
     text = "".join(parts)

@@ -1,4 +1,4 @@
-"""Arrays of lists and maps, also where they are slices of others or have elements behind nulls."""
+"""Arrays of lists and maps, also if they are slices of other arrays or have elements at null positions."""
 
 from __future__ import annotations
 

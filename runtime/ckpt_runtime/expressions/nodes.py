@@ -11,7 +11,7 @@ import msgspec
 from ckpt_runtime.expressions.types import SparkType
 
 Mode: TypeAlias = OneOf["ansi", "legacy", "try"]
-"""What an operation does where it has no result: fails, gives Spark's value from before ANSI, or gives null."""
+"""What an operation without a result does: fail, return the value of Spark's non-ANSI mode, or return null."""
 
 
 class Column(msgspec.Struct, frozen=True, tag_field="node", tag="column"):
@@ -50,7 +50,7 @@ class Lambda(msgspec.Struct, frozen=True, tag_field="node", tag="lambda"):
 class Call(msgspec.Struct, frozen=True, tag_field="node", tag="call"):
     """A function of Spark's and its arguments. ``function`` is the name of Spark's expression class.
 
-    ``settings`` holds what that class has beside its arguments: a time zone, a field's position, whether nulls count.
+    ``settings`` holds that class's other properties: a time zone, a field's position, whether nulls count.
     """
 
     function: str
@@ -64,7 +64,7 @@ Expression: TypeAlias = Column | Literal | Variable | Lambda | Call
 
 
 def rewritten(tree: Expression, replace: Callable[[Expression], Expression | None]) -> Expression:
-    """Returns the tree with each node replaced by what ``replace`` returns; None keeps a node and looks into it."""
+    """Returns the tree with each node replaced by what ``replace`` returns; for None, its children are rewritten."""
     found = replace(tree)
     if found is not None:
         return found

@@ -20,7 +20,7 @@ _GREATEST_COUNT = {"y": 6, "M": 4, "d": 2, "H": 2, "h": 2, "m": 2, "s": 2, "S": 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A letter of a pattern and how often it comes, or text that stands for itself (``letter`` is empty)."""
+    """A letter of a pattern and how often it is repeated, or literal text (``letter`` is empty)."""
 
     letter: str
     count: int
@@ -90,7 +90,7 @@ def _written(local: datetime.datetime, token: Token) -> str:
 
 
 def read(text: str, tokens: tuple[Token, ...]) -> datetime.datetime | None:
-    """Returns the local time of a text, or None if it does not fit. What is not given is that of 1970-01-01 0:00."""
+    """Returns the local time of a text, or None if it does not match. Missing fields are those of 1970-01-01 0:00."""
     expression, letters = _expression(tokens)
     found = expression.fullmatch(text)
     if not found:
@@ -123,7 +123,7 @@ def _moment(values: dict[str, str]) -> datetime.datetime:
 
 @lru_cache(maxsize=256)
 def _expression(tokens: tuple[Token, ...]) -> tuple[re.Pattern[str], tuple[str, ...]]:
-    """Returns what matches texts of a pattern, and the letter of each of its groups."""
+    """Returns a regular expression for texts of a pattern, and the letter of each of its groups."""
     parts, letters = [], []
     for at, token in enumerate(tokens):
         if not token.letter:

@@ -17,7 +17,7 @@ Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
 EXACT = decimal.Context(prec=1000)
-"""Rounds no operation on decimals of Spark's or Java's, but divisions without an end."""
+"""Precise enough for all decimal operations of Spark and Java; only non-terminating divisions are rounded."""
 
 
 _noted: ContextVar[list[Callable[..., Any]] | None] = ContextVar("noted", default=None)
@@ -82,7 +82,7 @@ def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = F
 
 
 def _distinct(column: pa.Array) -> tuple[pa.Array, pa.Array] | None:
-    """Returns distinct values with the position of each row's; None for types that Arrow cannot encode."""
+    """Returns distinct values, and the position of each row's value; None for types that Arrow cannot encode."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()  # a dictionary may hold values that no row has
     if pa.types.is_nested(column.type) or pa.types.is_null(column.type) or pa.types.is_floating(column.type):

@@ -1,4 +1,4 @@
-"""How Spark writes values as text and reads them: numbers as Java does, dates and timestamps in forms of its own."""
+"""Converts values to text and back as Spark does: numbers as in Java, dates and timestamps in forms of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ckpt_runtime.expressions.types import SparkType, is_fractional
 EPOCH = datetime.datetime(1970, 1, 1)
 _UTC = datetime.UTC
 _WHITE = "".join(map(chr, range(0x21))) + "\x7f"
-"""What Spark cuts off both ends of a text before it reads a value: blanks and control characters."""
+"""Characters that Spark trims from a text before it reads a value: blanks and control characters."""
 
 
 def trimmed(text: str) -> str:
@@ -43,7 +43,8 @@ def zone_of(name: str) -> datetime.tzinfo:
 def micros_of_local(local: datetime.datetime, zone: datetime.tzinfo) -> int:
     """Returns the moment of a local time, in microseconds since 1970.
 
-    As Java: the earlier one of a time that occurs twice; a time that a change of clocks leaves out is moved by the gap.
+    As in Java, a local time that occurs twice is the earlier one, and one that a clock change skips is moved by the
+    gap.
     """
     shift = local.replace(tzinfo=zone, fold=0).utcoffset()
     assert shift is not None
@@ -151,7 +152,7 @@ _SPECIAL = {"inf": math.inf, "infinity": math.inf, "nan": math.nan}
 
 
 def parse_integer(text: str, *, truncates: bool) -> int | None:
-    """Returns the integer that a text holds. ``truncates``: digits behind a point are cut off, as without ANSI mode."""
+    """Returns the integer that a text holds. ``truncates``: the fraction is dropped, as without ANSI mode."""
     text = trimmed(text)
     if _INTEGER.fullmatch(text):
         return int(text)
@@ -200,7 +201,7 @@ _TIME = re.compile(
 
 
 def parse_date(text: str) -> datetime.date | None:
-    """Returns the date of ``yyyy``, ``yyyy-M``, ``yyyy-M-d`` and whatever follows a blank or a T, or None."""
+    """Returns the date of ``yyyy``, ``yyyy-M`` or ``yyyy-M-d``, with any text after a blank or a T, or None."""
     found = _DATE.fullmatch(trimmed(text))
     if not found:
         return None
@@ -213,7 +214,7 @@ def parse_date(text: str) -> datetime.date | None:
 def parse_local(text: str) -> tuple[datetime.datetime, datetime.tzinfo | None] | None:
     """Returns the local time of a text and the zone that it names, in the forms that a cast to a timestamp reads.
 
-    A text without a date has no meaning that a stream could keep, and gives None as a bad text does.
+    A text without a date would depend on the current day, so it gives None, like an invalid text.
     """
     found = _TIME.fullmatch(trimmed(text))
     if not found or found[1] is None:

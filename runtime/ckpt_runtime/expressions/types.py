@@ -42,7 +42,7 @@ def arrow_type(type_: SparkType) -> pa.DataType:
 
     Timestamps with a zone are microseconds in UTC; day-time intervals are durations in microseconds.
 
-    Raises UnsupportedTypeError for types that the engine has no values of: collations, calendar and year-month
+    Raises UnsupportedTypeError for types that the engine does not support: collations, calendar and year-month
     intervals, variants, times, user-defined types.
     """
     if isinstance(type_, str):

@@ -45,7 +45,7 @@ def explanation(
 
 
 def _mapper(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> QueryMapper:
-    """A mapper that changes nothing of the capture, whose program goes on after this."""
+    """A mapper that leaves the capture unchanged, because its program continues after this."""
     sources = {id_: replace(source, options=dict(source.options)) for id_, source in capture.sources.items()}
     return QueryMapper(replace(capture, sources=sources, tables=set()), plan, resolve, {})
 

@@ -294,8 +294,8 @@ class JoinSpec:
     """Joins rows with equal keys. ``how``: inner, left_outer, right_outer, full_outer or left_semi.
 
     ``within_ms`` bounds the right row's event time minus the left row's, both ends included; None (inner only) sets no
-    bounds, and then no row is ever forgotten. ``exact`` are the same bounds in microseconds, where these are not whole
-    milliseconds. The left side's gates come first.
+    bounds, and then no row is ever removed from state. ``exact`` are the same bounds in microseconds, where these are
+    not whole milliseconds. The left side's gates come first.
     """
 
     how: str

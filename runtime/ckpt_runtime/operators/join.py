@@ -2,8 +2,8 @@
 
 A pair is emitted as soon as both rows have arrived: pairs are ordered by the row that completes them, then by the
 arrival of its partners. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
-row is forgotten when the watermark has passed everything that it could match, and an outer join then emits it with
-nulls if it has no match. Without bounds (inner only) every row is kept forever. Never blocks.
+row is removed from state when the watermark has passed everything that it could match, and an outer join then emits it
+with nulls if it has no match. Without bounds (inner only) every row is kept forever. Never blocks.
 
 The emitted watermark is held back by the greater bound, so that no result row is late by the event time of either
 side.

@@ -32,19 +32,19 @@ _is_valid = kernel_of("is_valid")
 
 
 def overflow(type_: object) -> EvaluationError:
-    """Returns the error of a result that its type cannot hold."""
+    """Returns the error for a result that its type cannot hold."""
     return EvaluationError(
         "ARITHMETIC_OVERFLOW", f"the result is out of the range of {type_}; try_* gives null instead"
     )
 
 
 def division_by_zero() -> EvaluationError:
-    """Returns the error of a division by zero."""
+    """Returns the error for a division by zero."""
     return EvaluationError("DIVIDE_BY_ZERO", "the divisor is zero; try_divide gives null instead")
 
 
 def checked(call: Call, kernel: Callable[..., Value]) -> Callable[..., Value]:
-    """Returns the kernel with Arrow's error of an overflow turned into Spark's."""
+    """Returns the kernel with Arrow's overflow error replaced by Spark's."""
 
     def compute(*values: Value) -> Value:
         try:
@@ -125,7 +125,7 @@ def _can_exceed(kind: pa.DataType, digits: int) -> bool:
 
 
 _MOST_DIGITS = 76
-"""Arrow's decimals have no more."""
+"""Maximum number of digits of Arrow's decimals."""
 
 
 def _digits(name: str, kinds: list[pa.DataType]) -> int:
@@ -164,7 +164,7 @@ def to_decimal(exact: Value, precision: int, scale: int, result: pa.DataType, mo
 
 
 _QUOTIENT = decimal.Context(prec=39, rounding=decimal.ROUND_DOWN)
-"""Spark divides decimals to 39 digits and cuts the rest off before it rounds to the scale of the result."""
+"""Spark divides decimals to 39 digits, truncated, before it rounds to the scale of the result."""
 
 
 def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
@@ -228,7 +228,7 @@ def _integral_divide(call: Call) -> Callable[..., Value]:
 
 
 def _wrapping_divide(left: Value, right: Value) -> Value:
-    """The least number divided by -1 is itself again, where Arrow sees an error."""
+    """The minimum divided by -1 is the minimum again; Arrow raises an error for it."""
     minus_one = pa.scalar(-1, right.type)
     flips = pc.equal(right, minus_one)
     return _if_else(flips, pc.negate(left), pc.divide(left, _if_else(flips, pa.scalar(1, right.type), right)))
@@ -254,7 +254,7 @@ def _remainder(call: Call) -> Callable[..., Value]:
         return _guarded(call, run)
 
     def integers(left: Value, right: Value) -> Value:
-        # The remainder by -1 is 0, and a division of the least number by it would overflow.
+        # The remainder of a division by -1 is 0; dividing the minimum by it would overflow.
         return run(left, _if_else(pc.equal(right, pa.scalar(-1, right.type)), pa.scalar(1, right.type), right))
 
     return _guarded(call, integers)
@@ -320,11 +320,11 @@ def _shift(call: Call) -> Callable[..., Value]:
     logical = call.function != "ShiftRight"
 
     def run(value: Value, distance: Value) -> Value:
-        # As Java: only the low five or six bits of the distance count.
+        # As in Java, only the low five or six bits of the distance count.
         masked = pc.bit_wise_and(distance, pa.scalar(bits - 1, distance.type))
         if logical:
             return shift(value.cast(unsigned, safe=False), masked.cast(unsigned)).cast(kind, safe=False)
-        # Arrow shifts signed numbers by fewer bits than they have without their sign: hence in two steps.
+        # Arrow limits the shift of signed numbers to one bit less than their width, so it is done in two steps.
         half = pc.shift_right(masked, pa.scalar(1, masked.type))
         return shift(shift(value, half.cast(kind)), pc.subtract(masked, half).cast(kind))
 

@@ -1,4 +1,4 @@
-"""``CAST`` and ``TRY_CAST`` between all types. What does not fit is an error, null, or what Java gives."""
+"""``CAST`` and ``TRY_CAST`` between all types. A value that does not fit is an error, null, or Java's result."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
 
 
 def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:
-    """Returns the error of a value that a type cannot hold."""
+    """Returns the error for a value that a type cannot hold."""
     condition = "CAST_INVALID_INPUT" if source == "string" else "CAST_OVERFLOW"
     return EvaluationError(
         condition, f"{value!r} of type {source} cannot be cast to {target}; try_cast gives null instead"
@@ -102,7 +102,7 @@ def _to_integer(source: SparkType, target: SparkType, mode: str) -> Callable[[Va
         if pa.types.is_decimal(value.type):
             return slow(value)
         try:
-            # Arrow refuses a fraction, Spark cuts it off.
+            # Arrow refuses a fraction, Spark truncates it.
             return (pc.trunc(value) if is_fractional(source) else value).cast(result)
         except pa.ArrowInvalid:
             return slow(value)
@@ -111,7 +111,7 @@ def _to_integer(source: SparkType, target: SparkType, mode: str) -> Callable[[Va
 
 
 def _java_integers(value: Value, target: str, result: pa.DataType) -> Value:
-    """Java's conversion of a floating number: NaN is 0, what is too large is the limit; bytes and shorts wrap."""
+    """Converts floating numbers as Java does: NaN is 0, too large values are the limit; bytes and shorts wrap."""
     limit = _LIMITS["long" if target == "long" else "integer"]
 
     def whole(number: float) -> int:
@@ -330,5 +330,5 @@ def _nested(source: SparkType, target: SparkType, mode: str, zone: str) -> Calla
 
 
 def _of_arrays(convert: Callable[[pa.Array], pa.Array]) -> Callable[[Value], Value]:
-    """Returns a conversion of arrays that takes a scalar, too."""
+    """Returns a conversion of arrays that also accepts a scalar."""
     return lambda value: convert(pa.repeat(value, 1))[0] if isinstance(value, pa.Scalar) else convert(value)

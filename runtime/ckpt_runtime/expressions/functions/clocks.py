@@ -1,7 +1,7 @@
-"""The current time, and timestamps that are made of their parts.
+"""The current time, and timestamps made from their parts.
 
-The current time is when an operator gets a batch of rows: all rows of the batch have the same one, as in a batch of
-Spark's. A recovery computes rows again with the time that it is then, as Spark does.
+The current time is the time at which an operator gets a batch of rows: it is the same for all rows of the batch, as in
+a batch of Spark's. After a recovery, rows are computed again with the time at that point, as in Spark.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def _convert_zone(call: Call) -> Callable[..., Value]:
 
 @function("TryEval")
 def _try_eval(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
-    """Null for rows whose argument fails. Rows are looked at one by one only when one of them does."""
+    """Null for rows whose argument fails. A batch with an error is halved until the failing rows are found."""
     kind = arrow_type(call.type)
     evaluator = arguments[0]
 

@@ -74,7 +74,7 @@ def _coalesce(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
 @function("RaiseError")
 def _raise_error(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
-    """Arguments: the condition's name and a map of what its message needs."""
+    """Arguments: the error condition's name and a map of its message parameters."""
 
     def run(frame: Frame) -> Value:
         if frame.length:
@@ -108,7 +108,7 @@ def _nanvl(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
 @strict("Greatest", "Least")
 def _extreme(call: Call) -> Callable[..., Value]:
-    """Nulls are passed over; NaN is the greatest number."""
+    """Nulls are skipped; NaN is the greatest number."""
     name = "less" if call.function == "Greatest" else "greater"
     replaces = comparison(name, call.type)
 

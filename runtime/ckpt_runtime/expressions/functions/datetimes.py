@@ -32,7 +32,7 @@ def _zone(call: Call) -> datetime.tzinfo:
 
 
 def _local(call: Call) -> Callable[[Value], Value]:
-    """Returns the conversion of the first argument to local times, or nothing for dates and times without a zone."""
+    """Returns the conversion of the first argument to local times; dates and times without a zone stay unchanged."""
     return in_zone(_zone(call)) if call.arguments[0].type == "timestamp" else lambda value: value
 
 
@@ -57,7 +57,7 @@ def _part(call: Call) -> Callable[..., Value]:
 
 @strict("DayOfWeek", "WeekDay")
 def _day_of_week(call: Call) -> Callable[..., Value]:
-    """Sunday is 1 for the first and 6 for the second."""
+    """Sunday is 1 for ``dayofweek`` and 6 for ``weekday``."""
     local = _local(call)
     if call.function == "WeekDay":
         return lambda value: pc.day_of_week(local(value), count_from_zero=True, week_start=1).cast(_INT)
@@ -84,7 +84,7 @@ def _name(call: Call) -> Callable[..., Value]:
 
 @strict("PreciseTimestampConversion")
 def _precise(call: Call) -> Callable[..., Value]:
-    """Timestamps as microseconds, and back: what Spark computes windows with."""
+    """Converts timestamps to microseconds and back; Spark uses this to compute windows."""
     kind = arrow_type(call.type)
     return lambda value: value.cast(kind)
 
@@ -196,7 +196,7 @@ def _tokens(tree: Expression) -> tuple[patterns.Token, ...]:
 
 _SHOWN = ("day", "hour", "minute", "second")
 _FINENESS = {"H": 1, "h": 1, "a": 1, "m": 2, "s": 3, "S": 4}
-"""By letters of patterns: the place in ``_SHOWN`` of the unit that they show. Dates need days; ``S`` needs all."""
+"""By pattern letter: the index in ``_SHOWN`` of the unit that it needs. Letters of dates need days; ``S`` needs all."""
 
 
 @strict("DateFormatClass")
@@ -207,7 +207,7 @@ def _date_format(call: Call) -> Callable[..., Value]:
     finest = max((_FINENESS[token.letter] for token in tokens if token.letter in _FINENESS), default=0)
     if finest == len(_SHOWN):
         return lambda value, _: compute(local(value))
-    # Python runs for each distinct value, and there are few when what the pattern does not show is cut off.
+    # Python runs once per distinct value, and few are left after truncation to the finest unit that the pattern shows.
     return lambda value, _: compute(pc.floor_temporal(local(value), unit=_SHOWN[finest]))
 
 

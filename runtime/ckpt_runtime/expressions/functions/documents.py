@@ -38,11 +38,11 @@ _FORMATS = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat
 
 
 class _Unfit(Exception):
-    """A value of a document that a type does not take: null in its place."""
+    """A value of a document that cannot be converted to the type; the result is null."""
 
 
 class _Unsure(Exception):
-    """A value whose text in the document is needed."""
+    """A value that can only be converted from its text in the document."""
 
 
 def options_of(call: Call, known: frozenset[str]) -> dict[str, str]:
@@ -92,7 +92,7 @@ def _from_json(call: Call) -> Callable[..., Value]:
 
 
 def _converter(type_: SparkType, zone: str, options: Mapping[str, str]) -> _Convert:
-    """Returns what takes a document of :func:`read_json`, or of msgspec as long as that has all that counts."""
+    """Returns a converter of documents from :func:`read_json`, or from msgspec where its documents hold enough."""
     if isinstance(type_, dict):
         return _nested_converter(type_, zone, options)
     if is_integral(type_):
@@ -146,7 +146,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
             for name, convert in fields.items():
                 found = value.get(name)
                 if found is not None:
-                    row[name] = convert(found)  # what does not fit is looked at again, with names that come twice
+                    row[name] = convert(found)  # a value that does not fit is read again, with repeated names
             return row
         if not isinstance(value, Members):
             raise _Unfit
@@ -168,7 +168,7 @@ def _unfit(value: Any) -> Exception:
 def _to_integer(type_: SparkType) -> _Convert:
     bits = {"byte": 8, "short": 16, "integer": 32, "long": 64}[str(type_)]
     low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
-    most = 255 if bits == 8 else high  # the reader of Spark takes bytes without a sign, too
+    most = 255 if bits == 8 else high  # Spark's reader accepts unsigned bytes, too
 
     def convert(value: Any) -> int:
         if isinstance(value, Number) and value.is_whole:
@@ -230,7 +230,7 @@ def _to_text(value: Any) -> str:
 
 
 def _holds_python_numbers(value: Any) -> bool:
-    """Whether a list is of msgspec's making; its texts and nulls are the same."""
+    """Whether a list was made by msgspec; texts, booleans and nulls are the same from :func:`read_json`."""
     if isinstance(value, Members):
         return any(_holds_python_numbers(each) for _, each in value)
     if isinstance(value, list):
@@ -381,7 +381,7 @@ _EACH = ("each element",)
 
 
 def _steps(path: str) -> tuple[object, ...] | None:
-    """Returns the steps of a path: names, indexes and ``_EACH``; None for a path that finds nothing, as ``$.*``."""
+    """Returns the steps of a path: names, indexes and ``_EACH``; None if it matches nothing, such as ``$.*``."""
     if not path.startswith("$"):
         return None
     steps: list[object] = []
@@ -402,7 +402,7 @@ def _steps(path: str) -> tuple[object, ...] | None:
 
 
 def _found(document: Document, steps: tuple[Any, ...], style: str) -> list[str]:
-    """Returns what a path finds, as texts of JSON to be put one after the other. ``style`` is raw, quoted or flat."""
+    """Returns the matches of a path, as JSON texts to concatenate. ``style`` is raw, quoted or flat."""
     if not steps:
         if isinstance(document, str) and not isinstance(document, Number) and style == "raw":
             return [document]

@@ -1,4 +1,4 @@
-"""Texts of other systems: URLs, ``format_string``, base 32, checks of UTF-8, and texts that are cut into maps."""
+"""Text formats: URLs, ``format_string``, base 32, checks of UTF-8, and texts that are split into maps."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _no_format(what: str) -> UnsupportedExpressionError:
 def _formatter(
     specifier: str, position: int, type_: SparkType, flags: str, width: int, precision: str | None, conversion: str
 ) -> Callable[[tuple[Any, ...]], str]:
-    """Returns what writes one value of a row."""
+    """Returns a function that formats one value of a row."""
     write: Callable[[Any], str]
     if conversion in "sS" and not set(flags) - {"-"}:
         shown = type_ in ("string", "boolean", "double", "float", "void") or is_integral(type_) or decimal_of(type_)
@@ -220,7 +220,7 @@ def _base32(call: Call) -> Callable[..., Value]:
         return per_row(lambda data: base64.b32encode(data).decode(), _STRING)
 
     def decode(text: str) -> bytes:
-        """Passes over other characters, takes small letters as large ones, and drops bits that make no byte."""
+        """Skips other characters, accepts lower-case letters, and drops trailing bits that are not a whole byte."""
         digits = re.sub(r"[^A-Za-z2-7]", "", text.split("=", maxsplit=1)[0]).upper()
         whole = digits + "A" * (-len(digits) % 8)
         return base64.b32decode(whole)[: len(digits) * 5 // 8]
@@ -230,7 +230,7 @@ def _base32(call: Call) -> Callable[..., Value]:
 
 @function("IsValidUTF8", "MakeValidUTF8", "ValidateUTF8", "TryValidateUTF8")
 def _valid_text(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
-    """The engine keeps valid text only; bytes are looked at before a cast makes text of them."""
+    """The engine's texts are always valid, so the check applies to the bytes before a cast converts them to text."""
     source, test = call.arguments[0], call.function == "IsValidUTF8"
     if not (isinstance(source, Call) and source.function == "Cast" and source.arguments[0].type == "binary"):
         plain = arguments[0]
@@ -305,7 +305,7 @@ def _string_to_map(call: Call) -> Callable[..., Value]:
 
 
 def _split(text: str, pattern: str, most: int) -> list[str]:
-    """Cuts a text where a regular expression matches, ``most`` times if that is not 0."""
+    """Splits a text where a regular expression matches, at most ``most`` times if that is not 0."""
     parts: list[str] = []
     start = 0
     for match in compile_java(pattern).finditer(text):

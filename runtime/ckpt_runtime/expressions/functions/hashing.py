@@ -54,7 +54,7 @@ class _Murmur3:
 
     @classmethod
     def bytes(cls, texts: _Bytes, seeds: _Array) -> _Array:
-        """Words of four bytes, then each byte that is left with its sign."""
+        """Hashes words of four bytes, then each remaining byte as a signed number."""
         state = seeds.copy()
         lengths = texts.lengths
         for at in range(0, int(lengths.max(initial=0)) // 4 * 4, 4):
@@ -144,7 +144,7 @@ class _XxHash64:
 
 
 class _Bytes:
-    """Texts as one run of bytes with the start and the length of each."""
+    """Texts as one array of bytes, with the start and the length of each."""
 
     def __init__(self, array: pa.Array) -> None:
         filled = pc.fill_null(array.cast(pa.binary()), b"")
@@ -165,7 +165,7 @@ class _Bytes:
 
 
 def _hash_of(type_: SparkType, algorithm: type[_Murmur3 | _XxHash64]) -> _Hash:
-    """Returns what takes the values of a column and the hashes so far, and returns those after the column."""
+    """Returns a function that updates the hashes so far with the values of a column."""
     if isinstance(type_, dict):
         return _nested_hash(type_, algorithm)
     if type_ == "void":

@@ -1,4 +1,4 @@
-"""Intervals, and dates and timestamps to which they are added or between which they lie.
+"""Intervals, and arithmetic of dates and timestamps with them.
 
 A day-time interval is a duration in microseconds, a year-month interval a number of months. Days and months are added
 to the local time of the session's zone, as Java does: a day may have 23 or 25 hours.
@@ -56,7 +56,7 @@ def shifted(micros: int, zone: datetime.tzinfo, months: int, days: int, rest: in
         local = plus_months(start, months) + datetime.timedelta(days=days)
         shift = texts.micros_of_local(start, datetime.UTC) - micros
         micros = texts.micros_of_local(local, zone)
-        # A local time that comes twice keeps the offset that it had.
+        # A local time that occurs twice keeps its offset.
         later = texts.micros_of_local(local, datetime.UTC) - shift
         if texts.local_of_micros(later, zone) == local:
             micros = later
@@ -264,7 +264,7 @@ def _make_calendar(call: Call) -> Callable[..., Value]:
 
 @strict("Sequence")
 def _sequence(call: Call) -> Callable[..., Value]:
-    """All values from the first to the last one: numbers, dates, or timestamps with an interval between them."""
+    """Returns the values from the first to the last one: numbers, dates, or timestamps at an interval."""
     start = call.arguments[0].type
     result = arrow_type(call.type)
     if is_integral(start):
@@ -300,7 +300,7 @@ def _sequence(call: Call) -> Callable[..., Value]:
 
 
 _LONGEST = 1_000_000
-"""Elements of a sequence; more would fill the memory of a worker."""
+"""Maximum number of elements of a sequence; more would fill the memory of a worker."""
 
 
 def _check_length(found: list[int]) -> None:

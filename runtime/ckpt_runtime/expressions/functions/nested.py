@@ -64,7 +64,7 @@ def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         if width == 0:
             return pa.array([[]] * length, kind)
         columns = [broadcast(argument(frame), length).cast(kind.value_type) for argument in arguments]
-        # Row by row: the k-th element of row i lies at k * length + i of the columns behind one another.
+        # Row by row: the k-th element of row i is at position k * length + i of the concatenated columns.
         order = pa.array([k * length + i for i in range(length) for k in range(width)], pa.int64())
         values = pa.concat_arrays(columns).take(order)
         offsets = pa.array(range(0, (length + 1) * width, width), pa.int32())
@@ -74,12 +74,12 @@ def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
 
 def duplicate_key(key: object) -> EvaluationError:
-    """Returns the error of a map that is given a key twice."""
+    """Returns the error for a map with a repeated key."""
     return EvaluationError("DUPLICATED_MAP_KEY", f"the map gets the key {key!r} twice")
 
 
 def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-    """Returns the entries of a new map. Raises EvaluationError for a null key or one that comes twice."""
+    """Returns the entries of a new map. Raises EvaluationError for a null key or a repeated one."""
     seen = set()
     for key, _ in entries:
         if key is None:

@@ -130,7 +130,7 @@ def _logic(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
     def run(frame: Frame) -> Value:
         first = broadcast(left(frame), frame.length)
-        # The second side is looked at only where the first one does not decide, as in Spark.
+        # As in Spark, the second side is evaluated only where the first one does not decide the result.
         open_ = pc.fill_null(_equal(first, pa.scalar(not decisive)), True)
         second = scattered(right, frame, open_, pa.bool_())
         return combine(first, second)

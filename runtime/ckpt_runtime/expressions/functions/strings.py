@@ -118,7 +118,7 @@ def _side(call: Call) -> Callable[..., Value]:
 
 @strict("StringTrim", "StringTrimLeft", "StringTrimRight", "StringTrimBoth")
 def _trim(call: Call) -> Callable[..., Value]:
-    """Arguments: the text and, where given, the characters to cut off; only blanks otherwise."""
+    """Arguments: the text and, optionally, the characters to trim; otherwise blanks are trimmed."""
     side = {"StringTrimLeft": "lstrip", "StringTrimRight": "rstrip"}.get(call.function, "strip")
     if len(call.arguments) == 1:
         name = {"lstrip": "utf8_ltrim", "rstrip": "utf8_rtrim", "strip": "utf8_trim"}[side]
@@ -255,7 +255,7 @@ def _base64(call: Call) -> Callable[..., Value]:
         return per_row(lambda data: base64.b64encode(data).decode(), _STRING)
 
     def decode(text: str) -> bytes:
-        # As Java's MIME decoder: characters outside of the alphabet are passed over, padding may be missing.
+        # Decodes like Java's MIME decoder: characters outside of the alphabet are skipped, and padding may be missing.
         digits = re.sub(r"[^A-Za-z0-9+/]", "", text.split("=", maxsplit=1)[0])
         try:
             return base64.b64decode(digits + "=" * (-len(digits) % 4))
@@ -491,7 +491,7 @@ def _regexp_replace(call: Call) -> Callable[..., Value]:
 
 
 def _expanded(template: str, match: re.Match[str]) -> str:
-    """Fills Java's ``$1`` and ``${name}`` in; a backslash takes a character as it is."""
+    """Replaces Java's ``$1`` and ``${name}``; a backslash escapes a character."""
     out = []
     at = 0
     while at < len(template):
@@ -549,7 +549,7 @@ def _split(call: Call) -> Callable[..., Value]:
             if 0 < limit <= len(parts) + 1:
                 break
             if match.end() == 0 or (match.start() == match.end() and match.start() == len(text)):
-                continue  # Java: no empty part before a match of no width at the start
+                continue  # as in Java, an empty match at the start gives no empty part
             parts.append(text[start : match.start()])
             start = match.end()
         parts.append(text[start:])
