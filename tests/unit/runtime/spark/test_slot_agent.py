@@ -329,15 +329,16 @@ class TestTemporaryFiles:
         own, other = elsewhere / "ckpt-worker-x", elsewhere / "other"
         own.mkdir()
         other.mkdir()
-        strangers = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
+        adopted = [subprocess.Popen([sys.executable, "-IS", "-c", "input()"], stdin=subprocess.PIPE) for _ in "12"]
 
-        async with opened() as driver:
-            for process, directory in zip(strangers, (own, other), strict=True):
+        async with opened() as driver:  # its end waits until what each worker has left is deleted
+            for process, directory in zip(adopted, (own, other), strict=True):
                 began = started(process.pid)
-                driver.send(AdoptWorker("w", ProcessIdentity("", process.pid, began), str(directory)))
-                driver.send(KillWorker("w"))
-                assert await driver.exited() == WorkerExited("w", None)
-        for process in strangers:
+                worker = f"worker of {directory.name}"
+                driver.send(AdoptWorker(worker, ProcessIdentity("", process.pid, began), str(directory)))
+                driver.send(KillWorker(worker))
+                assert await driver.exited() == WorkerExited(worker, None)
+        for process in adopted:
             process.communicate()
         assert list(elsewhere.iterdir()) == [other]
 
