@@ -164,7 +164,7 @@ def test_beside_an_upgrade_that_waits_for_approval_nothing_else_is_started_or_en
         job.start(savepoint=paused["savepoint_path"])
     with pytest.raises(Conflict, match="is being upgraded by"):
         job.start(configuration=fast(pipeline__name=paused["name"], pipeline__unique_name="true"))
-    with pytest.raises(Conflict, match="the upgrade may go on from it"):
+    with pytest.raises(Conflict, match="the upgrade may continue from it"):
         job.cluster.call(job.cluster.dispatcher.dispose_savepoint(paused["savepoint_path"], None))
     assert (upgraded.living(), sorted(upgraded.holds())) == ("", held)
 
