@@ -122,6 +122,9 @@ class LocalAirflow:
             # A file that has changed is read at the next refresh; one that has not, hardly ever again.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+            # A triggerer builds its access to the execution API at the first request, which a busy machine may take
+            # longer for than the 30 s in which a killed wait may do what it has to.
+            "AIRFLOW__TRIGGERER__ON_KILL_TIMEOUT": "300",
             # The default of 5 s makes tasks fail before they start when the machine is loaded.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "120",
             "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
