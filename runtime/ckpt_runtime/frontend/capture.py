@@ -40,6 +40,7 @@ _CHANGE_RESULTS = (
     "spark.sql.mapKeyDedupPolicy",
     "spark.sql.timestampType",
     "spark.sql.decimalOperations.",
+    "spark.sql.chunkBase64String.",
 )
 """Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 MOST_LOCAL_BYTES = 4 << 20

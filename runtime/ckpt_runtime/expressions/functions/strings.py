@@ -249,10 +249,15 @@ def _chr(call: Call) -> Callable[..., Value]:
     return per_row(lambda n: "" if n < 0 else chr(n & 0xFF), _STRING)
 
 
+def _mime_base64(data: bytes) -> str:
+    """Lines of at most 76 characters, as Spark makes by default (``spark.sql.chunkBase64String.enabled``)."""
+    return "\r\n".join(base64.b64encode(data[start : start + 57]).decode() for start in range(0, len(data), 57))
+
+
 @strict("Base64", "UnBase64")
 def _base64(call: Call) -> Callable[..., Value]:
     if call.function == "Base64":
-        return per_row(lambda data: base64.b64encode(data).decode(), _STRING)
+        return per_row(_mime_base64, _STRING)
 
     def decode(text: str) -> bytes:
         # Decodes like Java's MIME decoder: characters outside of the alphabet are skipped, and padding may be missing.
