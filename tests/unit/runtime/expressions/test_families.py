@@ -254,3 +254,11 @@ def test_date_format_writes_each_moment_of_a_column_as_it_writes_that_moment_alo
     local = [value and value.astimezone(zoneinfo.ZoneInfo(zone)).replace(tzinfo=None) for value in column.to_pylist()]
     tokens = patterns.tokens_of(pattern)
     assert computed(tree, column) == [value and patterns.write(value, tokens) for value in local]
+
+
+def test_base64_makes_lines_of_76_characters_and_unbase64_reads_them() -> None:
+    data = pa.array([b"", b"x" * 57, b"x" * 58, None], pa.binary())
+    encoded = Call("Base64", (Column(0, "binary"),), "string")
+    line = "eHh4" * 19
+    assert computed(encoded, data) == ["", line, line + "\r\neA==", None]
+    assert computed(Call("UnBase64", (encoded,), "binary"), data) == data.to_pylist()
