@@ -16,12 +16,12 @@ from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
+from tests.support.killed_sinks import numbers_through_kills
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-ROWS = 20_000
 PROGRAM = PIPELINES / "killed_delta.py"
 
 
@@ -52,32 +52,9 @@ def content(table: Path) -> list[int]:
 @pytest.mark.row("ends.5")
 def test_table_has_every_row_once_when_the_process_is_killed_at_each_step(cluster: MiniCluster, tmp_path: Path) -> None:
     """Two jobs then start from one savepoint: its rows are there once, and those behind it once for each job."""
-    faults, table, source = tmp_path / "faults", tmp_path / "table", tmp_path / "numbers.parquet"
-    faults.mkdir()
-    pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
-
-    def start(rate: int, savepoint: str | None = None) -> str:
-        return cluster.submit(
-            PROGRAM,
-            arguments=[str(source), str(rate), str(table), str(faults)],
-            configuration=fast(execution__checkpointing__interval="100ms"),
-            parallelism=2,
-            savepoint=savepoint,
-        )
-
-    job = start(50)  # which lasts for minutes, however long the kills take
-    cluster.wait_for_checkpoints(job, 2)
-    for step in ("write", "prepare", "notified", "published", "committed", "published"):
-        (faults / step).touch()
-        cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]
-    cluster.wait_for_checkpoints(job, 2)
-    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    before = content(table)
-    assert 0 < len(before) < ROWS
-    assert len(set(before)) == len(before)
-    for _ in range(2):
-        cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
-    wanted = Counter(range(ROWS)) + Counter(set(range(ROWS)) - set(before))
+    table = tmp_path / "table"
+    steps = ("write", "prepare", "notified", "published", "committed", "published")
+    wanted = numbers_through_kills(cluster, PROGRAM, str(table), steps, lambda: content(table), tmp_path)
     assert Counter(content(table)) == wanted
     assert Counter(deltalake.DeltaTable(table).to_pyarrow_table().column("n").to_pylist()) == wanted
 

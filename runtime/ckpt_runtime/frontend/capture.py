@@ -554,11 +554,8 @@ def _kept_functions(functions: list[Any]) -> Iterator[None]:
 
 
 @contextmanager
-def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
-    """Yields a ``SparkSession`` whose programs are captured; in this context ``pyspark.sql.functions`` builds plans.
-
-    ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
-    """
+def _remote_mode(capture: Capture) -> Iterator[None]:
+    """Sets PySpark's variables for a remote Spark. ``time.sleep`` returns at once after a query was started."""
     before = {name: os.environ.get(name) for name in (*REMOTE_MODE, "MASTER")}
     sleep, thread = time.sleep, threading.get_ident()
 
@@ -573,6 +570,23 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
     os.environ.update(REMOTE_MODE)
     os.environ.pop("MASTER", None)  # spark-submit sets it, and PySpark takes either a master or a remote Spark
     try:
+        yield
+    finally:
+        time.sleep = sleep
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def captured_session(capture: Capture, register: Callable[[type], None]) -> Iterator[Any]:
+    """Yields a ``SparkSession`` whose programs are captured; in this context ``pyspark.sql.functions`` builds plans.
+
+    ``register`` takes the classes that the program gives to ``spark.dataSource.register``.
+    """
+    with _remote_mode(capture):
         warnings.filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
         from pyspark.sql.connect.client.core import ChannelBuilder
         from pyspark.sql.connect.plan import LogicalPlan
@@ -627,10 +641,3 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
         finally:
             SparkSession._active_session.session = None
             SparkSession._default_session = None
-    finally:
-        time.sleep = sleep
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,15 +10,7 @@ from pyspark.sql import SparkSession
 
 from ckpt_runtime.connectors.postgres_sink import Database, PostgresCommitter, PostgresSink, StagingTable
 from ckpt_runtime.sinks import CommitOutcome, SinkWriter, Transaction
-
-
-def killed(faults: str, step: str) -> None:
-    """Kills this process if the file is there; removes the file first, so that the next attempt gets further."""
-    try:
-        Path(faults, step).unlink()
-    except FileNotFoundError:
-        return
-    os.kill(os.getpid(), signal.SIGKILL)
+from tests.support.killed_steps import killed, killed_while_writing
 
 
 class KilledCommitter(PostgresCommitter):
@@ -48,20 +37,7 @@ class KilledPostgres(PostgresSink):
         return "killed"
 
     def open_writer(self, schema: pa.Schema, context: Any) -> SinkWriter:
-        writer, faults = super().open_writer(schema, context), self.faults
-        write, prepare = writer.write, writer.prepare_commit
-
-        def killed_write(batch: pa.RecordBatch) -> None:
-            write(batch)
-            killed(faults, "write")
-
-        def killed_prepare(checkpoint_id: int) -> Sequence[Any]:
-            prepared = prepare(checkpoint_id)
-            killed(faults, "prepare")
-            return prepared
-
-        writer.write, writer.prepare_commit = killed_write, killed_prepare
-        return writer
+        return killed_while_writing(super().open_writer(schema, context), self.faults)
 
     def open_committer(self, schema: pa.Schema | None, context: Any) -> PostgresCommitter:
         assert schema is not None
