@@ -84,7 +84,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["airflow_provider_ckpt", "airflow_provider_ckpt.*"]),
-    package_data={"airflow_provider_ckpt": ["py.typed"]},
+    package_data={"airflow_provider_ckpt": ["py.typed", "plugins/static/*"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     entry_points={
