@@ -71,9 +71,10 @@ def add_views(app: FastAPI) -> None:
 # --- the jobs of a DAG, a run or a task
 
 
-async def _of_task(user: GetUserDep, dag_id: str, run_id: str, task_id: str, map_index: int) -> Response:
-    """The job's own page, if the task has one."""
-    found = await run_in_threadpool(_stored_jobs, dag_id, run_id, task_id, map_index)
+async def _of_task(user: GetUserDep, dag_id: str, run_id: str, task_id: str, map_index: str) -> Response:
+    """The job's own page, if the task has one. Airflow leaves the place of the index as it is for an unmapped task."""
+    index = int(map_index) if map_index.isascii() and map_index.isdigit() else -1
+    found = await run_in_threadpool(_stored_jobs, dag_id, run_id, task_id, index)
     if not found:
         return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", reloads=True)
     if not await run_in_threadpool(_readable, user, {found[0].conn_id}):

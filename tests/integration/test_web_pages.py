@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,35 @@ def test_every_page_of_a_running_job(
             opened.shot(f"{kind}-{route.removeprefix(job).strip('/').replace('/', '-') or route.count('/')}")
         ground = opened.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
+
+
+AXE = "(options) => axe.run(document, options)"
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+
+
+@pytest.mark.row("air.7")
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
+def test_no_page_has_a_finding_of_axe(
+    browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool
+) -> None:
+    """Contrast, names of what can be reached by keyboard, and the order of headings, among others."""
+    found = find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-playwright-python is not installed")
+    rules = (Path(found.origin).parent / "axe.min.js").read_text()
+    job = f"/jobs/{shown.job_id}"
+    routes = ["/", job, f"{job}/savepoints", f"{job}/configuration", f"{job}/health", f"{job}/checkpoints/1"]
+    with visit(browser, screenshots, dark=dark, without=CATALOGUE) as opened:
+        for route in [*routes, "/savepoints", "/processes/driver/threads"]:
+            go(opened, cluster, route)
+            opened.page.evaluate(rules)
+            findings = opened.page.evaluate(AXE, RULES)["violations"]
+            shown_findings = [
+                f"{finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
+                for finding in findings
+                for node in finding["nodes"]
+            ]
+            assert not shown_findings, f"{route}: " + "\n".join(shown_findings)
 
 
 def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(

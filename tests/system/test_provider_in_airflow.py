@@ -264,7 +264,7 @@ def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
     run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
     of_run = f"of/{run.dag_id}/{quote(run.run_id, safe='')}"
-    views = [f"{of_run}/savepoint/-1", of_run, f"of/{run.dag_id}", f"{of_run}/another/-1"]
+    views = [f"{of_run}/savepoint/-1", of_run, f"of/{run.dag_id}", f"{of_run}/another/{{MAP_INDEX}}"]
     refused = [f"{conn_id}/{path}" for path in ("jars", "jobmanager/config", "metrics", "web/nosuch.js")]
     refused += ["other/overview", "nosuch/overview"]
     seen = visits(airflow, ["", *paths, *refused, *views, "trouble"], f"{conn_id}/jobs/{held.job_id}")
