@@ -29,10 +29,13 @@ function summed(pressure) {
   return { blocked, busy: greatest("busyRatio"), level: blocked > HIGHLY ? "high" : blocked > HELD_UP ? "low" : "ok" };
 }
 
-/** The vertices that hold up those before them: they can send, and what they get from cannot. */
+/** The vertices that hold up those before them: they can send, what they get from cannot, and they are busy. */
 export function bottlenecks(nodes, pressures) {
-  const blocked = (id) => pressures.get(id)?.level === "high";
-  return nodes.filter((node) => !blocked(node.id) && pressures.get(node.id) && (node.inputs ?? []).some((input) => blocked(input.id)));
+  const isBlocked = (id) => pressures.get(id)?.level === "high";
+  const busy = (node) => pressures.get(node.id).busy;
+  const behind = nodes.filter((node) => !isBlocked(node.id) && pressures.get(node.id) && (node.inputs ?? []).some((input) => isBlocked(input.id)));
+  const found = behind.filter((node) => busy(node) > HIGHLY);
+  return found.length ? found : behind.sort((one, other) => busy(other) - busy(one)).slice(0, 1);
 }
 
 /** For each vertex its column, one to the right of the last of its inputs, and its row in that column. */
