@@ -263,13 +263,14 @@ def test_tables_that_cannot_be_read_exactly_are_refused_by_name(tmp_path: Path) 
 
 def test_files_with_deletion_vectors_are_refused_by_name_in_a_snapshot_and_in_a_version(tmp_path: Path) -> None:
     append(tmp_path, 1, 2, 3)
-    features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
-    edit_log(tmp_path, 0, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7, **features}})
+    (added,) = deltalake.DeltaTable(tmp_path).file_uris()
+    log = tmp_path / "_delta_log" / f"{0:020}.json"
+    features = '"readerFeatures":["deletionVectors"],"writerFeatures":["deletionVectors"]'
+    version_3 = f'"minReaderVersion":3,"minWriterVersion":7,{features}'
+    log.write_text(log.read_text().replace('"minReaderVersion":1,"minWriterVersion":2', version_3))
     with closing(Job("delta", options(tmp_path))) as job:
         assert [row["n"] for row in job.run()] == [1, 2, 3]  # the feature alone takes no row away
-    (added,) = deltalake.DeltaTable(tmp_path).file_uris()
-    deleted = {**_ADD, "path": Path(added).name, "deletionVector": _SECOND_ROW_DELETED}
-    log = tmp_path / "_delta_log" / f"{0:020}.json"
+    deleted = {**_ADD, "path": Path(added).name, "deletionVector": _SECOND_ROW_DELETED, "stats": '{"numRecords":3}'}
     actions = [action for action in map(json.loads, log.read_text().splitlines()) if "add" not in action]
     log.write_text("\n".join(map(json.dumps, actions)))
     edit_log(tmp_path, 0, {"add": {**deleted, "size": Path(added).stat().st_size}})
