@@ -19,7 +19,7 @@ from airflow_provider_ckpt.links import CkptJobLink, pages_path
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
 from ckpt_runtime.contract.jobs import JobLine
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -36,7 +36,7 @@ MESSAGE: Final = (
     "{% if ckpt.link %} {{ ckpt.link }}{% endif %}"
 )
 """The default message."""
-PATIENCE_SECONDS: Final = 10.0
+RETRY_TIMEOUT_SECONDS: Final = 10.0
 
 
 class CkptNotifier(BaseNotifier):
@@ -81,7 +81,7 @@ class CkptNotifier(BaseNotifier):
         try:
             outside = hook.endpoint().browser_address
             if job is not None:
-                with hook.get_conn(patience=PATIENCE_SECONDS) as client:
+                with hook.get_conn(retry_timeout=RETRY_TIMEOUT_SECONDS) as client:
                     facts |= client.run(facts_of(client.calls, job))
         except (CkptClientError, AirflowException) as error:
             facts["trouble"] = _trouble(conn_id, error)
@@ -94,7 +94,7 @@ class CkptNotifier(BaseNotifier):
         try:
             outside = (await hook.aendpoint()).browser_address
             if job is not None:
-                async with await hook.aget_conn(patience=PATIENCE_SECONDS) as client:
+                async with await hook.aget_conn(retry_timeout=RETRY_TIMEOUT_SECONDS) as client:
                     facts |= await facts_of(client, job)
         except (CkptClientError, AirflowException) as error:
             facts["trouble"] = _trouble(conn_id, error)
@@ -202,7 +202,7 @@ async def _failure(client: AsyncCalls, line: JobLine) -> Json:
         return {}
     if not entries:
         return {}
-    return {"failure": telling_line(entries[0].stack_trace) or entries[0].exception}
+    return {"failure": root_cause_line(entries[0].stack_trace) or entries[0].exception}
 
 
 def _link(conn_id: str, job_id: str, outside: str | None) -> str:

@@ -81,7 +81,7 @@ with DAG("$dag_id", schedule=None, description="$description", params={"job_id":
 
     @task(retry_policy=CkptRetryPolicy(), **RETRIES)
     def look(conn_id, directory):
-        with CkptHook(conn_id).get_conn(patience=0) as client:
+        with CkptHook(conn_id).get_conn(retry_timeout=0) as client:
             return len(client.list_savepoints(directory))
 
     look.override(task_id="refused")("ckpt_default", "not/absolute")

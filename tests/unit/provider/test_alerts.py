@@ -37,7 +37,7 @@ def looking(work: Callable[[AsyncCkptClient], Coroutine[Any, Any, None]]) -> Non
     """Run it with a client of the job manager."""
 
     async def whole() -> None:
-        async with await CkptHook().aget_conn(patience=0) as client:
+        async with await CkptHook().aget_conn(retry_timeout=0) as client:
             await work(client)
 
     asyncio.run(whole())

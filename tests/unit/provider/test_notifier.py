@@ -92,7 +92,7 @@ def test_a_job_manager_that_is_away_or_knows_no_such_job_is_part_of_the_message(
     assert "knows no job 'elsewhere'" in told(CkptNotifier(job="elsewhere"), {})["message"]
     job_manager.gateway.add_job("3" * 32, NAME)
     assert "is the name of 2 living jobs" in told(CkptNotifier(job=NAME), {})["message"]
-    monkeypatch.setattr("airflow_provider_ckpt.notifications.ckpt.PATIENCE_SECONDS", 0)
+    monkeypatch.setattr("airflow_provider_ckpt.notifications.ckpt.RETRY_TIMEOUT_SECONDS", 0)
     job_manager.stop()
     away = told(CkptNotifier(job=NAME), {})["message"]
     assert away.startswith(f"Job {NAME}. The job manager of the connection 'ckpt_default' does not answer: ")
