@@ -138,17 +138,17 @@ def test_no_page_has_a_finding_of_axe(
     rules = (Path(found.origin).parent / "axe.min.js").read_text()
     job = f"/jobs/{shown.job_id}"
     routes = ["/", job, f"{job}/savepoints", f"{job}/configuration", f"{job}/health", f"{job}/checkpoints/1"]
+    found_here: list[str] = []
     with visit(browser, screenshots, dark=dark, without=CATALOGUE) as opened:
         for route in [*routes, "/savepoints", "/processes/driver/threads"]:
             go(opened, cluster, route)
             opened.page.evaluate(rules)
-            findings = opened.page.evaluate(AXE, RULES)["violations"]
-            shown_findings = [
-                f"{finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
-                for finding in findings
+            found_here += [
+                f"{route}: {finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
+                for finding in opened.page.evaluate(AXE, RULES)["violations"]
                 for node in finding["nodes"]
             ]
-            assert not shown_findings, f"{route}: " + "\n".join(shown_findings)
+    assert not found_here, "\n".join(found_here)
 
 
 def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_ckpt import processes
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -191,6 +192,21 @@ def test_what_is_refused_fails_at_once_and_a_session_that_is_away_is_retried(
     assert "the job manager has refused the request" in decisions(airflow, run, "refused")
     assert "the session is away" in decisions(airflow, run, "away")
     job.stopped()
+
+
+@pytest.mark.spark
+@pytest.mark.row("air.13")
+def test_a_session_around_work_that_fails_is_ended_by_its_teardown(airflow: LocalAirflow, tmp_path: Path) -> None:
+    """With the deferrals of a start in Spark, as a scheduler and a triggerer make them."""
+    connection = {"connection_id": "ckpt_session", "conn_type": "ckpt", "host": "127.0.0.1", "port": free_port()}
+    airflow.api.call("POST", "/connections", connection | {"password": "secret"})
+    source = Path(__file__).with_name("dags_to_test") / "ckpt_session_around_work.py"
+    (airflow.home / WRITTEN_DAGS / source.name).write_text(source.read_text())
+    run = airflow.trigger_dag("session_around_work", {"directory": str(tmp_path)})
+    assert airflow.wait_run(run, 600) == "failed"
+    assert airflow.task_states(run) == {"start": "success", "work": "failed", "stop": "success"}
+    [log] = (tmp_path / "logs").glob("*.log")
+    assert processes.find(log.stem, str(log)) is None
 
 
 def decisions(airflow: LocalAirflow, run: DagRun, task_id: str) -> str:
