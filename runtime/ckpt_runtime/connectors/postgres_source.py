@@ -61,6 +61,7 @@ WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
     AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
 _PREPARED = "-1/"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _SAID_AFTER_S = 0.02, 0.5, 30.0
 
 
 class _ReadUpTo(TypedDict):
@@ -359,15 +360,29 @@ class PostgresEnumerator(SplitEnumerator):
         if not is_new and not (self._bounded or self._skips):
             return None
         wait_ms = settle_ms(self._options)
-        if wait_ms is not None:
-            if is_new:
-                self._closed.wait(wait_ms / 1000)
-        else:
-            before = table.writers()
-            while before and not self._closed.wait(_STEP_S if self._bounded else 0.02):
-                # A transaction that is prepared for a commit in two phases gets another name.
-                before = {now for now in table.writers() if now in before or now.startswith(_PREPARED)}
+        if wait_ms is None:
+            self._wait_for_writers(table)
+        elif is_new:
+            self._closed.wait(wait_ms / 1000)
         return _Settled(*(bounds or (None, None)))
+
+    def _wait_for_writers(self, table: GrowingTable) -> None:
+        """Returns when the transactions that write to the table now have ended."""
+        pause_s, waited_s = _FIRST_PAUSE_S, 0.0
+        before = table.writers()
+        while before and not self._closed.wait(pause_s):
+            # A transaction that is prepared for a commit in two phases gets another name.
+            before = {now for now in table.writers() if now in before or now.startswith(_PREPARED)}
+            waited_s += pause_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if waited_s >= _SAID_AFTER_S and before:
+                waited_s = 0.0
+                _LOG.warning(
+                    "postgresql: new rows of %s wait for open transactions that have written to it, in pg_locks "
+                    "virtualtransaction %s",
+                    self._options["dbtable"],
+                    ", ".join(sorted(before)[:10]),
+                )
 
 
 @dataclass(frozen=True, slots=True)
