@@ -203,8 +203,7 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("parallelism", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, parallelism: int
 ) -> None:
