@@ -464,7 +464,7 @@ def create_job_core(
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
     """
     configuration, history = submission.configuration, submission.history
-    settings = submitted_settings(configuration)
+    settings = submitted_settings(configuration, submission.graph.transaction_timeout_ms)
     overrides = CheckpointOverrides.from_document(history.overrides)
     recovered = [entry.checkpoint for entry in history.checkpoints]
     statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE), on_checkpoint)

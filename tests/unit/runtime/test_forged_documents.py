@@ -18,7 +18,6 @@ import msgspec
 import orjson
 import pytest
 
-from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -38,6 +37,7 @@ from ckpt_runtime.cli.framework import read_session
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
+from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
