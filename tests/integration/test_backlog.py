@@ -29,15 +29,19 @@ def _pending(cluster: MiniCluster, job_id: str) -> list[float]:
 
 
 @pytest.mark.row("571.4")
+@pytest.mark.parametrize(("entry", "pace"), [("pipeline", "100"), ("slow", "0.02")], ids=["replay", "parquet"])
 def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backlog(
-    cluster: MiniCluster, tmp_path: Path
+    cluster: MiniCluster, tmp_path: Path, entry: str, pace: str
 ) -> None:
     """Without the backlog the first checkpoint would be due in an hour."""
-    pq.write_table(pa.table({"n": range(ROWS)}), tmp_path / "rows.parquet")
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"n": range(number, ROWS, 2)}), files / f"{number}.parquet")
     job_id = cluster.submit(
         PIPELINES,
-        entry="replayed:pipeline",
-        arguments=[str(tmp_path / "rows.parquet"), str(tmp_path / "out"), "100"],
+        entry=f"replayed:{entry}",
+        arguments=[str(files / "0.parquet") if entry == "pipeline" else str(files), str(tmp_path / "out"), pace],
         configuration={
             "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
             "execution.checkpointing.interval": "1 h",
@@ -50,7 +54,8 @@ def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backl
         cluster.wait_for_checkpoints(job_id, 2)
         cluster.wait_until(lambda: len(_pending(cluster, job_id)) == 2, "the rows that wait in front of both subtasks")
         assert 0 < sum(_pending(cluster, job_id)) < ROWS
-        vertex = httpx.get(f"{cluster.rest_url}/jobs/{job_id}", timeout=60).json()["vertices"][0]["id"]
+        vertices = httpx.get(f"{cluster.rest_url}/jobs/{job_id}", timeout=60).json()["vertices"]
+        [vertex] = [vertex["id"] for vertex in vertices if "rows" in vertex["name"] and vertex["parallelism"] == 2]
         path = f"/jobs/{job_id}/vertices/{vertex}/subtasks/metrics?get=Source__rows.pendingRecords&agg=sum"
         [metric] = httpx.get(cluster.rest_url + path, timeout=60).json()
         assert 0 < metric["sum"] < ROWS
