@@ -1,4 +1,4 @@
-"""Forged but well-formed documents over REST to a session with a running job: taken, or refused by the name of a field."""
+"""Forged but well-formed documents over REST to a session with a running job: taken, or refused by a field's name."""
 
 from __future__ import annotations
 
