@@ -79,6 +79,7 @@ def job(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
     running.start(rate=100, parallelism=1, configuration=fast(execution__checkpointing__interval="1h"))
     running.running()
     yield running
+    cluster.call(cluster.dispatcher.release_lineage(running.job_id, None))
     running.end()
 
 
