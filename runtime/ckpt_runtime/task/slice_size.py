@@ -53,10 +53,11 @@ class SliceSize:
         self._work = self._work * _MEMORY + rows * ms
         self._split_costs()
         size = self._fitting(rows, ms)
-        # A slice of another size will show the fixed cost. Equal slices show nothing new: without this, rows of an
-        # expensive call might come one by one for ever.
-        explores = not self._is_split and size == rows == self._last_rows and size < MOST_ROWS
-        self.rows = 2 * size if explores else size
+        # Equal slices show nothing new: without one of another size, which shows the fixed cost, rows of an expensive
+        # call might come one by one for ever.
+        if not self._is_split and size == rows == self._last_rows:
+            size = size // 2 or 2
+        self.rows = size
         self._last_rows, self._last_ms = rows, ms
 
     def _forget(self) -> None:
