@@ -7,13 +7,13 @@ store a count costs a HEAD and a GET of the last 64 kB; each file is counted at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 
 from ckpt_runtime.connectors.file_rows import count_rows
 from ckpt_runtime.sources import Split
-from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.storage.filesystem import Location
 
 COUNTED_AHEAD = 32
 """How many of the next files are counted; the others are estimated."""
@@ -25,8 +25,10 @@ class WaitingRows:
     A file that cannot be counted is estimated like those behind: its fault is raised when its rows are read.
     """
 
-    def __init__(self, format_: str) -> None:
+    def __init__(self, format_: str, location: Callable[[Split], Location]) -> None:
+        """``location`` returns the file of a split."""
         self._format = format_
+        self._location = location
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows of files")
         self._counts: dict[str, Future[int]] = {}
         self._waiting_bytes = 0
@@ -76,7 +78,7 @@ class WaitingRows:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count(self, split: Split) -> int:
-        rows = count_rows(self._format, resolve(split.id))
+        rows = count_rows(self._format, self._location(split))
         self._rows_of_counted += rows
         self._bytes_of_counted += split.description["size"]
         return rows
