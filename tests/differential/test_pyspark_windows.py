@@ -106,14 +106,11 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
         assert result(tmp_path, name) == rows, name
 
 
+@pytest.mark.long
 @pytest.mark.row("ps.5")
 @pytest.mark.parametrize(
     ("way", "parallelism"),
-    [
-        ("rocksdb", (2, 1)),
-        pytest.param("hashmap", (1, 2), marks=pytest.mark.long),
-        pytest.param("unaligned rocksdb without chains", (2, 1), marks=pytest.mark.long),
-    ],
+    [("rocksdb", (2, 1)), ("hashmap", (1, 2)), ("unaligned rocksdb without chains", (2, 1))],
 )
 def test_windows_whose_worker_is_killed_and_whose_job_is_rescaled_from_a_savepoint_have_the_rows_of_spark(
     cluster: MiniCluster,
