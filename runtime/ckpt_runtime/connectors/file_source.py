@@ -20,8 +20,8 @@ import pyarrow as pa
 from ckpt_runtime.connectors.file_rows import COUNTABLE, open_rows
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.formats import source_options
+from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.graph.source_formats import duration_ms
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 from ckpt_runtime.storage.filesystem import (
     FileEntry,

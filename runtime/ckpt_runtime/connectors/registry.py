@@ -78,6 +78,10 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.delta_source import DeltaSource
 
             return DeltaSource(options)
+        case "postgresql":
+            from ckpt_runtime.connectors.postgres_source import PostgresSource
+
+            return PostgresSource(options)
         case "socket":
             from ckpt_runtime.connectors.socket_source import SocketSource
 
