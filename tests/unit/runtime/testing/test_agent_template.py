@@ -159,7 +159,9 @@ def other_session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(True, id="killed"), pytest.param(False, id="ends", marks=pytest.mark.long)]
+)
 def test_all_end_with_the_process_that_has_asked_for_them(killed: bool, other_session: subprocess.Popen[str]) -> None:
     started = children(other_session.pid)
     assert {AGENT, handles.TEMPLATE, handles.WORKER} <= {command_name(pid) for pid in started}
