@@ -223,7 +223,9 @@ async def _trouble(user: GetUserDep) -> Response:
     """The living jobs that are not healthy and those that have failed, of all connections that the user may read."""
     conn_ids = await run_in_threadpool(known_connections, user)
     looks = await _in_turn(_in_trouble, conn_ids)
-    jobs = sorted((job for found, _, _ in looks for job in found), key=_rank)
+    # Several connections may lead to one session.
+    each_once = {job["job_id"]: job for found, _, _ in reversed(looks) for job in found}
+    jobs = sorted(each_once.values(), key=_rank)
     unread = [problem for _, problem, _ in looks if problem]
     counted = sum(number for _, _, number in looks)
     answer = {"jobs": jobs, "unread": unread, "looked_at": counted, "connections": len(conn_ids)}
@@ -242,7 +244,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
     looked_at = [line for line in lines if line["state"] == "FAILED" or line["state"] not in TERMINAL_STATES]
 
     async def judged(line: dict[str, Any]) -> dict[str, Any]:
-        found = {"name": line["name"], "state": line["state"], "verdict": None, "reasons": []}
+        found = {"name": line["name"], "job_id": line["jid"], "state": line["state"], "verdict": None, "reasons": []}
         found["link"] = CkptJobLink().address(pages_path(conn_id), line["jid"])
         return found if line["state"] == "FAILED" else found | await _health(conn_id, line["jid"])
 

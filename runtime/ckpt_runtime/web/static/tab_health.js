@@ -6,7 +6,7 @@ import { planGraph, pressuresOf } from "./graph.js";
 import { processes } from "./page_process.js";
 import { clock, duration, percent } from "./format.js";
 
-const COLUMNS = [["Operators", "grow"], ["State", ""], ["Subtasks", "number"], ["Busy", "number wide"], ["Cannot send", "number"], ["Back-pressure", ""], ["", ""]];
+const COLUMNS = [["Operators", "grow"], ["State", ""], ["Subtasks", "number"], ["Busy", "number wide"], ["Cannot send", "number"], ["Back-pressure", ""], ["More", ""]];
 
 let shown = false;
 
