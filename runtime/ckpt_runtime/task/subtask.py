@@ -38,7 +38,7 @@ from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.rows_in_work import RowsInWork
-from ckpt_runtime.task.slice_size import SliceSize
+from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
