@@ -10,6 +10,7 @@ A value is an Arrow array of the frame's length, or an Arrow scalar where it is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -24,10 +25,55 @@ from ckpt_runtime.expressions.types import value_type
 Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
+class _KeptRows(Sequence[pa.Array]):
+    """The rows of columns for which a mask is true. A column, or a field of one, is filtered when it is first read."""
+
+    def __init__(self, columns: Sequence[pa.Array], mask: pa.Array) -> None:
+        self._columns = columns
+        self._mask = mask
+        self._kept: dict[int, pa.Array] = {}
+        self._fields: dict[tuple[int, int], pa.Array] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._kept.get(index)
+        if found is None:
+            found = self._kept[index] = self._columns[index].filter(self._mask)
+        return found
+
+    def field(self, index: int, ordinal: int) -> pa.Array:
+        """A field of a column of structs: the other fields are not filtered for it."""
+        found = self._fields.get((index, ordinal))
+        if found is None:
+            found = self._fields[index, ordinal] = field_of(self._columns, index, ordinal).filter(self._mask)
+        return found
+
+
+def field_of(columns: Sequence[pa.Array], index: int, ordinal: int) -> pa.Array:
+    """The values of a field of a column of structs; null where the struct is."""
+    return columns.field(index, ordinal) if isinstance(columns, _KeptRows) else struct_child(columns[index], ordinal)
+
+
+def struct_child(structs: pa.Array, ordinal: int) -> pa.Array:
+    """The values of a field of structs; null where the struct is. Values are shared with the structs if possible."""
+    child = structs.field(ordinal)
+    if structs.null_count == 0:
+        return child
+    kind = child.type
+    simple = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if simple and child.null_count == 0 and child.offset == structs.offset:
+        buffers = [structs.buffers()[0], *child.buffers()[1:]]
+        return pa.Array.from_buffers(kind, len(child), buffers, structs.null_count, child.offset)
+    return pc.if_else(structs.is_valid(), child, pa.scalar(None, kind))
+
+
 class Frame:
     """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas.
 
-    ``moment`` is the current time for these rows, in microseconds since 1970.
+    ``moment`` is the current time for these rows, in microseconds since 1970. ``memo`` has the values of parts that
+    several expressions share, by the numbers that :func:`compile_all` gave them.
     """
 
     def __init__(
@@ -41,12 +87,12 @@ class Frame:
         self.length = length
         self.variables = variables or {}
         self.moment = moment
+        self.memo: dict[int, Value] = {}
 
     def part(self, mask: pa.Array) -> Frame:
-        """Returns the rows for which ``mask``, without nulls, is true."""
-        columns = [column.filter(mask) for column in self.columns]
+        """Returns the rows for which ``mask`` is true."""
         variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
-        return Frame(columns, pc.sum(mask).as_py() or 0, variables, self.moment)
+        return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
         """Returns the same rows with the arguments of one more lambda."""
@@ -157,7 +203,58 @@ def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
     return lambda *values: call(values, options)
 
 
-def compile_expression(tree: Expression) -> Evaluator:
+class _SharedParts:
+    """The calls that stand more than once in some trees. Calls over arguments of lambdas are left out."""
+
+    def __init__(self, trees: Sequence[Expression]) -> None:
+        self._numbers: dict[object, int] = {}
+        self._of_node: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
+        self._local: set[int] = set()
+        for tree in trees:
+            self._number(tree)
+
+    def number(self, call: Call) -> int | None:
+        """The number of a call that stands more than once, the same for equal calls; None for any other call."""
+        number = self._of_node.get(id(call))
+        return None if number is None or self._counts[number] < 2 or number in self._local else number
+
+    def _number(self, tree: Expression) -> int:
+        if not isinstance(tree, Call):
+            number = self._numbers.setdefault(repr(tree), len(self._numbers))
+            if isinstance(tree, Lambda | Variable):
+                self._local.add(number)
+            return number
+        arguments = tuple(map(self._number, tree.arguments))
+        key = (tree.function, arguments, repr(tree.type), tree.mode, repr(tree.settings))
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self._counts[number] += 1
+        self._of_node[id(tree)] = number
+        if not self._local.isdisjoint(arguments):
+            self._local.add(number)
+        return number
+
+
+def compile_all(trees: Sequence[Expression]) -> list[Evaluator]:
+    """Compiles trees that are evaluated over the same frames: a call that stands in them twice is evaluated once.
+
+    Raises as :func:`compile_expression`.
+    """
+    shared = _SharedParts(trees)
+    return [compile_expression(tree, shared) for tree in trees]
+
+
+def _remembered(number: int, evaluator: Evaluator) -> Evaluator:
+    def run(frame: Frame) -> Value:
+        found = frame.memo.get(number)
+        if found is None:
+            found = frame.memo[number] = evaluator(frame)
+        return found
+
+    return run
+
+
+def compile_expression(tree: Expression, shared: _SharedParts | None = None) -> Evaluator:
     """Returns the function that evaluates a tree over a frame.
 
     Raises UnsupportedExpressionError for a function or a type that the engine does not have.
@@ -176,8 +273,13 @@ def compile_expression(tree: Expression) -> Evaluator:
     if builder is None:
         raise refusal(tree.function)
     value_type(tree.type)
+    if tree.function == "GetStructField" and isinstance(tree.arguments[0], Column):
+        index, ordinal = tree.arguments[0].index, int(tree.settings["ordinal"])
+        return lambda frame: field_of(frame.columns, index, ordinal)
     plain = [argument for argument in tree.arguments if not isinstance(argument, Lambda)]
-    return builder(tree, [compile_expression(argument) for argument in plain])
+    evaluator = builder(tree, [compile_expression(argument, shared) for argument in plain])
+    number = None if shared is None else shared.number(tree)
+    return evaluator if number is None else _remembered(number, evaluator)
 
 
 def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_expression, evaluate
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
 
 
 class ConditionOperator(Operator):
@@ -17,12 +17,21 @@ class ConditionOperator(Operator):
 
     def __init__(self, spec: ConditionSpec) -> None:
         self._holds = compile_expression(spec.condition)
+        self._selecting: SelectingOutput | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._selecting = output if isinstance(output, SelectingOutput) else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         mask = evaluate(self._holds, _frame(batch, self.context), pa.bool_())
-        kept = batch.filter(mask)
-        if kept.num_rows:
-            self.output.emit(kept)
+        rows = mask.true_count
+        if rows == batch.num_rows:
+            self.output.emit(batch)
+        elif rows and self._selecting is not None:
+            self._selecting.emit_selected(batch, mask)
+        elif rows:
+            self.output.emit(batch.filter(mask))
 
 
 class EvaluateOperator(Operator):
@@ -32,12 +41,15 @@ class EvaluateOperator(Operator):
 
     def __init__(self, spec: EvaluateSpec) -> None:
         self._schema = spec.schema
-        self._columns = [
-            (compile_expression(tree), field.type) for (_, tree), field in zip(spec.columns, spec.schema, strict=True)
-        ]
+        self._columns = list(zip(compile_all([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = _frame(batch, self.context)
+        self._evaluate(_frame(batch, self.context))
+
+    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
+        self._evaluate(_frame(batch, self.context).part(mask))
+
+    def _evaluate(self, frame: Frame) -> None:
         arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
 
@@ -49,10 +61,16 @@ class ExpandOperator(Operator):
 
     def __init__(self, spec: ExpandSpec) -> None:
         self._schema = spec.schema
-        self._rows = [[compile_expression(tree) for tree in row] for row in spec.rows]
+        compiled = iter(compile_all([tree for row in spec.rows for tree in row]))
+        self._rows = [[next(compiled) for _ in row] for row in spec.rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = _frame(batch, self.context)
+        self._expand(_frame(batch, self.context))
+
+    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
+        self._expand(_frame(batch, self.context).part(mask))
+
+    def _expand(self, frame: Frame) -> None:
         for row in self._rows:
             arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
             self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))

@@ -27,6 +27,10 @@ class _NextOperator:
             self.rows += batch.num_rows
             self._next.process_batch(batch, 0)
 
+    def emit_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
+        self.rows += mask.true_count
+        self._next.process_selected(batch, mask, 0)
+
     def emit_watermark(self, timestamp_ms: int) -> None:
         self._next.process_watermark(timestamp_ms)
 

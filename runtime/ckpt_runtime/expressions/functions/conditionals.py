@@ -20,7 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
 )
 from ckpt_runtime.expressions.functions.predicates import comparison
-from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import arrow_type
 
 _if_else = kernel_of("if_else")
@@ -49,7 +49,38 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
             open_ = pc.and_not(open_, holds)
         return result if otherwise is None else _if_else(open_, scattered(otherwise, frame, open_, kind), result)
 
-    return at_once if eager and not pa.types.is_nested(kind) else row_by_row
+    def tried(frame: Frame) -> Value:
+        # A branch of cheap functions is evaluated for all rows. If this causes an error, it may be one of other rows.
+        try:
+            return at_once(frame)
+        except (EvaluationError, pa.ArrowException):
+            return row_by_row(frame)
+
+    if pa.types.is_nested(kind):
+        return row_by_row
+    if eager:
+        return at_once
+    return tried if all(map(_is_cheap, call.arguments)) else row_by_row
+
+
+_CHEAP = frozenset(
+    {
+        *("Add", "Subtract", "Multiply", "Divide", "Remainder", "Pmod", "UnaryMinus", "Abs", "IntegralDivide"),
+        *("And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe", "If", "CaseWhen", "GetStructField"),
+        *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "PreciseTimestampConversion", "Cast"),
+    }
+)
+
+
+def _is_cheap(tree: Expression) -> bool:
+    """Whether an expression is arithmetic and comparisons of numbers and times that Arrow computes."""
+    if isinstance(tree, Call):
+        return tree.function in _CHEAP and _is_number(tree.type) and all(map(_is_cheap, tree.arguments))
+    return isinstance(tree, Column | Literal)
+
+
+def _is_number(type_: object) -> bool:
+    return type_ in ("boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp")
 
 
 def _typed(value: Value, kind: pa.DataType) -> Value:

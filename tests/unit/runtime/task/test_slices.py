@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.operators.slice_size import FIRST_ROWS
+from ckpt_runtime.task.rows_in_work import RowsInWork
 from tests.unit.runtime.task.conftest import Bench, TaskKit
 
 
