@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.literals import literal_scalar
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
@@ -53,7 +54,9 @@ class _KeptRows(Sequence[pa.Array]):
 
 def field_of(columns: Sequence[pa.Array], index: int, ordinal: int) -> pa.Array:
     """The values of a field of a column of structs; null where the struct is."""
-    return columns.field(index, ordinal) if isinstance(columns, _KeptRows) else struct_child(columns[index], ordinal)
+    if isinstance(columns, _KeptRows | OneColumn):
+        return columns.field(index, ordinal)
+    return struct_child(columns[index], ordinal)
 
 
 def struct_child(structs: pa.Array, ordinal: int) -> pa.Array:
@@ -66,6 +69,9 @@ def struct_child(structs: pa.Array, ordinal: int) -> pa.Array:
     if simple and child.null_count == 0 and child.offset == structs.offset:
         buffers = [structs.buffers()[0], *child.buffers()[1:]]
         return pa.Array.from_buffers(kind, len(child), buffers, structs.null_count, child.offset)
+    if pa.types.is_dictionary(kind):
+        indices = pc.if_else(structs.is_valid(), child.indices, pa.scalar(None, kind.index_type))
+        return pa.DictionaryArray.from_arrays(indices, child.dictionary, safe=False)
     return pc.if_else(structs.is_valid(), child, pa.scalar(None, kind))
 
 
@@ -254,14 +260,63 @@ def _remembered(number: int, evaluator: Evaluator) -> Evaluator:
     return run
 
 
-def compile_expression(tree: Expression, shared: _SharedParts | None = None) -> Evaluator:
-    """Returns the function that evaluates a tree over a frame.
+def is_read(tree: Expression) -> bool:
+    """Whether a tree is a column, or a field of a column of structs."""
+    match tree:
+        case Column() | Call(function="GetStructField", arguments=(Column(), *_)):
+            return True
+    return False
+
+
+def _reader(tree: Expression) -> Evaluator:
+    """Returns the function that reads a column or a field as it is encoded."""
+    if isinstance(tree, Column):
+        index = tree.index
+        return lambda frame: frame.columns[index]
+    assert isinstance(tree, Call) and isinstance(tree.arguments[0], Column)
+    of, ordinal = tree.arguments[0].index, int(tree.settings["ordinal"])
+    return lambda frame: field_of(frame.columns, of, ordinal)
+
+
+def _decoding(tree: Expression) -> Evaluator:
+    read = _reader(tree)
+    return lambda frame: decoded(read(frame))
+
+
+_OF_THE_MOMENT = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"})
+
+
+def text_read_by(tree: Call) -> Expression | None:
+    """The only column or field that a tree reads, if it is text and the value of the tree depends on nothing else."""
+    found: list[Expression] = []
+
+    def reads_one(part: Expression) -> bool:
+        if is_read(part):
+            found.append(part)
+            return part == found[0]
+        if isinstance(part, Call):
+            return part.function not in _OF_THE_MOMENT and all(map(reads_one, part.arguments))
+        return isinstance(part, Literal)
+
+    return found[0] if reads_one(tree) and found and found[0].type in ("string", "binary") else None
+
+
+def compile_encoded(trees: Sequence[Expression]) -> list[Evaluator]:
+    """As :func:`compile_all`; columns and values of text may be dictionaries, and then keep this encoding."""
+    return [
+        _reader(tree) if is_read(tree) else evaluator.encoded if isinstance(evaluator, OverDictionary) else evaluator
+        for tree, evaluator in zip(trees, compile_all(trees), strict=True)
+    ]
+
+
+def compile_expression(tree: Expression, shared: _SharedParts | None = None, *, inside: bool = False) -> Evaluator:
+    """Returns the function that evaluates a tree over a frame. ``inside`` an expression over a dictionary is none.
 
     Raises UnsupportedExpressionError for a function or a type that the engine does not have.
     """
     match tree:
-        case Column(index=index):
-            return lambda frame: frame.columns[index]
+        case Column():
+            return _decoding(tree)
         case Literal():
             scalar = literal_scalar(tree)
             return lambda frame: scalar
@@ -273,11 +328,17 @@ def compile_expression(tree: Expression, shared: _SharedParts | None = None) -> 
     if builder is None:
         raise refusal(tree.function)
     value_type(tree.type)
-    if tree.function == "GetStructField" and isinstance(tree.arguments[0], Column):
-        index, ordinal = tree.arguments[0].index, int(tree.settings["ordinal"])
-        return lambda frame: field_of(frame.columns, index, ordinal)
+    if is_read(tree):
+        return _decoding(tree)
+    source = None if inside else text_read_by(tree)
+    if source is not None:
+        over_values = compile_expression(tree, inside=True)
+        over_rows = compile_expression(tree, shared, inside=True)
+        return OverDictionary(
+            _reader(source), over_rows, lambda values: over_values(Frame(OneColumn(values), len(values)))
+        )
     plain = [argument for argument in tree.arguments if not isinstance(argument, Lambda)]
-    evaluator = builder(tree, [compile_expression(argument, shared) for argument in plain])
+    evaluator = builder(tree, [compile_expression(argument, shared, inside=inside) for argument in plain])
     number = None if shared is None else shared.number(tree)
     return evaluator if number is None else _remembered(number, evaluator)
 
@@ -287,6 +348,13 @@ def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array
     value = evaluator(frame)
     array = broadcast(value, frame.length)
     return array if array.type == type_ else array.cast(type_)
+
+
+def evaluate_encoded(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array:
+    """As :func:`evaluate`; the values may be dictionaries."""
+    array = broadcast(evaluator(frame), frame.length)
+    kind = array.type
+    return array if kind == type_ or plain_type(kind) == type_ else array.cast(type_)
 
 
 def broadcast(value: Value, length: int) -> pa.Array:

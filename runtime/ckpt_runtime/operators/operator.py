@@ -140,6 +140,9 @@ class Operator(ABC):
     A subtask ends with its data if this is false for all of its operators (FLIP-147).
     """
 
+    takes_dictionaries: bool = False
+    """Whether columns of text in its batches may be dictionary-encoded. They are decoded for all other operators."""
+
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 

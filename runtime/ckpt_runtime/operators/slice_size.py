@@ -53,5 +53,5 @@ class SliceSize:
         fitting = max(1, int(min(wanted_ms / self._row_ms, most)))
         if not self._measured and abs(fitting - self._known_rows) * 4 <= self._known_rows:
             # Another slice of this size would not show the fixed cost either.
-            return min(2 * self._known_rows, self._most_rows)
+            return self._known_rows // 2 or min(2, self._most_rows)
         return fitting

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import (
+    Frame,
+    compile_all,
+    compile_encoded,
+    compile_expression,
+    evaluate,
+    evaluate_encoded,
+)
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
 
@@ -14,6 +23,7 @@ class ConditionOperator(Operator):
     """Keeps the rows for which a condition is true; null counts as false. Rows keep their order."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: ConditionSpec) -> None:
         self._holds = compile_expression(spec.condition)
@@ -38,10 +48,13 @@ class EvaluateOperator(Operator):
     """Computes columns from a batch."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: EvaluateSpec) -> None:
         self._schema = spec.schema
-        self._columns = list(zip(compile_all([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
+        self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
+        """The schema by the types of its columns: text may be encoded in dictionaries."""
+        self._columns = list(zip(compile_encoded([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self._evaluate(_frame(batch, self.context))
@@ -50,14 +63,28 @@ class EvaluateOperator(Operator):
         self._evaluate(_frame(batch, self.context).part(mask))
 
     def _evaluate(self, frame: Frame) -> None:
-        arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+        schema = self._schema
+        if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
+            kinds = tuple(array.type for array in arrays)
+            schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
+        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+_MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
+
+
+def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
+    if list(kinds) == schema.types:
+        return schema
+    return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
 class ExpandOperator(Operator):
     """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: ExpandSpec) -> None:
         self._schema = spec.schema

@@ -32,7 +32,9 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     kind = arrow_type(call.type)
     pairs = list(zip(arguments[0::2], arguments[1::2], strict=False))
     otherwise = arguments[-1] if len(arguments) % 2 else None
-    eager = not any(may_fail(argument) for argument in call.arguments[1:])
+    fails = [may_fail(argument) for argument in call.arguments]
+    eager = not any(fails[1:])
+    constant = [isinstance(argument, Literal) for argument in call.arguments]
 
     def at_once(frame: Frame) -> Value:
         result = pa.scalar(None, kind) if otherwise is None else otherwise(frame)
@@ -43,9 +45,13 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     def row_by_row(frame: Frame) -> Value:
         open_ = pa.repeat(pa.scalar(True), frame.length)
         result = pa.nulls(frame.length, kind)
-        for condition, value in pairs:
-            holds = pc.fill_null(scattered(condition, frame, open_, pa.bool_()), False)
-            result = _if_else(holds, scattered(value, frame, holds, kind), result)
+        for at, (condition, value) in enumerate(pairs):
+            if fails[2 * at]:
+                holds = pc.fill_null(scattered(condition, frame, open_, pa.bool_()), False)
+            else:
+                holds = pc.and_(open_, pc.fill_null(broadcast(condition(frame), frame.length), False))
+            chosen = _typed(value(frame), kind) if constant[2 * at + 1] else scattered(value, frame, holds, kind)
+            result = _if_else(holds, chosen, result)
             open_ = pc.and_not(open_, holds)
         return result if otherwise is None else _if_else(open_, scattered(otherwise, frame, open_, kind), result)
 
