@@ -2,8 +2,9 @@
 
 The rules are those of the generator that is published with Nexmark for Flink: of 50 events one is a person, three are
 auctions and 46 are bids; half of the bids go to one hot auction of the latest hundred, three quarters come from a hot
-bidder, three quarters of the auctions from a hot seller; the columns have the published sizes. Strings come from pools
-of some thousand values; those which the published generator takes from lists of its own are dictionary-encoded. Within each group of 1,000 events arrival and event time have different orders.
+bidder, three quarters of the auctions from a hot seller; the columns have the published sizes. Strings come from
+pools of some thousand values; those which the published generator takes from lists of its own are dictionary-encoded.
+Within each group of 1,000 events arrival and event time have different orders.
 """
 
 from __future__ import annotations

@@ -273,8 +273,10 @@ def _reader(tree: Expression) -> Evaluator:
     if isinstance(tree, Column):
         index = tree.index
         return lambda frame: frame.columns[index]
-    assert isinstance(tree, Call) and isinstance(tree.arguments[0], Column)
-    of, ordinal = tree.arguments[0].index, int(tree.settings["ordinal"])
+    assert isinstance(tree, Call)
+    (structs,), ordinal = tree.arguments, int(tree.settings["ordinal"])
+    assert isinstance(structs, Column)
+    of = structs.index
     return lambda frame: field_of(frame.columns, of, ordinal)
 
 
