@@ -14,13 +14,13 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
-from ckpt_runtime.api.plan_result import PlanRequest, PlanResult
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.catalog_tables import NewTables
+from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
 from ckpt_runtime.frontend.table_reader import StaticTables
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
@@ -147,11 +147,20 @@ class RunningProgram:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A graph, the options that the pipeline's code set, and the rows of its static tables by their digests."""
+    """A graph, the options that the pipeline's code set, and the rows of its static tables by their digests.
+
+    ``new_tables`` are tables of Spark's catalog that the job writes and that do not exist yet.
+    """
 
     graph: JobGraph
     own: Configuration
     tables: Mapping[str, bytes] = field(default_factory=dict)
+    new_tables: NewTables = field(default_factory=NewTables)
+
+    def create_tables(self) -> None:
+        """Creates :attr:`new_tables`. Blocks. Raises SubmissionFailed if Spark refuses one of them."""
+        if self.new_tables.statements and (error := ANALYZER.create_tables(self.new_tables)):
+            raise SubmissionFailed(f"a table that the job writes cannot be created: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +187,7 @@ class Planner:
         """Runs the pipeline function. ``configuration`` was given at submission."""
         tables = self._static_tables()
         graph, own = _parts(await self._result(program, request, configuration, tables))
-        return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables})
+        return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables}, tables.new)
 
     async def _result(
         self, program: StoredProgram, request: RunRequest, configuration: Configuration, tables: StaticTables
