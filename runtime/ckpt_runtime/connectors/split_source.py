@@ -21,6 +21,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader
 
 _VERSION = 1
@@ -153,6 +154,7 @@ class SplitReaderOperator(SplitHost):
         self._ended: list[Split] = []
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._most_rows = _FIRST_ROWS
+        self._slices = SliceSize()
         self._in_range = False
         self._counted_at: float | None = None
 
@@ -259,9 +261,12 @@ class SplitReaderOperator(SplitHost):
         before = self.context.monotonic_ms()
         self.output.emit(batch)
         took = self.context.monotonic_ms() - before
-        if took > _LONG_MS:
-            self._most_rows = max(self._most_rows // 2, _LEAST_ROWS)
-        elif took < _SHORT_MS and batch.num_rows >= self._most_rows:
+        self._slices.took(batch.num_rows, took)
+        # Fewer rows make a batch shorter only if it is the rows that take long, and not a call of the operators behind.
+        fitting = self._slices.rows
+        if took > _LONG_MS and fitting < self._most_rows:
+            self._most_rows = max(self._most_rows // 2, fitting, _LEAST_ROWS)
+        elif batch.num_rows >= self._most_rows and (took < _SHORT_MS or fitting >= 2 * self._most_rows):
             self._most_rows = min(self._most_rows * 2, _MOST_ROWS)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.task.slice_size import FIRST_ROWS, MOST_ROWS, SLICE_MS, SliceSize
+from ckpt_runtime.operators.slice_size import FIRST_ROWS, MOST_ROWS, SLICE_MS, SliceSize
 
 
 def work_off(size: SliceSize, call_ms: float, row_ms: float, buffers: int = 6, rows: int = 16_384) -> list[int]:
