@@ -210,7 +210,7 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
             assert all(value in answer.text for value in values), answer.text
         assert httpx.get(url).json() == before
         options = {"configuration": {"execution.checkpointing.timeout": "60 s"}}
-        refused = httpx.patch(f"{client.url}/jobs/{job}/configuration", json=options)
+        refused = httpx.patch(f"{client.url}/jobs/{job}/config", json=options)
         assert (refused.status_code, "60000 ms" in refused.text) == (400, True), refused.text
         assert httpx.patch(url, json={"checkpointTimeout": 20_000}).status_code == 200
         cluster.wait_until(lambda: values(committed(broker, topic)) == ["1", "2"], "the messages to be copied")

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, is_passing

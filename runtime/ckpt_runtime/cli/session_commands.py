@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli
-from ckpt_runtime.cli.session_file import path_beside, session_path, write_session
+from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode, path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
 from ckpt_runtime.configuration.configuration import Configuration
@@ -21,6 +19,7 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runtime
 from ckpt_runtime.spark.launch import (
     LOOPBACK,
     TERMINATION,
@@ -31,7 +30,6 @@ from ckpt_runtime.spark.launch import (
     stop_session,
 )
 from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
-from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_runtime
 
 DEFAULT_READY_TIMEOUT = "2 min"
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime import structured_log
-from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.configuration.cluster_options import LogFormat
 from ckpt_runtime.secret_keys import without_secrets
 from ckpt_runtime.structured_log import JsonLines, LogSettings, about, fields, log_of_process, start_logging
 

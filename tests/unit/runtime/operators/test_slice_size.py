@@ -49,6 +49,12 @@ def test_slow_calls_keep_their_batches(row_ms: float) -> None:
     assert slices == [16_384]
 
 
+@pytest.mark.parametrize("call_ms", [3.5, 4.5, 5.5, 6.5, 8.0])
+def test_a_fixed_cost_of_about_one_slice_is_found_whatever_size_came_first(call_ms: float) -> None:
+    for first in (1, 2, 4, 16, 1024):
+        assert work_off(SliceSize(first), call_ms, row_ms=0.000_1, buffers=3) == [16_384]
+
+
 def test_calls_cost_a_tenth_at_most() -> None:
     slices = work_off(SliceSize(), call_ms=1, row_ms=0.1)
     assert min(slices[:-1]) >= 85

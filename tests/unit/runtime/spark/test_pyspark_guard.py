@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.spark.installation import PySparkMismatchError, check_pyspark
 
 
 @dataclass

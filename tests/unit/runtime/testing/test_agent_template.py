@@ -18,8 +18,7 @@ from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
 from ckpt_runtime.processes import handles
 from ckpt_runtime.testing.agent_template import AGENT
-from ckpt_runtime.testing.local_slots import LocalSlotProvider
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from ckpt_runtime.testing.mini_cluster import LocalSlotProvider, MiniCluster
 from tests.support.processes import children, command_name, living, parent
 from tests.support.slot_agents import SlotListener, until
 
