@@ -110,7 +110,7 @@ def test_children_log_as_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("chosen", LogFormat)
-def test_a_process_logs_as_it_was_told(log: Log, chosen: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_logs_as_configured(log: Log, chosen: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.RootLogger(logging.WARNING)
     monkeypatch.setattr(logging, "root", root)
     text = io.StringIO()
