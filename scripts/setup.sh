@@ -47,6 +47,6 @@ grep -v '^pyspark==' "$LOCK" | install --requirement /dev/stdin
 install "$again" --no-deps "$pyspark"
 install --no-deps --editable runtime --editable .
 "$VENV/bin/python" -m pip check
-"$VENV/bin/python" -c 'from ckpt_runtime.spark.pyspark_guard import check_pyspark; print("PySpark", check_pyspark())'
+"$VENV/bin/python" -c 'from ckpt_runtime.spark.installation import check_pyspark; print("PySpark", check_pyspark())'
 touch "$stamp"
 echo "$VENV is ready."

@@ -26,7 +26,7 @@ from airflow.sdk import DAG, task
 
 from airflow_provider_ckpt.assets import no_checkpoint_for, no_savepoint_for
 
-TROUBLE = no_checkpoint_for("$job", "5 s", poll_interval=0.5) | no_savepoint_for("$job", "30 d", poll_interval=0.5)
+TROUBLE = no_checkpoint_for("$job", "20 s", poll_interval=0.5) | no_savepoint_for("$job", "30 d", poll_interval=0.5)
 
 with DAG("$dag_id", schedule=TROUBLE, description="$description"):
 
