@@ -254,12 +254,12 @@ def follow(pages: Pages, reader: Reader, pipeline: Path) -> None:
     run = pages.trigger("ckpt_restore_drill", {"Savepoint to restore": what, "Job": program})
     pages.succeeds(run)
     listed = reader.shell(reader_command(f"ckpt snapshot list {savepoints}"))
-    assert "passed" in listed, listed
+    assert "drilled" in listed, listed
     run = pages.trigger("ckpt_patch", job | {"Times": {"interval": "7 s"}})
     pages.succeeds(run)
     run = pages.trigger("redeploy_digits", {})
     pages.succeeds(run)
-    assert pages.api.xcom(run, "start", "savepoint_path") == pages.api.xcom(run, "stop", "savepoint_path")
+    assert pages.api.xcom(run, "start", "started_from") == pages.api.xcom(run, "stop", "savepoint_path")
     for dag_id in ("hourly_savepoints_of_digits", "weekly_drill_of_digits"):
         run = pages.trigger(dag_id, {})
         pages.succeeds(run)
