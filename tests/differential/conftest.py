@@ -83,8 +83,8 @@ def _stop(session: SparkSession) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[MiniCluster]:
-    """A session of the engine, without Spark."""
+def cluster(spark: SparkSession) -> Iterator[MiniCluster]:
+    """A session of the engine, without Spark. It starts behind Spark, whose Python workers find their modules only then."""
     with MiniCluster() as started:
         yield started
 
