@@ -84,7 +84,7 @@ def _stop(session: SparkSession) -> None:
 
 @pytest.fixture(scope="session")
 def cluster(spark: SparkSession) -> Iterator[MiniCluster]:
-    """A session of the engine, without Spark. It starts behind Spark, whose Python workers find their modules only then."""
+    """A session of the engine, without Spark. Spark starts first: behind a job its Python workers lack a module."""
     with MiniCluster() as started:
         yield started
 

@@ -59,6 +59,8 @@ class OfFrames(OfRows):
 
 
 def results(rows: DataFrame, initial: DataFrame, form: str) -> DataFrame:
+    if form == "frames":  # pandas has no keys that are null
+        initial, rows = initial.dropna(subset=["land", "number"]), rows.dropna(subset=["country", "quantity"])
     before = initial.groupBy("land", "number")
     grouped = rows.groupBy("country", "quantity")
     if form == "rows":
