@@ -60,7 +60,8 @@ class OfFrames(OfRows):
 
 def results(rows: DataFrame, initial: DataFrame, form: str) -> DataFrame:
     if form == "frames":  # pandas has no keys that are null
-        initial, rows = initial.dropna(subset=["land", "number"]), rows.dropna(subset=["country", "quantity"])
+        initial = initial.where("land IS NOT NULL AND number IS NOT NULL")
+        rows = rows.where("country IS NOT NULL AND quantity IS NOT NULL")
     before = initial.groupBy("land", "number")
     grouped = rows.groupBy("country", "quantity")
     if form == "rows":
