@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import httpx
@@ -233,7 +234,8 @@ def test_every_step_of_the_tutorial_works(reader: Reader, tmp_path: Path) -> Non
         log_in(opened.page, reader, password)
         add_connection(opened.page, reader, session["token"])
         opened.shot("tutorial-connection")
-        follow(Pages(opened.page, reader, connect(reader, password)), reader, pipeline)
+        with closing(connect(reader, password)) as api:
+            follow(Pages(opened.page, reader, api), reader, pipeline)
     # 9. Clean up
     assert reader.block("ckpt session stop").splitlines()[0] == "ckpt session stop"
     reader.shell("ckpt session stop")
