@@ -29,6 +29,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Filter,
     PlanNode,
     Project,
+    Repartition,
     Source,
     StaticTable,
     Union,
@@ -36,7 +37,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.schema import DocumentError
 
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression", "LocalLimit"})
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -373,6 +374,10 @@ class PlanReader:
                 )
             case "Union":
                 return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case "Repartition":
+                if not plan.shuffle():  # coalesce, which sends no rows to other subtasks
+                    return inputs[0]
+                return self.add(Repartition(columns=columns, inputs=inputs, plan_id=plan_id), ids)
             case _ if name in STATEFUL:
                 return read_stateful(self, name, plan, inputs[0])
             case _ if name in FUNCTIONAL:

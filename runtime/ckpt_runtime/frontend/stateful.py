@@ -106,7 +106,7 @@ class _Grouping:
         if not self._keys:
             self._keys.append("all")
             self._flat.append(("all", Literal("0", "integer")))
-        arguments = sorted({at for aggregate in node.aggregates for at in aggregate.arguments})
+        arguments = sorted({at for aggregate in node.aggregates for at in self._arguments_of(aggregate)})
         self._arguments = {at: f"argument{at}" for at in arguments}
         self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
         self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
@@ -174,6 +174,10 @@ class _Grouping:
             return spec, aggregate_output_schema(self._schema, spec)
         except SchemaDerivationError:
             return None
+
+    def _arguments_of(self, aggregate: TypedAggregate) -> tuple[int, ...]:
+        """The columns that an aggregate reads: not the constant of ``count(*)``."""
+        return aggregate.arguments if aggregate.filtered or not self._counts_rows(aggregate) else ()
 
     def _counts_rows(self, aggregate: TypedAggregate) -> bool:
         """Whether a count counts rows: its argument is a constant, as in Spark's form of ``count(*)``."""

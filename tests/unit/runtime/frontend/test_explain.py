@@ -67,14 +67,11 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
         "(2) project, no uid, parallelism 2",
         "    input: (1) FORWARD",
         "    vectorised",
-        "(3) project, no uid, parallelism 2",
-        "    input: (2) FORWARD",
-        "    vectorised",
-        "(4) aggregate, uid orders, parallelism 4",
-        "    input: (3) HASH by country",
+        "(3) aggregate, uid orders, parallelism 4",
+        "    input: (2) HASH by country",
         "    keeps state; vectorised",
-        "(5) project, no uid, parallelism 2",
-        "    input: (4) REBALANCE",
+        "(4) project, no uid, parallelism 2",
+        "    input: (3) REBALANCE",
         "    vectorised",
     ]
 
@@ -82,7 +79,7 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
 def test_operator_of_another_parallelism_is_shown_with_the_edge_of_the_job() -> None:
     project = Project(columns=COLUMNS, inputs=(0,), plan_id=8, expressions=(Column(0, "string"), Column(1, "long")))
     assert "input: (1) REBALANCE" in text_of(SOURCE, project, hints={8: {"parallelism": "3"}})
-    assert "input: (1) FORWARD" in text_of(SOURCE, project)
+    assert "input: (1) FORWARD" in text_of(SOURCE, project, hints={8: {"uid": "picked"}})
 
 
 @pytest.mark.parametrize(
