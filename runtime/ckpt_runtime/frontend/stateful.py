@@ -163,12 +163,14 @@ class _Grouping:
         if mode != "update" or node.event_time is not None:
             return None
         aggregates = []
-        for at, aggregate in enumerate(node.aggregates):
+        names = _UniqueNames(self._keys)
+        for aggregate in node.aggregates:
             function = _RUNNING.get(aggregate.function)
             if function is None or len(aggregate.arguments) > 1 or aggregate.filtered or aggregate.mode != "ansi":
                 return None
             column = None if self._counts_rows(aggregate) else self._arguments[aggregate.arguments[0]]
-            aggregates.append(specs.Aggregate(function, column, f"result{at}"))
+            text = f"{aggregate.function}({', '.join(self._texts[place] for place in aggregate.arguments)})"
+            aggregates.append(specs.Aggregate(function, column, names.of(text)))
         spec = specs.AggregateSpec(tuple(self._keys), tuple(aggregates))
         try:
             return spec, aggregate_output_schema(self._schema, spec)
@@ -252,8 +254,8 @@ class _UniqueNames:
     """Names of columns in state. They describe the content, so adding or removing other columns does not change
     them."""
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
+    def __init__(self, taken: Sequence[str] = ()) -> None:
+        self._taken = set(taken)
 
     def of(self, text: str) -> str:
         """Returns the text, shortened if it is long, and different from all names before."""
