@@ -26,6 +26,7 @@ EXTRAS_REQUIRE = {
         "orjson>=3.10",
         "prometheus-client>=0.21",
         "pydantic>=2.9",
+        "pyspark[connect]>=4.3,<4.4",  # PySpark's own classes build the plans of programs, and need gRPC's types for it
         "python-multipart>=0.0.18",
         "uvicorn>=0.30",
         "xxhash>=3.4",
@@ -34,10 +35,6 @@ EXTRAS_REQUIRE = {
     # The state backend of that name.
     "rocksdb": [
         "rocksdict>=0.3.29",
-    ],
-    # PySpark's own classes build the plans of PySpark programs, and need gRPC's types for it.
-    "connect": [
-        "pyspark[connect]>=4.3,<4.4",
     ],
     # The sink of that name.
     "delta": [

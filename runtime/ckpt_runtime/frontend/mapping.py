@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
@@ -74,13 +76,25 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 
 
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
-    """Adds the operators of all queries that a program started. A stream that several of them read is read once.
+    """Adds the operators of all queries that a program started. What several of them have in common is computed once.
 
     Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
-    sources: dict[int, tuple[LogicalNode, bool]] = {}
+    shared = Shared()
     for query in capture.queries:
-        QueryMapper(capture, plan, resolve, sources).add(query)
+        QueryMapper(capture, plan, resolve, shared).add(query)
+
+
+@dataclass(slots=True)
+class Shared:
+    """Operators that several queries may use.
+
+    ``sources`` are those of streams, by the ids of their relations, and whether they end with the data that is there.
+    ``frames`` are the outputs of other relations, by the relation, its inputs, and what else decides about them.
+    """
+
+    sources: dict[int, tuple[LogicalNode, bool]] = field(default_factory=dict)
+    frames: dict[Any, tuple[LogicalInput, ...]] = field(default_factory=dict)
 
 
 class QueryMapper:
@@ -91,12 +105,12 @@ class QueryMapper:
         capture: Capture,
         plan: LogicalPlan,
         resolve: Resolve,
-        sources: dict[int, tuple[LogicalNode, bool]],
+        shared: Shared,
     ) -> None:
         self.capture = capture
         self._plan = plan
         self._resolve = resolve
-        self._sources = sources
+        self._shared = shared
         self._inputs: list[tuple[LogicalInput, ...]] = []
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
@@ -121,7 +135,23 @@ class QueryMapper:
         if self.output_mode == "complete":
             check_complete(nodes)
         for node in nodes:
-            self._inputs.append(self._operators(node, nodes))
+            self._inputs.append(self._once(node, nodes))
+
+    def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
+        """Returns what the rows of a node come from; adds its operators unless another query has the same node."""
+        if isinstance(node, StaticTable | Generate) or self.output_mode == "complete":
+            # What a generator repeats depends on what reads it, and a complete result is one query's.
+            return self._operators(node, nodes)
+        inputs = tuple(self._inputs[at] for at in node.inputs)
+        relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
+        key = (self.output_mode if isinstance(node, Aggregate) else "", self._ends, relation, inputs)
+        found = self._shared.frames.get(key)
+        if found is None:
+            found = self._shared.frames[key] = self._operators(node, nodes)
+        for edge in found:
+            if edge.node not in self._plan.nodes:  # it was merged into a projection of another query
+                self._plan.nodes.append(edge.node)
+        return found
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
@@ -223,7 +253,7 @@ class QueryMapper:
 
     def _source(self, node: Source, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         assert node.plan_id is not None
-        known, ends = self._sources.get(node.plan_id, (None, self._ends))
+        known, ends = self._shared.sources.get(node.plan_id, (None, self._ends))
         if ends != self._ends:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
@@ -238,7 +268,7 @@ class QueryMapper:
             read = _schema_of(source, self._resolve)
             spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
             known = self.apply(spec, (), read, node.plan_id)[0].node
-            self._sources[node.plan_id] = (known, ends)
+            self._shared.sources[node.plan_id] = (known, ends)
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)

@@ -47,7 +47,7 @@ from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
 from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
-from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_connect
+from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError
 from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 
 if TYPE_CHECKING:
@@ -110,8 +110,6 @@ def main(arguments: list[str] | None = None) -> None:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
         credentials("", options.configuration)
-        if options.configuration.get(ConnectOptions.ENABLED):
-            check_connect()
         prefer_installed_pyspark()
         check_pyspark()
         with HeldDirectory("ckpt-sockets-") as sockets, _work_directory(options.work_directory) as work:
