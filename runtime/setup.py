@@ -36,15 +36,15 @@ EXTRAS_REQUIRE = {
     "rocksdb": [
         "rocksdict>=0.3.29",
     ],
-    # The sink of that name.
+    # The source and the sink of that name.
     "delta": [
-        "deltalake>=1.2",
+        "deltalake>=1.6",
     ],
     # The source and the sink of that name.
     "kafka": [
         "confluent-kafka>=2.10",
     ],
-    # The sink "postgresql".
+    # The source and the sink "postgresql".
     "postgres": [
         "psycopg[binary]>=3.2",
     ],

@@ -99,7 +99,6 @@ def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSes
         ("legacy option", "spark.sql.legacy"),
         ("barrier", "barrier"),
         ("generator", "JsonTuple.*get_json_object"),
-        ("table", "toTable: .*'orders'.*start\\(path\\)"),
         ("observe", "observe: .*second query"),
         ("Python in a lambda", "lambda"),
     ],

@@ -121,6 +121,7 @@ def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded,
             {"configuration": {"restart-strategy.type": "none"}},
             "session_is_there",
             id="fails when it opens its state",
+            marks=pytest.mark.long,
         ),
     ],
 )
@@ -271,6 +272,7 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
     assert job.stopped() == assert_sequence(job.out)
 
 
+@pytest.mark.long
 def test_the_savepoint_of_a_paused_upgrade_or_a_suspended_job_is_not_cleaned_up(job: SequenceJob) -> None:
     """A newer one of the lineage is intact, but it is a plain savepoint, from which no job is resumed."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack

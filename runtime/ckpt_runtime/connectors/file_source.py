@@ -17,10 +17,11 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import open_rows
+from ckpt_runtime.connectors.file_rows import COUNTABLE, open_rows
+from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.formats import source_options
+from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.graph.source_formats import duration_ms
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 from ckpt_runtime.storage.filesystem import (
     FileEntry,
@@ -200,9 +201,16 @@ class FileReader(SplitReader):
         self._waiting: deque[tuple[Split, int]] = deque()
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
+        self._waiting_rows = WaitingRows(format_, self.location) if format_ in COUNTABLE else None
 
     def add(self, split: Split, position: Any) -> None:
         self._waiting.append((split, position or 0))
+        if self._waiting_rows is not None:
+            self._waiting_rows.added(split)
+
+    def backlog(self) -> int | None:
+        """The rows of other formats than Parquet and ORC are not known before they are read."""
+        return None if self._waiting_rows is None else self._waiting_rows.count(self._waiting)
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._waiting:
@@ -215,6 +223,8 @@ class FileReader(SplitReader):
         if self._rest is None:
             self._waiting.popleft()
             self._batches = None
+            if self._waiting_rows is not None:
+                self._waiting_rows.ended(split)
             return SplitRows(split.id, position, ended=True)
         batch, rest = self._rest.slice(0, most_rows), self._rest.slice(most_rows)
         self._rest = rest if rest.num_rows else None
@@ -239,19 +249,29 @@ class FileReader(SplitReader):
     def close(self) -> None:
         self._batches = self._rest = None
         self._waiting.clear()
+        if self._waiting_rows is not None:
+            self._waiting_rows.close()
+
+    def location(self, split: Split) -> Location:
+        """The file that a split stands for."""
+        return resolve(split.id)
+
+    def check_unchanged(self, split: Split, position: int) -> None:
+        """Raises ValueError if the file is another one than that whose first rows were read."""
+        described, now = split.description, file_entry(self.location(split))
+        if now is None or (now.size, now.modified_ms) != (described["size"], described["modified_ms"]):
+            raise ValueError(
+                f"{split.id} has changed after {position} rows of it were read; files must not change once they have "
+                "appeared"
+            )
 
     def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
         description = split.description
         if not description["size"]:
             return  # as in Spark, in every format
-        location = resolve(split.id)
+        location = self.location(split)
         if position:
-            now = file_entry(location)
-            if now is None or (now.size, now.modified_ms) != (description["size"], description["modified_ms"]):
-                raise ValueError(
-                    f"{split.id} has changed after {position} rows of it were read; files must not change once they "
-                    "have appeared"
-                )
+            self.check_unchanged(split, position)
         partition = description["partition"]
         names = {name.lower() for name in partition}
         inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
@@ -261,7 +281,7 @@ class FileReader(SplitReader):
             if skip >= batch.num_rows:
                 skip -= batch.num_rows
                 continue
-            yield self._with_partition(batch.slice(skip), values, split.id)
+            yield self._with_partition(batch.slice(skip), values, location.url)
             skip = 0
 
     def _with_partition(self, batch: pa.RecordBatch, values: dict[str, str | None], url: str) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from ckpt_runtime.graph.formats import source_options, source_schema
-from ckpt_runtime.graph.source_formats import duration_ms
+from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
 
 _DEFAULT_SPLITS = 8
@@ -30,7 +30,7 @@ _Time = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 _Splits = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class _Made(TypedDict):
+class _EnumeratorState(TypedDict):
     """The state of the enumerator of ``rate``: whether the splits were sent."""
 
     made: bool
@@ -67,7 +67,7 @@ class RateSource(Source):
         self._format = format_
         self._values = source_options(format_, options)
         is_rate = format_ == "rate"
-        self.state_type = _Made if is_rate else _Batches
+        self.state_type = _EnumeratorState if is_rate else _Batches
         self.description_type = _RateSplit if is_rate else _BatchSplit
         self.position_type = _Count
 
