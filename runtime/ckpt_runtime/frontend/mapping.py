@@ -148,10 +148,14 @@ class QueryMapper:
         found = self._shared.frames.get(key)
         if found is None:
             found = self._shared.frames[key] = self._operators(node, nodes)
-        for edge in found:
-            if edge.node not in self._plan.nodes:  # it was merged into a projection of another query
-                self._plan.nodes.append(edge.node)
         return found
+
+    def _add(self, node: LogicalNode) -> LogicalNode:
+        """Adds a node to the plan, and what it reads if that was merged into a projection of another query."""
+        for edge in node.inputs:
+            if edge.node not in self._plan.nodes:
+                self._plan.nodes.append(edge.node)
+        return self._plan.add(node)
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
@@ -208,7 +212,7 @@ class QueryMapper:
             if not hints and _changes_nothing(spec, inputs):
                 return inputs
         check_expressions(spec, self._places)
-        node = self._plan.add(LogicalNode(spec, inputs, schema))
+        node = self._add(LogicalNode(spec, inputs, schema))
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
@@ -237,7 +241,8 @@ class QueryMapper:
         trees = composed([tree for _, tree in spec.columns], [tree for _, tree in below.spec.columns])
         if trees is None:
             return spec, inputs
-        self._plan.nodes.remove(below)
+        if below in self._plan.nodes:
+            self._plan.nodes.remove(below)
         names = [name for name, _ in spec.columns]
         return specs.EvaluateSpec(tuple(zip(names, trees, strict=True)), spec.schema), below.inputs
 
@@ -300,7 +305,7 @@ class QueryMapper:
         if self._whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
-        node = self._plan.add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
+        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
