@@ -257,8 +257,8 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
             )
         if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
             warnings.append(
-                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time to its "
-                "condition"
+                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time to "
+                "its condition"
             )
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
         operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
