@@ -158,7 +158,7 @@ def test_an_unbounded_join_is_warned_about_by_its_uid() -> None:
     left.join(right, "key").uid("join").writeStream.format("noop").uid("sink").start()
     assert session.compile().warnings == (
         "operator 'join' joins without time bounds: it keeps every row for ever; add bounds of event time to its "
-        + "condition",
+        "condition",
     )
 
 
