@@ -57,8 +57,8 @@ class Analyzer:
         """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
         ``tables`` collects the static tables whose rows are requested, and tables that have to be created; tables of
-        requests that ``known`` answers are not read again. Raises DocumentError for a text that is no list of requests:
-        a program could have written it.
+        requests that ``known`` answers are not read again. Raises DocumentError for a text that is not a list of
+        requests: a program could have written it.
         """
         try:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])

@@ -212,7 +212,7 @@ def test_a_source_without_a_stream_reader_is_named() -> None:
             raise NotImplementedError
 
     with pytest.raises(
-        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is no stream"
+        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is not a stream"
     ):
         opened(enumerator(Neither), context())
 
@@ -373,5 +373,5 @@ def test_an_offset_that_is_no_json_object_is_named() -> None:
 
     planner = enumerator(Bad)
     opened(planner, context())
-    with pytest.raises(TypeError, match=r"latestOffset\(\) returned an offset that is no JSON"):
+    with pytest.raises(TypeError, match=r"latestOffset\(\) returned an offset that is not JSON"):
         planner.poll()

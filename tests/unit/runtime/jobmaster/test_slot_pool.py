@@ -704,7 +704,7 @@ class TestWorkers:
             for worker in slot.workers:
                 with pytest.raises(MalformedMessageError, match="EndOfDataReport came from a worker that was"):
                     world.pool.peer_message(worker.peer, ENDED)
-                with pytest.raises(MalformedMessageError, match="follows an agent, and was not asked to"):
+                with pytest.raises(MalformedMessageError, match="follows an agent without a request"):
                     world.pool.peer_message(worker.peer, Following())
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)

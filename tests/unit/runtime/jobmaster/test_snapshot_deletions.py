@@ -264,4 +264,4 @@ async def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: p
         for name in "abc":
             await attempted(deletions, storage.delete(), f"delete {name}")
         assert deletions.unfinished == ("delete b", "delete c")
-    assert "gave up to delete a" in caplog.text
+    assert "cannot delete a: too many deletions" in caplog.text

@@ -215,8 +215,8 @@ def test_what_is_no_entry_is_told_and_deletes_nothing(tmp_path: Path) -> None:
     directory = savepoint(resolve(tmp_path), 1_000)
     entry_document(directory).write(1, {"job_id": 5})
     (found,) = list_savepoints(str(tmp_path))
-    assert "is no entry of the savepoint catalogue" in (found.problem or "")
-    with pytest.raises(CorruptFileError, match="is no entry"):
+    assert "is not an entry of the savepoint catalogue" in (found.problem or "")
+    with pytest.raises(CorruptFileError, match="is not an entry"):
         mark_savepoint(directory, MarkKind.DRILL, GOOD)
     forged = savepoint(resolve(tmp_path / "more"), 1_000)
     entry = read_entry(forged)

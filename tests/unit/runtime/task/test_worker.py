@@ -163,7 +163,7 @@ def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
             b"\x82\xa4type\xb0CancelDeployment\xaadeployment\xa1x",
             "the message CancelDeployment of the driver is malformed",
         ),
-        (b"\xff", "what the driver sent is no message"),
+        (b"\xff", "what the driver sent is not a message"),
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
 )
