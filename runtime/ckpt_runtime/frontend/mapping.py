@@ -139,8 +139,10 @@ class QueryMapper:
 
     def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Returns what the rows of a node come from; adds its operators unless another query has the same node."""
-        if isinstance(node, StaticTable | Generate) or self.output_mode == "complete":
-            # What a generator repeats depends on what reads it, and a complete result is one query's.
+        static = isinstance(node, StaticTable) or any(isinstance(nodes[at], StaticTable) for at in node.inputs)
+        if static or isinstance(node, Generate) or self.output_mode == "complete":
+            # A table is no operator by which its join could be found again, what a generator repeats depends on what
+            # reads it, and a complete result belongs to one query.
             return self._operators(node, nodes)
         inputs = tuple(self._inputs[at] for at in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
