@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
+from ckpt_runtime.expressions.dictionaries import decoded
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_encoded, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
@@ -133,3 +134,25 @@ def test_a_part_that_stands_in_several_trees_is_evaluated_once_for_each_frame() 
     assert second(frame).to_pylist() == [4, 16]
     other = Frame([pa.nulls(2), pa.nulls(2), pa.array([5, 6])], 2)
     assert first(other).to_pylist() == [10, 12]
+
+
+def test_dictionaries_inside_structs_lists_and_maps_are_decoded() -> None:
+    words = pa.DictionaryArray.from_arrays(pa.array([0, 1, None], pa.int32()), pa.array(["a", "b"]))
+    structs = pa.StructArray.from_arrays([words], ["w"], mask=pa.array([False, True, False]))
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 3]), words)
+    maps = pa.MapArray.from_arrays(pa.array([0, 1, 2]), pa.array(["x", "y"]), words.slice(0, 2))
+    for column in (words, structs, structs.slice(1), lists, maps):
+        plain_column = decoded(column)
+        plain_column.validate(full=True)
+        assert "dictionary" not in str(plain_column.type)
+        assert plain_column.to_pylist() == column.to_pylist()
+
+
+def test_a_huge_dictionary_is_not_evaluated_for_a_few_rows_however_often_it_comes() -> None:
+    words = pa.array([f"w{at}" for at in range(70_000)])
+    (upper,) = compile_encoded([UPPER])
+    for _ in range(3):
+        column = pa.DictionaryArray.from_arrays(pa.array([1, 69_999], pa.int32()), words)
+        found = upper(Frame([column], 2))
+        assert found.type == pa.string()
+        assert found.to_pylist() == ["W1", "W69999"]

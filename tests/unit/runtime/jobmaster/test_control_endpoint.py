@@ -275,7 +275,7 @@ async def test_stopping_hangs_up_on_everybody() -> None:
             await running.connect()
 
 
-async def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_unauthenticated_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
 
     async with opened() as running:

@@ -433,7 +433,7 @@ class TestFailures:
 
 
 class TestCheckpoints:
-    async def test_tasks_are_told_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
+    async def test_tasks_are_notified_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)

@@ -148,7 +148,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show the processor time")
-async def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_works(
+async def test_the_progress_of_a_worker_is_reported_on_request_and_changes_only_while_it_works(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(BUSY_FOR_EACH_LINE)

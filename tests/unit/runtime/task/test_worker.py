@@ -513,7 +513,7 @@ def _snapshot_answer(
     return driver.receive(DeclineCheckpoint)
 
 
-def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
+def test_a_lost_channel_is_reported_as_a_secondary_failure_and_logged_without_a_trace(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     subtask: Any = _Ending(ends_while_writing=True)
