@@ -124,7 +124,7 @@ def modules_of(folder: str) -> list[str]:
 def test_the_extra_is_what_a_session_checks_for(built: Path) -> None:
     names = {Requirement(text).name.replace("-", "_") for text in requirements_of(built, "ckpt-runtime", "session")}
     of_connect = {"grpc", "grpc_status", "pandas"}
-    assert names - {"pyspark"} | of_connect == set(MODULES), "PySpark's extra `connect` brings those of gRPC and pandas"
+    assert names | of_connect == set(MODULES), "PySpark's extra `connect` brings those of gRPC and pandas"
 
 
 def test_the_provider_requires_the_very_engine_of_its_release(built: Path) -> None:
@@ -150,7 +150,8 @@ def test_the_engine_without_airflow_has_its_command_line(
     packages = linked(tmp_path_factory.mktemp("client"), requirements_of(built, "ckpt-runtime"))
     code = f"""
 import importlib.util, sys
-assert importlib.util.find_spec("airflow") is importlib.util.find_spec("airflow_provider_ckpt") is None
+for name in ("airflow", "airflow_provider_ckpt", "grpc", "numpy", "pandas", "pyarrow", "pyspark"):
+    assert importlib.util.find_spec(name) is None, name
 from ckpt_runtime.cli.main import entry_point
 sys.argv = ["ckpt", "--url", "http://127.0.0.1:{job_manager.port}", "list"]
 entry_point()
