@@ -323,12 +323,13 @@ def test_alerts_the_notifier_and_the_listing_work_on_flink(job: Job) -> None:
     from airflow_provider_ckpt.notifications.ckpt import CkptNotifier
     from airflow_provider_ckpt.operators.listing import ListJobsOperator
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
-    from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
+    from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
     from airflow_provider_ckpt.triggers.alerts import AlertWatch
 
     job.submit(WITHOUT_END, 2000)
     job.sense(CheckpointCompletedSensor, count=2)
     taken = job.run(TakeSavepointOperator, target_directory=str(job.directory / "savepoints"))["savepoint_path"]
+    job.sense(SavepointCompletedSensor, since_checkpoint_id=0)  # Flink shows checkpoints seconds later
 
     async def looks(now_ms: int) -> dict[str, Any]:
         async with await CkptHook().aget_conn() as client:

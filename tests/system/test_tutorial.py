@@ -167,10 +167,10 @@ class Pages:
     @staticmethod
     def _fill(section: Locator, fields: dict[str, str]) -> None:
         for name, value in fields.items():
-            field = section.locator(f"#element_{name}")
-            if value == "on":
-                field.locator("xpath=ancestor-or-self::label").first.click()
+            if value == "on":  # the box itself is hidden
+                section.locator(f'label:has(input[name="element_{name}"])').click()
             else:
+                field = section.locator(f"#element_{name}")
                 field.fill(value)
                 field.blur()
 
@@ -204,10 +204,10 @@ def test_every_step_of_the_tutorial_works(reader: Reader, tmp_path: Path) -> Non
     exports, _, command = reader.block("airflow standalone").rstrip().rpartition("\n")
     reader.shell(exports)
     given = dict(re.findall(r"^export (\w+)=(.*)$", exports, re.MULTILINE))
-    log = (tmp_path / "airflow.log").open("wb")
-    started = subprocess.Popen(
-        command.split(), env=reader.environment | given, stdout=log, stderr=log, start_new_session=True
-    )
+    with (tmp_path / "airflow.log").open("wb") as log:
+        started = subprocess.Popen(
+            command.split(), env=reader.environment | given, stdout=log, stderr=log, start_new_session=True
+        )
     reader.airflow.append(started)
     home = Path(given["AIRFLOW_HOME"])
     # 4. Install the DAGs, and those of the sections that follow
@@ -254,12 +254,12 @@ def follow(pages: Pages, reader: Reader, pipeline: Path) -> None:
     run = pages.trigger("ckpt_restore_drill", {"Savepoint to restore": what, "Job": program})
     pages.succeeds(run)
     listed = reader.shell(reader_command(f"ckpt snapshot list {savepoints}"))
-    assert "passed" in listed, listed
+    assert "drilled" in listed, listed
     run = pages.trigger("ckpt_patch", job | {"Times": {"interval": "7 s"}})
     pages.succeeds(run)
     run = pages.trigger("redeploy_digits", {})
     pages.succeeds(run)
-    assert pages.api.xcom(run, "start", "savepoint_path") == pages.api.xcom(run, "stop", "savepoint_path")
+    assert pages.api.xcom(run, "start", "started_from") == pages.api.xcom(run, "stop", "savepoint_path")
     for dag_id in ("hourly_savepoints_of_digits", "weekly_drill_of_digits"):
         run = pages.trigger(dag_id, {})
         pages.succeeds(run)
