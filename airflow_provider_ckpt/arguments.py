@@ -290,6 +290,6 @@ def wait_timeout() -> float:
     return float(conf.getfloat(_SECTION, "wait_timeout", fallback=600.0))
 
 
-def request_patience() -> float:
+def request_retry_timeout() -> float:
     """Seconds that one request is repeated while the job manager is away."""
-    return float(conf.getfloat(_SECTION, "request_patience", fallback=180.0))
+    return float(conf.getfloat(_SECTION, "request_retry_timeout", fallback=180.0))

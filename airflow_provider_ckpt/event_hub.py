@@ -107,9 +107,9 @@ class Member(AsyncCalls):
         notifies = self._hub.streams if self.job_id == ANY_JOB else self._hub.notifies
         if self.condition.absence.in_doubt or not notifies:
             return self.interval * random.uniform(0.8, 1.2)
-        return self._hub.until_all_look(self.job_id)
+        return self._hub.seconds_until_polled(self.job_id)
 
-    def silence(self) -> float:
+    def repeat_interval(self) -> float:
         """Seconds between two lines in the log that say the same."""
         return max(base.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
@@ -117,7 +117,7 @@ class Member(AsyncCalls):
         """Wait until it is known whether a stream or a poll wakes the waits; at most :data:`SETTLING_SECONDS`."""
         await self._hub.settled(SETTLING_SECONDS)
 
-    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+    async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         """Send the call once, or share the answer of another wait that has just sent the same."""
         answer = await self._hub.ask(call, self.job_id)
         if isinstance(answer, JobDetails) and answer.job_id == self.job_id:
@@ -263,9 +263,9 @@ class EventHub:
         """Its connections close as soon as the event loop runs."""
         self._watching.cancel()
 
-    def until_all_look(self, job_id: str) -> float:
+    def seconds_until_polled(self, job_id: str) -> float:
         """Seconds until all waits at a job look together."""
-        return until_all_look(_now() - self._begun[job_id], self.waiting)
+        return seconds_until_polled(_now() - self._begun[job_id], self.waiting)
 
     async def settled(self, seconds: float) -> None:
         """Waits until it is known whether a stream or a poll wakes the waits."""
@@ -359,7 +359,7 @@ class EventHub:
             async with asyncio.timeout(STARTING_SECONDS) as limit:
                 async for event in self._client.stream_events(feed):
                     begun = True
-                    # It has begun; from now on silence is for the client's read timeout to notice.
+                    # It has begun; from now on repeat_interval is for the client's read timeout to notice.
                     limit.reschedule(None)
                     self._take(event)
         except TimeoutError:
@@ -432,7 +432,7 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def until_all_look(passed: float, waiting: int) -> float:
+def seconds_until_polled(passed: float, waiting: int) -> float:
     """Return the seconds until the next of the regular moments, counted from the same origin as ``passed``.
 
     The period grows with the number of waits. The moments of a longer period are also moments of a shorter one.
@@ -461,7 +461,7 @@ async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: flo
     # The loop is part of the key: connections belong to one loop, and a process may run several in sequence.
     key = (asyncio.get_running_loop(), await hook.aendpoint())
     if key not in _hubs:
-        client = await hook.aget_conn(patience=0)
+        client = await hook.aget_conn(retry_timeout=0)
         if key in _hubs:  # another trigger was faster
             await client.close()
         else:

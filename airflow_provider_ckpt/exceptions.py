@@ -71,7 +71,7 @@ class CkptUpgradeStranded(AirflowFailException):
 
 
 class CkptUnavailable(AirflowException):
-    """The job manager could not be reached, or could not serve, for as long as the task's patience lasted."""
+    """The job manager could not be reached, or could not serve, for the whole of the task's retry timeout."""
 
 
 class CkptOperationFailed(AirflowException):

@@ -124,7 +124,7 @@ _CONFIG: dict[str, Any] = {
                 "example": None,
                 "default": "600.0",
             },
-            "request_patience": {
+            "request_retry_timeout": {
                 "description": "Seconds that a request is repeated while the job manager is away or does not lead yet.",
                 "version_added": "0.1.0",
                 "type": "float",

@@ -27,7 +27,7 @@ class CkptRetryPolicy(RetryPolicy):
 
     :param retry_delay: the pause before a retry while the session is away; default the task's own ``retry_delay``.
     :param retry_conflicts: also retry what the present state of a job forbids, such as a change during an upgrade. The
-        operators have repeated a change for ``[ckpt] request_patience`` by then.
+        operators have repeated a change for ``[ckpt] request_retry_timeout`` by then.
     """
 
     def __init__(self, *, retry_delay: timedelta | None = None, retry_conflicts: bool = False) -> None:

@@ -69,19 +69,19 @@ class CkptTask:
     def pause(self) -> float:
         """Seconds between two polls."""
 
-    def patience(self, deadline: float | None) -> float:
+    def retry_timeout(self, deadline: float | None) -> float:
         """Seconds for which a request is repeated while the job manager is away."""
-        patience = arguments.request_patience()
-        return patience if deadline is None else max(0.0, min(patience, deadline - time.time()))
+        retry_timeout = arguments.request_retry_timeout()
+        return retry_timeout if deadline is None else max(0.0, min(retry_timeout, deadline - time.time()))
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
-        """Give a client that waits for an absent job manager, limited by :meth:`patience`."""
+        """Give a client that waits for an absent job manager, limited by :meth:`retry_timeout`."""
         away = Progress(self.log, "the session to answer").away
-        with self.hook.get_conn(patience=self.patience(deadline), on_away=away) as client:
+        with self.hook.get_conn(retry_timeout=self.retry_timeout(deadline), on_away=away) as client:
             yield client
 
-    def longest_try(self) -> float:
+    def attempt_limit(self) -> float:
         """Seconds after which ``execution_timeout`` ends a try, also while it is deferred, where Airflow does not look.
 
         A little sooner than Airflow does it in a worker: so the task can still report what becomes of the remote side.
@@ -104,7 +104,7 @@ class CkptTask:
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
-    def seconds_here(self) -> float:
+    def seconds_before_deferral(self) -> float:
         """Seconds that the task waits in its worker before it defers."""
         given = arguments.optional_seconds("defer_after", self.defer_after)
         return arguments.defer_after() if given is None else given
@@ -123,7 +123,7 @@ class CkptTask:
         )
         seconds, interval = math.inf, self.pause()
         if self.deferrable:
-            seconds, interval = self.seconds_here(), min(interval, _FIRST_LOOKS_SECONDS)
+            seconds, interval = self.seconds_before_deferral(), min(interval, _FIRST_LOOKS_SECONDS)
         verdict = self._wait_here(trigger, seconds, interval) if seconds > 0 else None
         if verdict is not None:
             return self.ended_here(context, event_payload(verdict, trigger))

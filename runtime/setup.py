@@ -39,9 +39,9 @@ EXTRAS_REQUIRE = {
     "connect": [
         "pyspark[connect]>=4.3,<4.4",
     ],
-    # The sink of that name.
+    # The source and the sink of that name.
     "delta": [
-        "deltalake>=1.2",
+        "deltalake>=1.6",
     ],
     # The source and the sink of that name.
     "kafka": [

@@ -276,13 +276,13 @@ async def poll_until_stable(
 
 
 class Once(AsyncCalls):
-    """Sends each call once, whatever the client's patience: a wait repeats its looks itself."""
+    """Sends each call once, whatever the client's retry timeout: a wait repeats its polls itself."""
 
     def __init__(self, client: AsyncCalls) -> None:
         self._client = client
 
-    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
-        return await self._client.execute(call, patience_s=0)
+    async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
+        return await self._client.execute(call, retry_timeout_s=0)
 
 
 class Wait:
@@ -318,7 +318,7 @@ class Wait:
 
     async def at_hub(self, member: Member) -> Verdict:
         """As :meth:`until_verdict`, at a place of the hub, which knows when a look is useful."""
-        self._member, self._progress.interval = member, member.silence
+        self._member, self._progress.interval = member, member.repeat_interval
         await member.settled()
         return await self.until_verdict(member)
 
@@ -330,7 +330,7 @@ class Wait:
             self._trouble = None
             return verdict
 
-        async def persistent_look() -> Verdict | None:
+        async def poll_with_retries() -> Verdict | None:
             return await persistent(
                 look,
                 self._deadline,
@@ -341,7 +341,7 @@ class Wait:
             )
 
         try:
-            found = await poll(persistent_look, self._deadline, self._intervals(), self._sleep)
+            found = await poll(poll_with_retries, self._deadline, self._intervals(), self._sleep)
         except CkptClientError as error:
             if not is_waited_out(error):
                 facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}

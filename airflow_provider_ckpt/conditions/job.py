@@ -20,7 +20,7 @@ from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.configuration import Bounds
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -204,7 +204,7 @@ async def root_cause(client: AsyncCalls, job_id: str) -> RootCause:
     task = f"task {newest.task_name}" if newest.task_name else "the job"
     where = f" on {newest.endpoint}" if newest.endpoint else ""
     trace = f"Failure of {task}{where} at {moment(newest.timestamp_ms)}\n{shortened(newest.stack_trace)}"
-    return RootCause(telling_line(newest.stack_trace) or newest.exception, trace)
+    return RootCause(root_cause_line(newest.stack_trace) or newest.exception, trace)
 
 
 async def failure_of(client: AsyncCalls, job: JobDetails) -> RootCause:
@@ -287,7 +287,7 @@ class OperationCondition(JobCondition):
         if not status.done:
             return None
         if status.failure is not None:
-            cause = telling_line(status.failure.stack_trace) or status.failure.exception
+            cause = root_cause_line(status.failure.stack_trace) or status.failure.exception
             return Verdict(Status.FAILED, on_failure(cause), trace=shortened(status.failure.stack_trace))
         result: Json = {"job_id": self.job_id, "trigger_id": self.trigger_id}
         if self.operation is Operation.CHECKPOINT:
@@ -414,7 +414,7 @@ class DisposalCondition(Condition):
             return self.absence.missing(str(error))
         self.absence.seen()
         if status.failure is not None:
-            cause = telling_line(status.failure.stack_trace) or status.failure.exception
+            cause = root_cause_line(status.failure.stack_trace) or status.failure.exception
             trace = shortened(status.failure.stack_trace)
             return Verdict(Status.FAILED, f"{self.savepoint_path}: {cause}", trace=trace)
         self.standing = "it is in progress"

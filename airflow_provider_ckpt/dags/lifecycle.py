@@ -27,7 +27,7 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
 CONNECTION = os.environ.get("CKPT_CONN_ID", "ckpt_default")
 PIPELINES = os.environ.get("CKPT_PIPELINES", str(Path(__file__).resolve().parents[2] / "pipelines"))
-PATIENCE_SECONDS = 180.0
+RETRY_TIMEOUT_SECONDS = 180.0
 """How long a request of the DAG's own tasks is repeated while the session is away."""
 DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
 
@@ -140,7 +140,7 @@ def assert_patched(job_id: str, params: dict[str, Any] | None = None) -> dict[st
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
     wanted = dict(params or {})
-    with CkptHook(CONNECTION).get_conn(patience=PATIENCE_SECONDS) as client:
+    with CkptHook(CONNECTION).get_conn(retry_timeout=RETRY_TIMEOUT_SECONDS) as client:
         config = client.checkpoint_config(job_id)
     found = {"interval_ms": config.interval_ms, "timeout_ms": config.timeout_ms}
     expected = {
@@ -177,7 +177,7 @@ def cancel_leftovers(ti: Any = None) -> None:
 
     job_ids = [ti.xcom_pull(task_ids=task_id, key="job_id") for task_id in ("submit_v1", "resume_v2")]
     cancelled = []
-    with CkptHook(CONNECTION).get_conn(patience=PATIENCE_SECONDS) as client:
+    with CkptHook(CONNECTION).get_conn(retry_timeout=RETRY_TIMEOUT_SECONDS) as client:
         living = {job.job_id for job in client.list_jobs() if job.end_time_ms < 0}
         for job_id in living.intersection(job_ids):
             client.cancel_job(job_id)

@@ -27,7 +27,7 @@ from airflow_provider_ckpt.operators.snapshots import VerifySavepointOperator
 
 _SAVEPOINT = "Savepoints"
 _RETENTION = "Retention"
-_PATIENCE_SECONDS = 180.0
+_RETRY_TIMEOUT_SECONDS = 180.0
 _STEPS = ("savepoint", "verify", "clean_up")
 
 
@@ -51,7 +51,7 @@ def _names_of_living_jobs(connection: str) -> list[str]:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
     from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
-    with CkptHook(connection).get_conn(patience=_PATIENCE_SECONDS) as client:
+    with CkptHook(connection).get_conn(retry_timeout=_RETRY_TIMEOUT_SECONDS) as client:
         lines = client.list_jobs()
     names = [line.name for line in lines if line.state not in TERMINAL_STATES and not line.drill]
     unique = [name for name in names if names.count(name) == 1]

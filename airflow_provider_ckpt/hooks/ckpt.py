@@ -26,7 +26,7 @@ from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
 from ckpt_runtime.client.leader import LeaderSource
 from ckpt_runtime.client.transport import InvalidToken, check_token
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
+from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S
 from ckpt_runtime.contract.checkpoints import Savepoint
 from ckpt_runtime.secret_keys import without_credentials
 
@@ -66,7 +66,7 @@ class CkptHook(BaseHook):
     def get_conn(
         self,
         *,
-        patience: float = DEFAULT_PATIENCE_S,
+        retry_timeout: float = DEFAULT_RETRY_TIMEOUT_S,
         on_away: Callable[[CkptClientError], None] | None = None,
         endpoint: Endpoint | None = None,
     ) -> CkptClient:
@@ -75,7 +75,7 @@ class CkptHook(BaseHook):
         When the job manager refuses the token, the connection is read once more: a session that has restarted may have
         another, and the connection too by then.
 
-        :param patience: how many seconds it repeats a request while the job manager is away.
+        :param retry_timeout: how many seconds it repeats a request while the job manager is away.
         :param on_away: is called each time.
         :param endpoint: the connection as it was read before; it is not read again.
         :raises CkptConnectionInvalid: for a field that cannot be used
@@ -83,7 +83,7 @@ class CkptHook(BaseHook):
         known = endpoint or self.endpoint()
         address = self._address(known)
         with self._certificates_named(known):
-            client = CkptClient(address, **_client_arguments(known, patience), on_away=on_away)
+            client = CkptClient(address, **_client_arguments(known, retry_timeout), on_away=on_away)
         if endpoint is None:
             client.calls.renew_token = lambda: self._token_instead(known)
         return client
@@ -96,16 +96,16 @@ class CkptHook(BaseHook):
         self.log.info("The token was refused; the connection %r has another one by now", self.ckpt_conn_id)
         return now.token
 
-    async def aget_conn(self, *, patience: float = DEFAULT_PATIENCE_S) -> AsyncCkptClient:
+    async def aget_conn(self, *, retry_timeout: float = DEFAULT_RETRY_TIMEOUT_S) -> AsyncCkptClient:
         """Make an asynchronous client, as :meth:`get_conn` does.
 
-        :param patience: how many seconds it repeats a request while the job manager is away.
+        :param retry_timeout: how many seconds it repeats a request while the job manager is away.
         :raises CkptConnectionInvalid: for a field that cannot be used
         """
         endpoint = await self.aendpoint()
         address = await asyncio.to_thread(self._address, endpoint) if endpoint.ha_dir else endpoint.base_url
         with self._certificates_named(endpoint):
-            return AsyncCkptClient(address, **_client_arguments(endpoint, patience))
+            return AsyncCkptClient(address, **_client_arguments(endpoint, retry_timeout))
 
     def _address(self, endpoint: Endpoint) -> str | LeaderSource:
         """Blocks on the first use of a directory, because its libraries are loaded then."""
@@ -165,7 +165,7 @@ class CkptHook(BaseHook):
         """Do what the *Test* button does: ask the job manager for its overview."""
         try:
             # A person waits at the button.
-            with self.get_conn(patience=0) as client:
+            with self.get_conn(retry_timeout=0) as client:
                 overview = client.cluster_overview()
                 leader = client.url
         except CkptClientError as error:
@@ -189,12 +189,12 @@ def unusable_certificates(conn_id: str, verify: bool | str, error: OSError) -> C
     return CkptConnectionInvalid(f"connection {conn_id!r}, ca_file: {verify!r} is not acceptable, {error}")
 
 
-def _client_arguments(endpoint: Endpoint, patience: float) -> dict[str, Any]:
+def _client_arguments(endpoint: Endpoint, retry_timeout: float) -> dict[str, Any]:
     return {
         "token": endpoint.token,
         "verify": endpoint.verify,
         "timeout_s": endpoint.timeout,
-        "patience_s": patience,
+        "retry_timeout_s": retry_timeout,
     }
 
 

@@ -93,7 +93,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
-        request_patience``
+        request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptOperationFailed: the requested operation failed
     :raises CkptConflict: the present state of the job forbids the request; the default ``retry_policy``,
@@ -140,10 +140,10 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
         :raises CkptArgumentInvalid: for any argument of the wait; each ``execute`` begins with this.
         """
         self.pause()
-        self.seconds_here()
+        self.seconds_before_deferral()
         given = arguments.optional_seconds("wait_timeout", self.wait_timeout)
         limit = self.default_wait_timeout() if given is None else given
-        limit = min(math.inf if limit is None else limit, self.longest_try())
+        limit = min(math.inf if limit is None else limit, self.attempt_limit())
         return None if math.isinf(limit) else time.time() + limit
 
     def pause(self) -> float:
@@ -174,7 +174,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     def ask(self, client: CkptClient, call: Call[T]) -> T:
         """Perform an idempotent request. "Not found" counts only when it comes several times in a row.
 
-        :raises CkptClientError: what the client raises once its patience is over.
+        :raises CkptClientError: what the client raises once its retry timeout is over.
         """
         return client.run(self.asked(client.calls, call))
 
@@ -189,7 +189,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
         return await client.execute(call)
 
     def look(self, client: CkptClient, condition: Condition) -> Verdict | None:
-        """Look once at a condition with the client's patience; look again where something seems to be missing."""
+        """Poll a condition once within the client's retry timeout; poll again where something seems to be missing."""
         progress = Progress(self.log, condition.subject)
         return client.run(poll_until_stable(condition, client.calls, progress, self.pause()))
 
@@ -247,12 +247,12 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         def report(error: CkptClientError) -> None:
             self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
 
-        patience = Deadline.after(client.calls.patience_s)
+        retry_timeout = Deadline.after(client.calls.retry_timeout_s)
         changing = persistent(
             attempt,
-            patience,
+            retry_timeout,
             passing=lambda error: repeats and isinstance(error, Conflict),
-            backoff=Backoff(self.pause(), patience),
+            backoff=Backoff(self.pause(), retry_timeout),
             on_away=report,
         )
         return client.run(changing)
@@ -302,7 +302,7 @@ class CkptOperationOperator(CkptJobOperator):
         with self.connected(deadline) as client:
             verdict = self._look_up(client, record) if known else _NOTHING
         if verdict is None:
-            return self._attend(context, record["trigger_id"], deadline, {"inherited": True})
+            return self._wait_for_operation(context, record["trigger_id"], deadline, {"inherited": True})
         if verdict.status is Status.DONE:
             return self._succeed(context, verdict.result)
         # Unknown: the request never arrived, or is still on its way. Reusing the id makes both requests one operation.
@@ -369,9 +369,9 @@ class CkptOperationOperator(CkptJobOperator):
                 return self._succeed(context, result)
         self.log.info("Started the %s %s of job %s", self.operation.noun, trigger_id, job_id)
         memo = {"round": memo["round"], "running_since_ms": facts["running_since_ms"]}
-        return self._attend(context, trigger_id, deadline, memo)
+        return self._wait_for_operation(context, trigger_id, deadline, memo)
 
-    def _attend(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
+    def _wait_for_operation(self, context: Context, trigger_id: str, deadline: float | None, memo: Json) -> Any:
         condition = OperationCondition(self.found_job, self.operation, trigger_id)
         return self.wait_for(context, condition, deadline, memo)
 
@@ -387,10 +387,10 @@ class CkptOperationOperator(CkptJobOperator):
             ready = Verdict(status, str(event["message"]), event["result"], str(event["trace"]))
             return self._start(context, ready, event["trigger"]["deadline"], event["trigger"]["memo"])
         if started and status in (Status.FAILED, Status.MISSING):
-            return self._came_to_nothing(context, event)
+            return self._on_operation_failed(context, event)
         raise self.failure(context, event)
 
-    def _came_to_nothing(self, context: Context, event: Json) -> Any:
+    def _on_operation_failed(self, context: Context, event: Json) -> Any:
         """Raise the failure, or start another operation if this one was not the task's own or the job has restarted."""
         memo, deadline = event["trigger"]["memo"], event["trigger"]["deadline"]
         round_ = memo.get("round", 0) + 1

@@ -29,7 +29,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     """Changes the given settings and keeps the others; the job is not restarted. Repeating it is harmless.
 
     Durations are a number of seconds, a text such as ``"90 s"`` or ``"250 ms"``, or a timedelta. While another change
-    of the same job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
+    of the same job is in progress the request is repeated, for ``[ckpt] request_retry_timeout`` seconds at most.
 
     Returns the configuration that holds now: ``{"interval_ms", "timeout_ms", "min_pause_ms", "max_concurrent",
     "tolerable_failed_checkpoints", "unaligned", "aligned_timeout_ms", "max_inflight_data_bytes", "overrides", ...}``.

@@ -207,7 +207,9 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         if not found or found[0].job_id == own:
             return self._start_or_attach(context, self.run_options(), deadline)
         self.log.info("Job %r lives as %s: %s", name, found[0].job_id, self._change)
-        return self._attend(context, self._adopted(context, found[0].job_id, program), deadline, inherited=False)
+        return self._wait_for_operation(
+            context, self._adopted(context, found[0].job_id, program), deadline, inherited=False
+        )
 
     def _judged(self, client: CkptClient, line: JobLine, context: Context) -> tuple[str, str | None]:
         """What is to become of the job of this name that lives, as the result's ``change``; and its program."""
@@ -252,7 +254,9 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         """Never: that the job differs from what is declared was seen in this try."""
         return False
 
-    def _meet(self, context: Context, options: RunOptions, others: Any, deadline: float | None, last: Any) -> Any:
+    def _follow_other_run(
+        self, context: Context, options: RunOptions, others: Any, deadline: float | None, last: Any
+    ) -> Any:
         """Another run has started a job of the name since this one has looked: look again."""
         return self._deploy(context, deadline)
 
@@ -319,7 +323,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         program = record.desired.program if upgraded else record.old_program
         own = self._adopted(context, runs, program, record.snapshot)
         if self.wait_for_completion:
-            return self._attend(context, own, self._until, inherited=False)
+            return self._wait_for_operation(context, own, self._until, inherited=False)
         with self.connected(self._until) as client:
             return self._succeed(context, own, job_facts(self.ask(client, requests.job_details(runs))))
 

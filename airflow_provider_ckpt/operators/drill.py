@@ -20,7 +20,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.tasks import Journal, new_id
-from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS
+from airflow_provider_ckpt.triggers.wait import ON_KILL_RETRY_TIMEOUT_SECONDS
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
@@ -259,7 +259,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     def _cancel(self, job_id: str) -> str:
         try:
-            with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+            with self.hook.get_conn(retry_timeout=ON_KILL_RETRY_TIMEOUT_SECONDS) as client:
                 client.cancel_job(job_id)
         except (NotFound, Conflict):
             return f"Drill {job_id} has ended"

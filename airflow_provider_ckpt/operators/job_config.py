@@ -30,7 +30,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
 
     The log has the difference: for each option the value before and after, and whether it needs a restart, which is
     one in place, from the latest checkpoint. Options that mean the same as before change nothing. While another change
-    of the job is in progress the request is repeated, for ``[ckpt] request_patience`` seconds at most.
+    of the job is in progress the request is repeated, for ``[ckpt] request_retry_timeout`` seconds at most.
 
     Returns ``{"job_id", "version", "restart", "dry_run", "changes"}``; ``changes`` has for each option ``before``,
     ``after``, ``change`` (``live`` or ``restart``) and ``hidden_by_override``. Values of secrets are masked.

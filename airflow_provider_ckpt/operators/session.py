@@ -138,7 +138,7 @@ class StartSessionOperator(CkptOperator):
                 answers = _overview(client) is not None
             if answers and not self.reuse_running:
                 raise CkptSessionFailed(f"a session already answers at {self.hook.base_url()}")
-            if answers and (verdict := self._first_look()) is not None:
+            if answers and (verdict := self._probe_session()) is not None:
                 return self._reuse(self.hook.base_url(), verdict.result)
             process = None if answers else self._launch(context, endpoint)
         self._process = process
@@ -155,18 +155,18 @@ class StartSessionOperator(CkptOperator):
         try:
             yield
         except Exception:
-            self._recall_process(context)
+            self._restore_process(context)
             if self._process is not None and (self._process.is_alive or not self._process.is_here):
                 self.log.warning("The start failed. %s", self._end())
             raise
 
-    def _recall_process(self, context: Context) -> None:
+    def _restore_process(self, context: Context) -> None:
         """Know the process again in another process than the one that started it."""
         record = Journal(context, _RECORD).read()
         if self._process is None and "pid" in record:
             self._process = SessionProcess.from_json(record)
 
-    def _first_look(self) -> Verdict | None:
+    def _probe_session(self) -> Verdict | None:
         """The verdict on a session that answers; ``None`` when it is not the leader yet."""
         with self.connected() as client:
             try:
@@ -284,7 +284,7 @@ class StartSessionOperator(CkptOperator):
         return result
 
     def after_timeout(self, context: Context, event: Json | None) -> str:
-        self._recall_process(context)
+        self._restore_process(context)
         return self._end() if event is None or event["trigger"]["condition"]["process"] is not None else ""
 
     def on_kill(self) -> None:
@@ -347,7 +347,7 @@ class StopSessionOperator(CkptOperator):
                 return False
             try:
                 # Not repeated, because the client would wait for a session that has just ended.
-                client.execute(requests.shutdown_cluster(), patience_s=0)
+                client.execute(requests.shutdown_cluster(), retry_timeout_s=0)
             except Unreachable as error:
                 self.log.info("The session ended before it answered the request to end: %s", error)
             return True
@@ -376,10 +376,10 @@ class StopSessionOperator(CkptOperator):
             raise CkptArgumentInvalid("session", given, "it must be the whole result of StartSessionOperator")
         return None if given["pid"] is None else SessionProcess.from_json(given)
 
-    def _end_process(self, patience: float) -> bool:
-        """Wait ``patience`` seconds for the process to end by itself, then end it; false if that was not needed."""
+    def _end_process(self, timeout: float) -> bool:
+        """Wait ``timeout`` seconds for the process to end by itself, then end it; false if that was not needed."""
         process = self._known_process()
-        if process is None or process.ends_within(patience):
+        if process is None or process.ends_within(timeout):
             return False
         self.log.info("Ending the session's process %d", process.pid)
         process.terminate()
@@ -403,6 +403,6 @@ def _check_token(endpoint: Endpoint, configuration: Mapping[str, str]) -> None:
 def _overview(client: CkptClient) -> Json | None:
     """Return facts about the session that answers, if one does."""
     try:
-        return session_facts(client.execute(requests.cluster_overview(), patience_s=0))
+        return session_facts(client.execute(requests.cluster_overview(), retry_timeout_s=0))
     except Unreachable:
         return None

@@ -30,7 +30,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
 from airflow_provider_ckpt.tasks import Journal, is_over_time, numbered_id, series_of
-from airflow_provider_ckpt.triggers.wait import ON_KILL_PATIENCE_SECONDS, is_given_up
+from airflow_provider_ckpt.triggers.wait import ON_KILL_RETRY_TIMEOUT_SECONDS, is_given_up
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound
@@ -204,11 +204,13 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
                     record = self._carry_out(client, context, options, last, found)
             except _NameTaken as taken:
                 self._waiting_for = None
-                return self._meet(context, options, taken.by, deadline, last)
+                return self._follow_other_run(context, options, taken.by, deadline, last)
             if found is not None and found.step is NextStep.REPORT:
                 facts = job_facts(self.ask(client, job_details(record["job_id"])))
                 return self._succeed(context, record, facts)
-        return self._attend(context, record, deadline, inherited=found is not None and found.step is NextStep.ATTACH)
+        return self._wait_for_operation(
+            context, record, deadline, inherited=found is not None and found.step is NextStep.ATTACH
+        )
 
     def _carry_out(self, client: CkptClient, context: Context, options: RunOptions, record: Json, found: Plan) -> Json:
         """Return the record of the job that this try handles from now on."""
@@ -234,7 +236,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         if others:
             raise _NameTaken(others)
 
-    def _meet(
+    def _follow_other_run(
         self,
         context: Context,
         options: RunOptions,
@@ -252,7 +254,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
             record = self._new_record(context, options, last) | {"job_id": others[0].job_id, "reused": True}
             record = Journal(context, RECORD).write(**record | {"started": True})
-            return self._attend(context, record, deadline, inherited=False)
+            return self._wait_for_operation(context, record, deadline, inherited=False)
         self.log.info("Job %r lives as %s: waiting for its end", name, shown)
         return self.wait_for(context, NameFreeCondition(name), deadline)
 
@@ -423,7 +425,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
-    def _attend(self, context: Context, record: Json, deadline: float | None, *, inherited: bool) -> Any:
+    def _wait_for_operation(self, context: Context, record: Json, deadline: float | None, *, inherited: bool) -> Any:
         self._waiting_for, self._instance = record["job_id"], context["ti"]
         self._reused = bool(record.get("reused"))
         self.publish_job(context, record["job_id"])
@@ -493,7 +495,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
 
     def _cancel(self, job_id: str) -> str:
         try:
-            with self.hook.get_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+            with self.hook.get_conn(retry_timeout=ON_KILL_RETRY_TIMEOUT_SECONDS) as client:
                 client.cancel_job(job_id)
         except CkptClientError as error:
             return f"Cancelling job {job_id} failed, it may keep running: {error}"

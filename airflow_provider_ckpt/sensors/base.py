@@ -27,7 +27,7 @@ from airflow_provider_ckpt.retry import CkptRetryPolicy
 from airflow_provider_ckpt.tasks import CONFIRMING_SECONDS, CkptJobTask
 from airflow_provider_ckpt.triggers.wait import has_changed
 from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S
+from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -53,7 +53,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
-        request_patience``
+        request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptJobNotFound: no job of this name lives; the message lists those that do
     :raises CkptJobAmbiguous: several living jobs have the name; the message lists them
@@ -110,15 +110,15 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         """Seconds between two polls."""
         return self.poke_interval
 
-    def patience(self, deadline: float | None) -> float:
+    def retry_timeout(self, deadline: float | None) -> float:
         """Seconds for which a request is repeated: a poke, which has no deadline, has to be short."""
-        return DEFAULT_PATIENCE_S if deadline is None else super().patience(deadline)
+        return DEFAULT_RETRY_TIMEOUT_S if deadline is None else super().retry_timeout(deadline)
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
             return self._poked(context)
         try:
-            deadline = time.time() + min(self.timeout, self.longest_try())
+            deadline = time.time() + min(self.timeout, self.attempt_limit())
             self.find_job(context, deadline)
             condition = self.condition(context, deadline)
         except CkptClientError as error:
@@ -187,5 +187,5 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
 
     def timeout_error(self, context: Context, event: Json) -> Exception:
         """Airflow retries a sensor after its ``execution_timeout``, but never after its ``timeout``."""
-        kind = CkptWaitTimeout if self.longest_try() < self.timeout else AirflowSensorTimeout
+        kind = CkptWaitTimeout if self.attempt_limit() < self.timeout else AirflowSensorTimeout
         return kind(advice.on_verdict(event, self.ckpt_conn_id))

@@ -91,7 +91,7 @@ class CheckpointCompletedSensor(CkptSensor):
         if wanted is not None and count != 1:
             raise CkptArgumentInvalid("count", self.count, "it must be 1 together with checkpoint_id")
         if wanted is None and since is None and after is None:
-            since = self._first_look(context, deadline)
+            since = self._probe_session(context, deadline)
         savepoints = self.include_savepoints or not self.checkpoints
         return CheckpointGoal(wanted, since, after, count, savepoints, self.checkpoints)
 
@@ -100,7 +100,7 @@ class CheckpointCompletedSensor(CkptSensor):
         value = arguments.or_field(name, given, "checkpoint_id")
         return None if value in (None, "", "None") else arguments.integer(name, value, minimum=minimum)
 
-    def _first_look(self, context: Context, deadline: float | None) -> int:
+    def _probe_session(self, context: Context, deadline: float | None) -> int:
         """Return the newest id at the time when the first try looked for the first time."""
         journal, job_id = Journal(context, _RECORD), self.found_job
         record = journal.read()

@@ -57,7 +57,7 @@ _CONDITIONS: Final[Mapping[str, type[Condition]]] = {
     )
 }
 _GIVEN_UP = ("failed", "skipped", "upstream_failed", "removed")
-ON_KILL_PATIENCE_SECONDS = 20.0
+ON_KILL_RETRY_TIMEOUT_SECONDS = 20.0
 """How long a killed task repeats its last request: Airflow ends a trigger's ``on_kill`` after 30 s by default."""
 
 
@@ -136,7 +136,9 @@ class CkptTrigger(BaseTrigger):
     async def cancel(self, job_id: str, name: str) -> None:
         """Cancel a job of a task that was killed, and log what became of it."""
         try:
-            async with await CkptHook(self.ckpt_conn_id).aget_conn(patience=ON_KILL_PATIENCE_SECONDS) as client:
+            async with await CkptHook(self.ckpt_conn_id).aget_conn(
+                retry_timeout=ON_KILL_RETRY_TIMEOUT_SECONDS
+            ) as client:
                 await client.cancel_job(job_id)
         except CkptClientError as error:
             text = "The task was killed; cancelling %s %s failed, it may keep running: %s"

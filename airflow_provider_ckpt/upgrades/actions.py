@@ -56,7 +56,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """How a snapshot fits a program. Answers: Fits, Refused, JobMissing.
+    """How a snapshot fits a program. Answers: SnapshotFit, Refused, JobMissing.
 
     ``is_passing``: it is the latest of a job that runs, and a later one may have taken its place.
     """
@@ -80,7 +80,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class LookAtStop:
+class ReadStop:
     """Where a stop stands, and its job. Answer: StopSeen."""
 
     job: str
@@ -121,7 +121,7 @@ class Retire:
     job: str
 
 
-Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | LookAtStop | Cancel | Run | Retire
+Action: TypeAlias = Claim | Hold | Release | Look | Preview | Stop | ReadStop | Cancel | Run | Retire
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class JobMissing:
 
 
 @dataclass(frozen=True, slots=True)
-class Fits:
+class SnapshotFit:
     """Whether a snapshot can be restored, with a line for each state that is not simply matched."""
 
     refusals: tuple[str, ...] = ()
@@ -199,4 +199,4 @@ class StopSeen:
     failure: str = ""
 
 
-Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | Fits | Seen | StopSeen
+Answer: TypeAlias = Accepted | Refused | Lost | JobMissing | SnapshotFit | Seen | StopSeen

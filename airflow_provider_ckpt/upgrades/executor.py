@@ -18,7 +18,7 @@ from airflow_provider_ckpt.advice import on_failure
 from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict
 from airflow_provider_ckpt.conditions.job import is_starting, job_line, root_cause, statistics_of
 from airflow_provider_ckpt.upgrades import actions as act
-from airflow_provider_ckpt.upgrades.actions import Action, Answer, JobMissing, LookAtStop, Seen, StopSeen
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, JobMissing, ReadStop, Seen, StopSeen
 from airflow_provider_ckpt.upgrades.record import Step, Upgrade, standing
 from airflow_provider_ckpt.upgrades.steps import REPEAT_AFTER_MS, ChangeIsDue, watch_step
 from ckpt_runtime.client import requests
@@ -26,7 +26,7 @@ from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5
@@ -114,7 +114,7 @@ async def _preview(client: AsyncCalls, action: act.Preview) -> act.Answer:
             snapshot = later
         else:
             restore = found.restore
-            return act.Fits() if restore is None else act.Fits(restore.refusals, shown_diff(restore))
+            return act.SnapshotFit() if restore is None else act.SnapshotFit(restore.refusals, shown_diff(restore))
 
 
 def shown_diff(restore: RestorePreview) -> tuple[str, ...]:
@@ -146,7 +146,7 @@ def _fields(schema: Iterable[str]) -> str:
 async def looked_at(client: AsyncCalls, action: act.Action) -> act.Answer:
     """Look once. Raises NotFound; an unknown stop is reported together with its job."""
     match action:
-        case act.LookAtStop(job, trigger):
+        case act.ReadStop(job, trigger):
             return await _stop_seen(client, job, trigger)
         case act.Look(job, closely, judged):
             return await _seen(client, job, closely=closely, judged=judged)
@@ -162,7 +162,7 @@ async def _stop_seen(client: AsyncCalls, job: str, trigger: str) -> act.Answer:
     if not status.done:
         return act.StopSeen(seen)
     if status.failure is not None:
-        why = telling_line(status.failure.stack_trace) or status.failure.exception
+        why = root_cause_line(status.failure.stack_trace) or status.failure.exception
         return act.StopSeen(seen, failure=on_failure(why))
     return act.StopSeen(seen, path=status.location)
 
@@ -229,7 +229,7 @@ def wall_clock_ms() -> int:
     return round(time.time() * 1000)
 
 
-class _InDoubt(Exception):
+class _Unconfirmed(Exception):
     """Something seems to be missing: only several such answers in a row are believed."""
 
 
@@ -260,7 +260,7 @@ class UpgradeCondition(Condition):
         now_ms = wall_clock_ms()
         try:
             changed = await watch_step(self.record, look, now_ms)
-        except _InDoubt:
+        except _Unconfirmed:
             return None
         except ChangeIsDue as change:
             if str(change) == self.asked and now_ms < self.asked_at_ms + REPEAT_AFTER_MS:
@@ -274,13 +274,13 @@ class UpgradeCondition(Condition):
         except NotFound as error:
             missing = self.absence.missing(str(error))
             if missing is None:
-                raise _InDoubt from error
+                raise _Unconfirmed from error
             gone = JobMissing(missing.message)
-            return StopSeen(gone, known=False) if isinstance(action, LookAtStop) else gone
+            return StopSeen(gone, known=False) if isinstance(action, ReadStop) else gone
         self.absence.seen()
         if isinstance(answer, StopSeen) and not answer.known:
             if not self._forgotten.missing(""):
-                raise _InDoubt
+                raise _Unconfirmed
         else:
             self._forgotten.seen()
         job = answer.job if isinstance(answer, StopSeen) else answer

@@ -29,19 +29,19 @@ from airflow_provider_ckpt.upgrades.actions import (
     Answer,
     Cancel,
     Claim,
-    Fits,
     Hold,
     JobMissing,
     Look,
-    LookAtStop,
     Lost,
     Newest,
     Preview,
+    ReadStop,
     Refused,
     Release,
     Retire,
     Run,
     Seen,
+    SnapshotFit,
     Stop,
     StopSeen,
 )
@@ -68,7 +68,7 @@ REPEAT_AFTER_MS = 30_000
 """A request that was accepted shows an effect within this time, or is made again."""
 WATCHES = frozenset({Step.SAVEPOINT, Step.GATE, Step.ROLL_BACK})
 """Steps that look again and again until something has happened."""
-READS: Final = (Look, LookAtStop, Preview)
+READS: Final = (Look, ReadStop, Preview)
 """Requests that change nothing."""
 
 
@@ -141,12 +141,12 @@ async def take_step(record: Upgrade, ask: Ask, now_ms: int) -> Upgrade | None:
 async def watch_step(record: Upgrade, look: Ask, now_ms: int) -> Upgrade | None:
     """As :func:`take_step`, but only looks. Raises ChangeIsDue where the step has something to request."""
 
-    async def only_look(action: Action) -> Answer:
+    async def refuse_changes(action: Action) -> Answer:
         if not isinstance(action, READS):
             raise ChangeIsDue(action)
         return await look(action)
 
-    return await STEPS[record.step](record, Turn(only_look, now_ms))
+    return await STEPS[record.step](record, Turn(refuse_changes, now_ms))
 
 
 def claim_of(record: Upgrade) -> Claim:
@@ -222,9 +222,9 @@ async def _prepare(record: Upgrade, turn: Turn) -> Upgrade | None:
         return _next(record, Step.SUBMIT)
     if desired.goal is Goal.UPGRADE:
         fit = await turn.ask(_preview(record))
-        if why := _misfit(record, fit):
+        if why := _mismatch(record, fit):
             return _refuse(record, why)
-        record = replace(record, diff=fit.diff if isinstance(fit, Fits) else ())
+        record = replace(record, diff=fit.diff if isinstance(fit, SnapshotFit) else ())
     deadline = turn.now_ms + desired.savepoint_within if desired.mode is Mode.SAVEPOINT else None
     return _next(record, Step.SAVEPOINT, deadline)
 
@@ -274,12 +274,12 @@ def _preview(record: Upgrade) -> Preview:
     return Preview(_known(desired.program), record.old_job, desired.options, snapshot, passing)
 
 
-def _misfit(record: Upgrade, answer: Answer) -> str:
+def _mismatch(record: Upgrade, answer: Answer) -> str:
     """Why the new version cannot be started from the snapshot, by what its plan says; empty when it can."""
     match answer:
         case Refused() | JobMissing():
             return _refusal(answer)
-        case Fits(refusals) if refusals and record.desired.mode is not Mode.STATELESS:
+        case SnapshotFit(refusals) if refusals and record.desired.mode is not Mode.STATELESS:
             return f"the state of {record.snapshot} does not fit the new version: {'; '.join(refusals)}"
     return ""
 
@@ -299,7 +299,7 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     That a stop will be requested is kept before the request: afterwards a stopped job is taken for the upgrade's work.
     """
     requested, old = record.stop_requested, f"job {record.old_job}"
-    look = LookAtStop(record.old_job, _stop_id(record)) if requested else Look(record.old_job)
+    look = ReadStop(record.old_job, _stop_id(record)) if requested else Look(record.old_job)
     seen = await turn.ask(look)
     stop = seen if isinstance(seen, StopSeen) else StopSeen(_job(seen), known=False)
     if isinstance(stop.job, JobMissing):
@@ -417,9 +417,9 @@ def _checked(record: Upgrade) -> Upgrade:
 async def _check(record: Upgrade, turn: Turn) -> Upgrade | None:
     """Check the snapshot itself against the new program."""
     fit = await turn.ask(_preview(record))
-    if why := _misfit(record, fit):
+    if why := _mismatch(record, fit):
         return _next(record, Step.ROLL_BACK, why=why)
-    return _checked(replace(record, diff=fit.diff if isinstance(fit, Fits) else record.diff))
+    return _checked(replace(record, diff=fit.diff if isinstance(fit, SnapshotFit) else record.diff))
 
 
 async def _submit(record: Upgrade, turn: Turn) -> Upgrade | None:

@@ -1,9 +1,9 @@
-"""The proof that a published address is the leader's: a seal made with the session's token. Pure.
+"""The proof that a published address is the leader's: a signature made with the session's token. Pure.
 
-The seal is an HMAC under a key that is derived from the token. It covers every field: the address, the cluster's name,
-the epoch, the application, the process, and until when the document is good. So without the token, a document can
-neither be made nor changed nor moved to another cluster, nor be used after its expiry. The module lies beside the rooms
-because both the publisher and the reader use it; it has no clock and does no I/O.
+The signature is an HMAC under a key that is derived from the token. It covers every field: the address, the cluster's
+name, the epoch, the application, the process, and the expiry. Without the token, a document can therefore neither be
+made, changed or moved to another cluster, nor be used after its expiry. The module lies beside the rooms because both
+the publisher and the reader use it; it has no clock and does no I/O.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-SEAL = "seal"
+SIGNATURE = "signature"
 CLUSTER = "cluster"
 GOOD_UNTIL = "good_until"
 MOST_AHEAD_S = 600.0
@@ -43,7 +43,7 @@ class UnprovenDocument(LeaderDocumentError):
 
 @dataclass(frozen=True, slots=True)
 class PublishedLeader:
-    """The content of a document. ``good_until`` is in seconds since the epoch; None for a document without a seal."""
+    """The content of a document. ``good_until`` is in seconds since the epoch; None for an unsigned document."""
 
     rest: str
     app_id: str
@@ -51,20 +51,20 @@ class PublishedLeader:
     good_until: float | None
 
 
-def sealed(document: Mapping[str, Any], token: str, cluster: str, good_until: float) -> dict[str, Any]:
-    """The document with the cluster's name, its expiry, and the seal over everything."""
+def signed(document: Mapping[str, Any], token: str, cluster: str, good_until: float) -> dict[str, Any]:
+    """The document with the cluster's name, its expiry, and the signature over everything."""
     whole = {**document, CLUSTER: cluster, GOOD_UNTIL: round(good_until, 3)}
-    return {**whole, SEAL: _seal(whole, token)}
+    return {**whole, SIGNATURE: _signature(whole, token)}
 
 
 def opened(data: bytes, token: str | None, cluster: str, now: float) -> PublishedLeader:
-    """Read the leader from the document; with a token, the seal must be valid and the document not expired.
+    """Read the leader from the document; with a token, the signature must be valid and the document not expired.
 
     Raises a :class:`LeaderDocumentError`. Without a token nothing is proven, and there is no secret to disclose.
     """
     document = _parsed(data)
     if token is not None:
-        _check_seal(document, token, cluster)
+        _check_signature(document, token, cluster)
     leader = _leader(document)
     if leader.good_until is None:
         return leader
@@ -92,13 +92,15 @@ def _parsed(data: bytes) -> dict[str, Any]:
     return document
 
 
-def _check_seal(document: Mapping[str, Any], token: str, cluster: str) -> None:
-    given = document.get(SEAL)
+def _check_signature(document: Mapping[str, Any], token: str, cluster: str) -> None:
+    given = document.get(SIGNATURE)
     if not isinstance(given, str):
-        raise UnprovenDocument("it is not sealed: its leader has no token, or is of an earlier version")
-    whole = {key: value for key, value in document.items() if key != SEAL}
-    if not hmac.compare_digest(given.encode("utf-8", "replace"), _seal(whole, token).encode()):
-        raise UnprovenDocument("its seal is not of this token: it was changed, or its session has another")
+        raise UnprovenDocument("it is not signed: its leader has no token")
+    whole = {key: value for key, value in document.items() if key != SIGNATURE}
+    if not hmac.compare_digest(given.encode("utf-8", "replace"), _signature(whole, token).encode()):
+        raise UnprovenDocument(
+            "its signature does not match this token: the document was changed, or its session has another token"
+        )
     if document.get(CLUSTER) != cluster:
         raise UnprovenDocument(f"it is the document of the cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
 
@@ -123,8 +125,8 @@ def _is_address(text: str) -> bool:
         return False
 
 
-def _seal(whole: Mapping[str, Any], token: str) -> str:
-    """The seal over the document's canonical text."""
+def _signature(whole: Mapping[str, Any], token: str) -> str:
+    """The signature over the document's canonical text."""
     key = hmac.new(token.encode(), _PURPOSE, hashlib.sha256).digest()
     text = json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()

@@ -17,7 +17,7 @@ LEADER_DOCUMENT_NAME = "leader.json"
 MAX_LEADER_BYTES = 1 << 16
 
 DEFAULT_CLUSTER_ID = "default"
-_UNSEALED_GOOD_FOR_S = 5.0
+_UNSIGNED_GOOD_FOR_S = 5.0
 
 
 class InvalidLeaderDirectory(ValueError):
@@ -46,7 +46,7 @@ class LeaderDirectory(LeaderSource):
             raise LeaderUnproven(f"{self.where} does not prove its leader's address: {error}") from error
         except (StorageError, LeaderDocumentError) as error:
             raise LeaderUnknown(self.where, str(error)) from error
-        good_for = _UNSEALED_GOOD_FOR_S if found.good_until is None else found.good_until - now
+        good_for = _UNSIGNED_GOOD_FOR_S if found.good_until is None else found.good_until - now
         return Leader(found.rest.rstrip("/"), found.epoch, begun + good_for)
 
 

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 import pytest
 import typer
 
-from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.cli.main import app
 from ckpt_runtime.configuration.checkpoint_settings import MAX_MILLISECONDS, PATCHABLE
@@ -27,6 +26,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.rest.bodies import checked
 from ckpt_runtime.rest.handlers.configuration import PatchBody, overrides_of
 from ckpt_runtime.scheduler.job_status import JobStatus

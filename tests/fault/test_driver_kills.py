@@ -159,7 +159,7 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
             wait_until(lambda: "this driver has lost its leadership" in frozen_log.read_text(), "the end of its time")
             # By a connection of its own: the driver closes those that were idle while it was frozen. It ends meanwhile.
             with CkptClient(client.url) as late, pytest.raises((CkptApiError, Unreachable)) as refused:
-                late.execute(requests.cancel_job(job_id), patience_s=0)
+                late.execute(requests.cancel_job(job_id), retry_timeout_s=0)
             assert not isinstance(refused.value, CkptApiError) or refused.value.status == 503
             assert successor.job_status(job_id) == "RUNNING"
             stop(successor, job_id, tmp_path)

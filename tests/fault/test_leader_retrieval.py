@@ -94,7 +94,7 @@ def run_job(directory: Path) -> list[str]:
 def test_waits_continue_at_the_leader_that_took_over(sessions: Sessions, commands: Commands, tmp_path: Path) -> None:
     sessions.start()
     attached = commands.start(*run_job(tmp_path))
-    with CkptClient(LeaderDirectory(str(tmp_path / "ha"), token=TOKEN), token=TOKEN, patience_s=60) as client:
+    with CkptClient(LeaderDirectory(str(tmp_path / "ha"), token=TOKEN), token=TOKEN, retry_timeout_s=60) as client:
         wait_until(lambda: any(job.job_id == JOB for job in client.list_jobs()), "the job")
         client.wait_for_state(JOB, ["RUNNING"], timeout_s=patient(120))
         first = client.url

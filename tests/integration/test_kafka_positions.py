@@ -97,14 +97,13 @@ def test_messages_are_read_from_a_time_on(
     broker: KafkaBroker, topic: str, state: tuple[States, States], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker of the tests finds no offsets by time: what it would answer is computed from the messages."""
-    there = broker.consume(topic, 2)
 
     class Consumer(confluent_kafka.Consumer):  # type: ignore[misc, name-defined]
         def offsets_for_times(self, partitions: list[Any], timeout: float) -> list[Any]:
             [asked] = partitions
             found = [
                 message.offset()
-                for message in there
+                for message in broker.consume(topic, 2)
                 if message.partition() == asked.partition and message.timestamp()[1] >= asked.offset
             ]
             return [confluent_kafka.TopicPartition(asked.topic, asked.partition, min(found, default=-1))]

@@ -5,15 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from pathlib import Path
 from uuid import uuid4
 
+import httpx
 import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
 from tests.support.kafka_broker import KafkaBroker, Log, committed, kafka_broker
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
@@ -170,3 +176,44 @@ def test_aborted_checkpoint_leaves_its_rows_to_the_next_one(broker: KafkaBroker,
     attempt.operator.close()
     log = committed(broker, topic)
     assert (values(log), log.open) == (["1", "2"], {})
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.row("ends.5")
+def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_with_their_values(
+    client: CkptClient, cluster: MiniCluster, broker: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    """Over REST, while the job runs; the settings stay as they are, and later ones that fit are taken."""
+    source = f"{topic}-in"
+    broker.create_topic(source, 1)
+    broker.produce(source, [b"1", b"2"])
+    directory = {"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
+    job = cluster.submit(
+        PIPELINES,
+        entry="kafka_copy:pipeline",
+        arguments=[broker.servers, source, topic],
+        configuration={**fast(), **directory, "execution.checkpointing.timeout": "30 s"},
+    )
+    try:
+        cluster.wait_for_status(job, JobStatus.RUNNING)
+        url = f"{client.url}/jobs/{job}/checkpoints/configuration"
+        before = httpx.get(url).json()
+        for given, values in (
+            (
+                {"checkpointInterval": 30_000},
+                ("30000 ms after", "take 30000 ms", "60000 ms after which Kafka's brokers"),
+            ),
+            ({"checkpointTimeout": 60_000}, ("take 60000 ms", "60000 ms after which Kafka's brokers")),
+        ):
+            answer = httpx.patch(url, json=given)
+            assert answer.status_code == 400
+            assert all(value in answer.text for value in values), answer.text
+        assert httpx.get(url).json() == before
+        options = {"configuration": {"execution.checkpointing.timeout": "60 s"}}
+        refused = httpx.patch(f"{client.url}/jobs/{job}/configuration", json=options)
+        assert (refused.status_code, "60000 ms" in refused.text) == (400, True), refused.text
+        assert httpx.patch(url, json={"checkpointTimeout": 20_000}).status_code == 200
+        cluster.wait_until(lambda: values(committed(broker, topic)) == ["1", "2"], "the messages to be copied")
+    finally:
+        cluster.call(cluster.dispatcher.cancel_job(job))
+        cluster.wait_for_status(job, JobStatus.CANCELED)

@@ -178,7 +178,7 @@ def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(first_try, "_attend", die)  # the savepoint was started; the worker hears of it no more
+    monkeypatch.setattr(first_try, "_wait_for_operation", die)  # the savepoint was started before the worker died
     with pytest.raises(KeyboardInterrupt):
         first_try.execute(task.context())
     taken = run_to_end(savepoint(), task.context())

@@ -1,4 +1,4 @@
-"""A whole job with every socket in TLS, found by its leader's sealed address: lost worker, savepoint, restore."""
+"""A whole job with every socket in TLS, found by its leader's signed address: lost worker, savepoint, restore."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
     WorkerMessage,
 )
-from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.network.listeners import MalformedMessageError, Message, MessageDecoder, encode
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import (
     Deployment,
@@ -225,34 +225,36 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     ),
     DeclineCheckpoint: st.builds(DeclineCheckpoint, numbers, texts, numbers, numbers, reasons, texts),
 }
-UNIONS: dict[Door[Any], Any] = {
+UNIONS: dict[MessageDecoder[Any], Any] = {
     FROM_UNREGISTERED: Registration,
     FROM_AGENT: AgentMessage,
     FROM_WORKER: WorkerMessage,
     TO_AGENT: AgentCommand,
     TO_WORKER: WorkerCommand,
 }
-DOORS = list(UNIONS)
-TO = {door: st.one_of([MESSAGES[kind] for kind in get_args(union)]) for door, union in UNIONS.items()}
-sent = st.sampled_from(DOORS).flatmap(lambda door: st.tuples(st.just(door), TO[door]))
+DECODERS = list(UNIONS)
+TO = {decoder: st.one_of([MESSAGES[kind] for kind in get_args(union)]) for decoder, union in UNIONS.items()}
+sent = st.sampled_from(DECODERS).flatmap(lambda decoder: st.tuples(st.just(decoder), TO[decoder]))
 
 
 @given(sent)
 @settings(deadline=None, max_examples=examples(300))
-def test_it_comes_back_equal(sent: tuple[Door[Any], Message]) -> None:
-    door, message = sent
-    assert door.decode(encode(message)) == message
+def test_it_comes_back_equal(sent: tuple[MessageDecoder[Any], Message]) -> None:
+    decoder, message = sent
+    assert decoder.decode(encode(message)) == message
 
 
 def test_every_message_is_among_these() -> None:
     assert MESSAGES.keys() == {kind for union in UNIONS.values() for kind in get_args(union)}
 
 
-@given(sent, st.sampled_from(DOORS))
+@given(sent, st.sampled_from(DECODERS))
 @settings(deadline=None, max_examples=examples(100))
-def test_no_door_takes_the_messages_of_another(sent: tuple[Door[Any], Message], other: Door[Any]) -> None:
-    door, message = sent
-    if door is not other:
+def test_a_decoder_refuses_the_messages_of_another_direction(
+    sent: tuple[MessageDecoder[Any], Message], other: MessageDecoder[Any]
+) -> None:
+    decoder, message = sent
+    if decoder is not other:
         with pytest.raises(MalformedMessageError, match=f"sends no message '{type(message).__name__}' here"):
             other.decode(encode(message))
 
@@ -270,9 +272,9 @@ junk = st.recursive(
 @given(st.data(), sent)
 @settings(deadline=None, max_examples=examples(500))
 def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
-    data: st.DataObject, sent: tuple[Door[Any], Message]
+    data: st.DataObject, sent: tuple[MessageDecoder[Any], Message]
 ) -> None:
-    door, message = sent
+    decoder, message = sent
     document = msgspec.msgpack.decode(encode(message))
     inner = document
     while isinstance(inner, dict | list) and inner:
@@ -288,25 +290,25 @@ def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
     else:
         container[place] = data.draw(junk)
     try:
-        taken = door.decode(msgspec.msgpack.encode(document))
+        taken = decoder.decode(msgspec.msgpack.encode(document))
     except MalformedMessageError as error:
         told = str(error)
     else:
-        assert door.decode(encode(taken)) == taken or "nan" in repr(taken)
+        assert decoder.decode(encode(taken)) == taken or "nan" in repr(taken)
         return
     assert 0 < len(told) < 1000
     if document.get("type") == type(message).__name__:
         assert f"the message {type(message).__name__} of" in told
 
 
-@given(st.binary(max_size=200), st.sampled_from(DOORS))
+@given(st.binary(max_size=200), st.sampled_from(DECODERS))
 @settings(max_examples=examples(300))
-def test_bytes_that_are_no_message_are_refused(body: bytes, door: Door[Any]) -> None:
+def test_bytes_that_are_no_message_are_refused(body: bytes, decoder: MessageDecoder[Any]) -> None:
     with pytest.raises(MalformedMessageError):
-        door.decode(body)
+        decoder.decode(body)
 
 
-@pytest.mark.parametrize("door", DOORS)
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize(
     "body",
     [
@@ -318,9 +320,9 @@ def test_bytes_that_are_no_message_are_refused(body: bytes, door: Door[Any]) -> 
         b"\x81\xa4type\xdb\xff\xff\xff\xff",
     ],
 )
-def test_measureless_announcements_are_refused_at_once(door: Door[Any], body: bytes) -> None:
+def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[Any], body: bytes) -> None:
     with pytest.raises(MalformedMessageError, match="is no message"):
-        door.decode(body)
+        decoder.decode(body)
 
 
 @pytest.mark.parametrize(

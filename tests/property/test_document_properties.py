@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
@@ -24,6 +23,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
     check_state,
 )
+from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.upgrades.actions import (
     Cancel,
     JobMissing,
     Look,
-    LookAtStop,
+    ReadStop,
     Refused,
     Retire,
     Run,
@@ -150,7 +150,7 @@ def a_failed_savepoint_counts_as_an_end() -> AbstractContextManager[Any]:
         async def ask(action: Action) -> Answer:
             nonlocal failed
             answer = await turn.ask(action)
-            failed = isinstance(action, LookAtStop) and isinstance(answer, StopSeen) and bool(answer.failure)
+            failed = isinstance(action, ReadStop) and isinstance(answer, StopSeen) and bool(answer.failure)
             return answer
 
         found = await right(record, Turn(ask, turn.now_ms))

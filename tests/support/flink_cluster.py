@@ -71,7 +71,7 @@ class FlinkCluster:
         """Returns when all slots are there. Raises AssertionError with what the cluster printed."""
         self._run("jobmanager.sh")
         self._run("taskmanager.sh")
-        with CkptClient(self.rest_url, patience_s=0) as client:
+        with CkptClient(self.rest_url, retry_timeout_s=0) as client:
             self.wait_until(lambda: _slots(client) == SLOTS, "the cluster's slots", START_TIMEOUT_S)
 
     def _run(self, script: str) -> None:

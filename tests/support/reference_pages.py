@@ -292,11 +292,11 @@ def api_classes() -> list[type]:
     from ckpt_runtime.api.functions import AggregateExpression
     from ckpt_runtime.api.grouped import GroupedStream
     from ckpt_runtime.api.reader import StreamReader
-    from ckpt_runtime.api.session import DataSourceRegistration, RuntimeConfig
     from ckpt_runtime.api.writer import Sink, StreamWriter
+    from ckpt_runtime.frontend.job import DataSources, JobOptions
 
     streams = [StreamSession, StreamReader, Stream, GroupedStream, StreamWriter, Sink]
-    return [*streams, AggregateExpression, RuntimeConfig, DataSourceRegistration, PlanError]
+    return [*streams, AggregateExpression, JobOptions, DataSources, PlanError]
 
 
 def main(directory: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
@@ -153,7 +153,7 @@ def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
     (form,) = [kind for kind in kinds if kind["connection_type"] == "ckpt"]
     assert {"ha_dir", "ha_cluster_id", "verify", "ca_file", "timeout"} <= set(form["extra_fields"])
     url = f"http://127.0.0.1:{session.port}"
-    HaStore(str(tmp_path)).leader.sealed_by(LeaseSeal("token", "default")).claim(url, "app", "1", after=0)
+    HaStore(str(tmp_path)).leader.signed_by(LeaseSignature("token", "default")).claim(url, "app", "1", after=0)
     fields = {"connection_id": "tried", "conn_type": "ckpt"}
     by_address = {**fields, "host": "127.0.0.1", "port": session.port}
     by_leader = {**fields, "password": "token", "extra": json.dumps({"ha_dir": str(tmp_path)})}

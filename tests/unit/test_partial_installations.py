@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.spark.runtime_guard import MODULES
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.version import VERSION
@@ -215,7 +215,7 @@ entry_point()
 
 
 def test_the_leader_is_found_in_its_directory(environment: Path, tmp_path: Path, job_manager: JobManager) -> None:
-    store = HaStore(str(tmp_path / "ha")).leader.sealed_by(LeaseSeal("token", "default"))
+    store = HaStore(str(tmp_path / "ha")).leader.signed_by(LeaseSignature("token", "default"))
     store.claim(f"http://127.0.0.1:{job_manager.port}", "app", "1", after=0)
     code = f"""
 import json, os, sys

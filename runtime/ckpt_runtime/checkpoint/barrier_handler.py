@@ -216,7 +216,7 @@ class _Pending:
     measuring: bool = False
 
     @property
-    def may_turn(self) -> bool:
+    def may_switch_to_unaligned(self) -> bool:
         """Whether it may turn unaligned. A limit of 0 bytes means full alignment, because no data fits into it."""
         return self.options.unaligned and not self.collecting and self.options.max_inflight_data_bytes != 0
 
@@ -266,7 +266,7 @@ class BarrierHandler:
         """The wall-clock time at which DeadlinePassed is due."""
         if not self._pending:
             return None
-        deadlines = [p.deadline_ms for p in self._pending.values() if p.may_turn and not p.overdue]
+        deadlines = [p.deadline_ms for p in self._pending.values() if p.may_switch_to_unaligned and not p.overdue]
         return min(deadlines, default=None)
 
     @property
@@ -453,7 +453,7 @@ class BarrierHandler:
 
     def _turns(self, pending: _Pending, measured: int | None) -> bool:
         """Whether this checkpoint, the oldest aligning one, turns unaligned now."""
-        if not pending.may_turn or not pending.overdue:
+        if not pending.may_switch_to_unaligned or not pending.overdue:
             return False
         # In-flight data there is counted work (a range, all committables of a checkpoint) and must not be overtaken.
         if not self._aligned_only.isdisjoint(pending.unseen | pending.announced):

@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Re
 from ckpt_runtime.checkpoint.failures import CheckpointFailures
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import AckResult, PendingCheckpoint, PendingCheckpoints, PendingState
-from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.shared_state_registry import FileGivenUpError
 from ckpt_runtime.checkpoint.statistics import SubtaskStats
@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 class Completion:
     """Completes checkpoints. Its only state is that of ``pending``; ``emit`` takes the effects.
 
-    The handlers of storage answers raise :class:`UnaskedAnswerError` if no such request is in progress.
+    The handlers of storage answers raise :class:`UnexpectedAnswerError` if no such request is in progress.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Completion:
     def _finalizing(self, checkpoint_id: int, state: PendingState) -> PendingCheckpoint:
         pending = self._pending.get(checkpoint_id)
         if pending is None or pending.state is not state:
-            raise UnaskedAnswerError(checkpoint_id)
+            raise UnexpectedAnswerError(checkpoint_id)
         return pending
 
     def on_metadata_written(self, event: on.MetadataWritten, now: Instant) -> None:

@@ -23,10 +23,12 @@ class CheckpointConfiguration:
 
     ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (per subtask; None means no limit, 0 means full alignment)
     have no effect unless ``unaligned_enabled``. Unlike in Flink, concurrent checkpoints may be unaligned.
-    ``rescue_min_progress`` is in percent of the subtasks.
+    ``rescue_min_progress`` is in percent of the subtasks. ``transaction_timeout_ms`` is no setting of the job's: it
+    comes from its sinks, whose target aborts a transaction that no checkpoint has committed for so long; None without
+    such a sink.
 
     Raises :class:`CheckpointConfigurationError` if a value is outside its limits. :meth:`effective` additionally
-    raises the interval to the minimum pause, as at submission.
+    raises the interval to the minimum pause, as at submission, and checks it against the sinks' transactions.
     """
 
     interval_ms: int | None = None
@@ -46,6 +48,7 @@ class CheckpointConfiguration:
     rescue_min_progress: int = 90
     rescue_extension_ms: int = 60_000
     rescue_max_extension_ms: int = 600_000
+    transaction_timeout_ms: int | None = None
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -54,10 +57,40 @@ class CheckpointConfiguration:
                 raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {least}")
 
     def effective(self) -> CheckpointConfiguration:
-        """The same settings with an interval of at least the minimum pause."""
+        """The same settings with an interval of at least the minimum pause.
+
+        Raises :class:`CheckpointConfigurationError` if transactions of sinks may be aborted before a checkpoint commits
+        them.
+        """
+        self._check_transactions()
         if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
             return self
         return replace(self, interval_ms=self.min_pause_ms)
+
+    def longest_interval_ms(self) -> int | None:
+        """The longest time between two periodic checkpoints, while sources process a backlog or not; None without a
+        limit."""
+        if self.interval_ms is None or self.interval_during_backlog_ms == 0:
+            return None
+        return max(self.interval_ms, self.min_pause_ms, self.interval_during_backlog_ms or 0)
+
+    def _check_transactions(self) -> None:
+        if self.transaction_timeout_ms is None:
+            return
+        allowed = f"the {self.transaction_timeout_ms} ms after which Kafka's brokers abort a transaction of the job"
+        interval_ms = self.longest_interval_ms()
+        if interval_ms is None:
+            during = "" if self.interval_ms is None else " while sources process a backlog"
+            raise CheckpointConfigurationError(
+                f"there would be no periodic checkpoint{during}, and one has to complete within {allowed}"
+            )
+        if interval_ms + self.timeout_ms >= self.transaction_timeout_ms:
+            raise CheckpointConfigurationError(
+                f"a checkpoint may begin {interval_ms} ms after the one before (interval_ms {self.interval_ms}, "
+                f"min_pause_ms {self.min_pause_ms}, interval_during_backlog_ms {self.interval_during_backlog_ms}) and "
+                f"take {self.timeout_ms} ms (timeout_ms): together these have to be less than {allowed}. Lower them, "
+                "or start the job from a savepoint with a greater kafka.transaction.timeout.ms"
+            )
 
     def discards_on(self, job_status: str) -> bool:
         """Whether the retained checkpoints are deleted when the job ends as ``job_status`` (a terminal JobStatus)."""

@@ -39,7 +39,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.restoring import Restoring
-from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
@@ -213,7 +213,7 @@ class CheckpointCoordinator:
         elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
             try:
                 handler(event, now)
-            except UnaskedAnswerError:
+            except UnexpectedAnswerError:
                 raise UnexpectedEventError(self._state, event) from None
             self._go_on(event, now)
         else:
@@ -241,7 +241,7 @@ class CheckpointCoordinator:
         if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
         # Last, when the numbers of pending checkpoints and of those being cleaned are final.
-        self._triggering.trigger_what_may_go(now)
+        self._triggering.trigger_queued(now)
 
     # --- the job's life
 

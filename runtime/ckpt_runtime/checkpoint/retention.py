@@ -79,7 +79,7 @@ class CompletedCheckpointStore:
 _Discard = DiscardCheckpoint | DiscardLocation
 
 
-class UnaskedAnswerError(LookupError):
+class UnexpectedAnswerError(LookupError):
     """The storage answered a request that is not in progress. Nothing has changed."""
 
 
@@ -137,7 +137,7 @@ class CheckpointCleaner:
         self._emit(DiscardLocation(checkpoint_id, directory))
 
     def removed(self, checkpoint_id: int) -> None:
-        """The pointer is gone. Raises :class:`UnaskedAnswerError` if no removal was in progress."""
+        """The pointer is gone. Raises :class:`UnexpectedAnswerError` if no removal was in progress."""
         discard, _ = self._removal_of(checkpoint_id)
         del self._removing[checkpoint_id]
         self._directories.pop(checkpoint_id, None)
@@ -146,20 +146,20 @@ class CheckpointCleaner:
             self._emit(discard)
 
     def remove_failed(self, checkpoint_id: int) -> None:
-        """Tries the removal again. Raises :class:`UnaskedAnswerError` if none was in progress."""
+        """Tries the removal again. Raises :class:`UnexpectedAnswerError` if none was in progress."""
         discard, attempt = self._removal_of(checkpoint_id)
         self._removing[checkpoint_id] = (discard, attempt + 1)
         self._emit(_removal(checkpoint_id, discard, attempt + 1))
 
     def _removal_of(self, checkpoint_id: int) -> tuple[_Discard | None, int]:
         if checkpoint_id not in self._removing:
-            raise UnaskedAnswerError(checkpoint_id)
+            raise UnexpectedAnswerError(checkpoint_id)
         return self._removing[checkpoint_id]
 
     def cleaned(self, checkpoint_id: int) -> None:
-        """Files were deleted. Raises :class:`UnaskedAnswerError` when nothing was being deleted."""
+        """Files were deleted. Raises :class:`UnexpectedAnswerError` when nothing was being deleted."""
         if checkpoint_id not in self._deleting:
-            raise UnaskedAnswerError(checkpoint_id)
+            raise UnexpectedAnswerError(checkpoint_id)
         self._deleting[checkpoint_id] -= 1
         self._deleting += Counter()  # drops zeros
 
@@ -298,7 +298,7 @@ class Retention:
             self._stats.report_discarded(entry.checkpoint.id)
         self._cleaner.retire(entry.checkpoint, discard)
 
-    # --- answers of the storage; the handlers raise UnaskedAnswerError if there was no such request
+    # --- answers of the storage; the handlers raise UnexpectedAnswerError if there was no such request
 
     def on_store_removed(self, event: on.StoreRemoved, now: Instant) -> None:
         self._cleaner.removed(event.checkpoint_id)

@@ -153,7 +153,7 @@ class Triggering:
 
     # --- triggering
 
-    def trigger_what_may_go(self, now: Instant) -> None:
+    def trigger_queued(self, now: Instant) -> None:
         """Triggers queued requests as capacity allows; called after every event that can free capacity."""
         while not self._decider.is_empty:
             load = Load(

@@ -19,7 +19,7 @@ from ckpt_runtime.cli.session_file import read_session, session_path
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.leader import LeaderSource
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, POLL_PATIENCE_S
+from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S, POLL_PATIENCE_S
 from ckpt_runtime.spark.launch import SessionInfo
 
 URL_VARIABLE = "CKPT_REST_URL"
@@ -77,7 +77,7 @@ class Cli:
                     address,
                     token=token,
                     verify=verify,
-                    patience_s=POLL_PATIENCE_S if follows else DEFAULT_PATIENCE_S,
+                    retry_timeout_s=POLL_PATIENCE_S if follows else DEFAULT_RETRY_TIMEOUT_S,
                     on_away=self._tell_away if follows else None,
                 )
             except OSError as error:

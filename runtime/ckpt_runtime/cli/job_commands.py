@@ -12,7 +12,7 @@ from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
 from ckpt_runtime.contract.configuration import CheckpointConfig
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
 IncarnationOption = Annotated[
@@ -140,7 +140,7 @@ def _checkpoint_text(checkpoint: Checkpoint) -> str:
 def _failure_lines(failures: ExceptionHistory) -> list[str]:
     return [
         f"Failure:     {time_text(entry.timestamp_ms)} {entry.task_name or ''} "
-        f"{telling_line(entry.stack_trace) or entry.exception}"
+        f"{root_cause_line(entry.stack_trace) or entry.exception}"
         for entry in failures.entries[:1]
     ]
 

@@ -121,9 +121,11 @@ def run(  # noqa: PLR0913 -- one parameter for each option
 def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
     with cli.output.progress() as show:
 
-        async def look(patience_s: float) -> JobDetails | None:
-            details = await client.calls.execute(requests.job_details(job), patience_s=patience_s)
-            statistics = await client.calls.execute(requests.checkpoint_statistics(job), patience_s=patience_s)
+        async def look(retry_timeout_s: float) -> JobDetails | None:
+            details = await client.calls.execute(requests.job_details(job), retry_timeout_s=retry_timeout_s)
+            statistics = await client.calls.execute(
+                requests.checkpoint_statistics(job), retry_timeout_s=retry_timeout_s
+            )
             show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 

@@ -18,7 +18,7 @@ from ckpt_runtime.cli.output import size_text, user_name
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
 from ckpt_runtime.client.requests import Format, OperationKind
 from ckpt_runtime.contract.checkpoints import Checkpoint, OperationStatus
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 
 class FormatChoice(StrEnum):
@@ -69,9 +69,9 @@ class StartedOperation:
                     on_wait=lambda: show(self._so_far(doing)),
                 )
         except OperationFailed as error:
-            if self.job_id is None or not telling_line(error.stack_trace).startswith(UNKNOWN_JOB):
+            if self.job_id is None or not root_cause_line(error.stack_trace).startswith(UNKNOWN_JOB):
                 raise
-            raise _about_the_job(self.cli, self.job_id) from error
+            raise _missing_job_error(self.cli, self.job_id) from error
         except KeyboardInterrupt:
             self.cli.output.note(f"the {self.kind} continues as operation {self.trigger_id}")
             raise
@@ -93,7 +93,7 @@ class StartedOperation:
         return None
 
 
-def _about_the_job(cli: Cli, job_id: str) -> CkptClientError:
+def _missing_job_error(cli: Cli, job_id: str) -> CkptClientError:
     """The error that says why there is no such running job."""
     try:
         state = cli.client().job_details(job_id).state

@@ -44,7 +44,7 @@ from ckpt_runtime.client.transport import (
     request_arguments,
     unreachable,
 )
-from ckpt_runtime.client.waiting import DEFAULT_PATIENCE_S, Deadline, persistent
+from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S, Deadline, persistent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -155,10 +155,10 @@ class AsyncCalls(_Methods, ABC):
     """The calls of the REST API as methods that are awaited; a subclass says how one call is carried out."""
 
     @abstractmethod
-    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+    async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        ``patience_s``: how long the call is repeated while the server does not serve, instead of the client's value.
+        ``retry_timeout_s``: how long the call is repeated while the server is away, instead of the client's value.
         """
 
 
@@ -168,7 +168,7 @@ class AsyncCkptClient(AsyncCalls):
     ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
     source, requests follow the leader, and the token is sent only to proven addresses; connections to each address that
     has led are kept until the client is closed. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``.
-    ``timeout_s`` bounds each single request. While the server does not serve, a request is repeated for ``patience_s``
+    ``timeout_s`` bounds each single request. While the server is away, a request is repeated for ``retry_timeout_s``
     (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
 
@@ -182,12 +182,12 @@ class AsyncCkptClient(AsyncCalls):
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        patience_s: float = DEFAULT_PATIENCE_S,
+        retry_timeout_s: float = DEFAULT_RETRY_TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
         check_token(token)
-        self.patience_s = patience_s
+        self.retry_timeout_s = retry_timeout_s
         self._on_away = on_away
         self._token, self._verify, self._timeout_s = token, verify, timeout_s
         self._transport = transport
@@ -216,12 +216,12 @@ class AsyncCkptClient(AsyncCalls):
         for http in self._connected.values():
             await http.aclose()
 
-    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+    async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`. Raises the errors of ``client.errors``.
 
-        While the server does not serve, the call is repeated for ``patience_s``: at least two attempts, or one with 0.
+        While the server is away, the call is repeated for ``retry_timeout_s``: at least two attempts, or one with 0.
         """
-        patience_s = self.patience_s if patience_s is None else patience_s
+        retry_timeout_s = self.retry_timeout_s if retry_timeout_s is None else retry_timeout_s
         lost = False
         """Whether an attempt may have been carried out without an answer; its outcome is looked up if possible."""
 
@@ -243,8 +243,8 @@ class AsyncCkptClient(AsyncCalls):
                 except NotFound:
                     raise error from None
 
-        attempts = 2 if patience_s > 0 else 1
-        return await persistent(attempt, Deadline.after(patience_s), attempts=attempts, on_away=self._on_away)
+        attempts = 2 if retry_timeout_s > 0 else 1
+        return await persistent(attempt, Deadline.after(retry_timeout_s), attempts=attempts, on_away=self._on_away)
 
     async def stream_events(self, feed: EventFeed) -> AsyncIterator[StreamedEvent]:
         """Yield the events of one connection, from the feed's position on. Raises the errors of ``client.errors``."""
@@ -259,12 +259,12 @@ class AsyncCkptClient(AsyncCalls):
                         yield event
 
     async def follow_events(
-        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, retry_timeout_s: float = 60.0
     ) -> AsyncIterator[StreamedEvent]:
         """Follow the events of these jobs, or of all jobs, over one connection after the other.
 
         Raises :class:`NotServed` if the server has no such streams, and the error that prevents a connection for
-        ``patience_s``.
+        ``retry_timeout_s``.
         """
         feed = EventFeed(jobs, last_event_id)
         while True:
@@ -274,7 +274,7 @@ class AsyncCkptClient(AsyncCalls):
                     yield event
             except CkptClientError as error:
                 lost = error
-            await asyncio.sleep(feed.pause_after(lost, time.monotonic(), patience_s))
+            await asyncio.sleep(feed.pause_after(lost, time.monotonic(), retry_timeout_s))
 
     async def _send(self, call: Call[T]) -> T:
         """One attempt; a second one with another token if the server refuses this one."""
@@ -342,7 +342,7 @@ class CkptClient(_Methods):
         token: str | None = None,
         verify: bool | str | ssl.SSLContext = True,
         timeout_s: float = DEFAULT_TIMEOUT_S,
-        patience_s: float = DEFAULT_PATIENCE_S,
+        retry_timeout_s: float = DEFAULT_RETRY_TIMEOUT_S,
         transport: httpx.AsyncBaseTransport | None = None,
         on_away: Callable[[CkptClientError], None] | None = None,
     ) -> None:
@@ -351,7 +351,7 @@ class CkptClient(_Methods):
             token=token,
             verify=verify,
             timeout_s=timeout_s,
-            patience_s=patience_s,
+            retry_timeout_s=retry_timeout_s,
             transport=transport,
             on_away=on_away,
         )
@@ -372,9 +372,9 @@ class CkptClient(_Methods):
         """Where requests go: the given address, or that of the last leader found (empty before the first)."""
         return self.calls.url
 
-    def execute(self, call: Call[T], *, patience_s: float | None = None) -> T:
+    def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         """Send one call of :mod:`ckpt_runtime.client.requests`; see :meth:`AsyncCkptClient.execute`."""
-        return self.run(self.calls.execute(call, patience_s=patience_s))
+        return self.run(self.calls.execute(call, retry_timeout_s=retry_timeout_s))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until a coroutine that uses ``calls`` has ended. An exception from a signal handler cancels it."""
@@ -393,10 +393,12 @@ class CkptClient(_Methods):
         return self._iterate(self.calls.stream_events(feed))
 
     def follow_events(
-        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, patience_s: float = 60.0
+        self, jobs: Collection[str] | None = None, *, last_event_id: str | None = None, retry_timeout_s: float = 60.0
     ) -> Iterator[StreamedEvent]:
         """See :meth:`AsyncCkptClient.follow_events`."""
-        return self._iterate(self.calls.follow_events(jobs, last_event_id=last_event_id, patience_s=patience_s))
+        return self._iterate(
+            self.calls.follow_events(jobs, last_event_id=last_event_id, retry_timeout_s=retry_timeout_s)
+        )
 
     def _iterate(self, events: AsyncIterator[T]) -> Iterator[T]:
         async def following() -> T | None:

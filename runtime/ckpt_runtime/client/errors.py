@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 UNKNOWN_JOB = "FlinkJobNotFoundException"
 """The exception that Flink names in answers with status 500, and in failed operations, if there is no such job."""
@@ -31,7 +31,7 @@ class CkptApiError(CkptClientError):
     """An answer with an error status. ``errors`` are the server's texts; the message summarises them."""
 
     def __init__(self, status: int, errors: Sequence[str]) -> None:
-        lines = [line for line in map(telling_line, errors) if line]
+        lines = [line for line in map(root_cause_line, errors) if line]
         telling = [line for line in lines if line != "Internal server error."]
         super().__init__("; ".join(telling or lines) or f"HTTP status {status}")
         self.status = status
@@ -92,7 +92,7 @@ def error_for(status: int, errors: Sequence[str]) -> CkptApiError:
     """Return the exception for an error status."""
     if status in (401, 403):
         return Unauthorized(status, errors)
-    if status == 404 or (status >= 500 and any(UNKNOWN_JOB in telling_line(error) for error in errors)):
+    if status == 404 or (status >= 500 and any(UNKNOWN_JOB in root_cause_line(error) for error in errors)):
         return NotFound(status, errors)
     if status == 409:
         return Conflict(status, errors)

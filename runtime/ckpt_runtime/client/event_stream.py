@@ -104,13 +104,13 @@ class EventFeed:
                 self._pause, self._away_since = FIRST_PAUSE_S, None
                 yield StreamedEvent(self.last_event_id or "", kind, _document("\n".join(data)))
 
-    def pause_after(self, error: CkptClientError | None, now: float, patience_s: float) -> float:
+    def pause_after(self, error: CkptClientError | None, now: float, retry_timeout_s: float) -> float:
         """Seconds until the next connection; ``error`` is None after a stream that has ended.
 
-        Raises ``error`` if it is not transient, or if no event has come for ``patience_s`` since the first such pause.
+        Raises ``error`` if it is not transient, or if no event came for ``retry_timeout_s`` since the first such pause.
         """
         self._away_since = now if self._away_since is None else self._away_since
-        if error is not None and (not is_passing(error) or now - self._away_since >= patience_s):
+        if error is not None and (not is_passing(error) or now - self._away_since >= retry_timeout_s):
             raise error
         pause, self._pause = self._pause, min(self._pause * 2, MAX_PAUSE_S)
         return pause

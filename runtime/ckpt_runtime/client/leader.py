@@ -58,11 +58,11 @@ class LeaderSource(ABC):
             return latest
         try:
             async with asyncio.timeout(timeout_s):
-                return await asyncio.wrap_future(self._looking_up())
+                return await asyncio.wrap_future(self._shared_lookup())
         except TimeoutError:
             raise LeaderUnknown(self.where, f"no answer within {timeout_s:g} s") from None
 
-    def _looking_up(self) -> Future[Leader]:
+    def _shared_lookup(self) -> Future[Leader]:
         """The lookup in progress, shared by all waiting callers: a lookup that hangs costs one thread."""
         with self._lock:
             if self._lookup is None or self._lookup.done():

@@ -32,7 +32,7 @@ from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES
 
 T = TypeVar("T")
 
-DEFAULT_PATIENCE_S = 1.0
+DEFAULT_RETRY_TIMEOUT_S = 1.0
 """How long a request is repeated by default while the server does not serve."""
 POLL_PATIENCE_S = 30.0
 """How long one poll of a wait is repeated, so that the wait survives the start of a new driver."""
@@ -44,7 +44,7 @@ _REQUEST_BACKOFF = wait_random_exponential(multiplier=0.1, max=2.0)
 class Caller(Protocol):
     """What carries out a call, such as :class:`ckpt_runtime.client.clients.AsyncCkptClient`."""
 
-    async def execute(self, call: Call[T], *, patience_s: float | None = None) -> T: ...
+    async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T: ...
 
 
 class Deadline:
@@ -70,7 +70,7 @@ class Deadline:
 
 async def persistent(
     attempt: Callable[[], Awaitable[T]],
-    patience: Deadline,
+    retry_timeout: Deadline,
     *,
     passing: Callable[[BaseException], bool] = is_passing,
     backoff: Callable[[RetryCallState], float] = _REQUEST_BACKOFF,
@@ -78,7 +78,7 @@ async def persistent(
     on_away: Callable[[CkptClientError], None] | None = None,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> T:
-    """Repeat the attempt after a transient error, at least ``attempts`` times in all and until ``patience`` is over.
+    """Repeat the attempt after a transient error, at least ``attempts`` times and until ``retry_timeout`` is over.
 
     ``on_away`` is called with the error before each pause. The last error is raised.
     """
@@ -90,7 +90,7 @@ async def persistent(
 
     retrying = AsyncRetrying(
         retry=retry_if_exception(passing),
-        stop=lambda state: state.attempt_number >= attempts and patience.left <= 0,
+        stop=lambda state: state.attempt_number >= attempts and retry_timeout.left <= 0,
         wait=backoff,
         before_sleep=report,
         sleep=sleep,
@@ -184,8 +184,8 @@ async def wait_for_operation(
     """
     call = requests.operation_status(kind, trigger_id, job_id)
 
-    async def look(patience_s: float) -> OperationStatus | None:
-        status = await client.execute(call, patience_s=patience_s)
+    async def look(retry_timeout_s: float) -> OperationStatus | None:
+        status = await client.execute(call, retry_timeout_s=retry_timeout_s)
         if status.failure is not None:
             raise OperationFailed(status.failure.exception, status.failure.message, status.failure.stack_trace)
         if not status.done and on_wait is not None:
@@ -206,7 +206,7 @@ async def rescale(
     """
     call = requests.update_resource_requirements(job_id, parallelism)
     await persistent(
-        lambda: client.execute(call, patience_s=DEFAULT_PATIENCE_S),
+        lambda: client.execute(call, retry_timeout_s=DEFAULT_RETRY_TIMEOUT_S),
         Deadline.after(timeout_s),
         passing=is_outcome_unknown,
     )
@@ -222,8 +222,8 @@ async def wait_for_state(
 ) -> str:
     """Poll until the job is in one of ``states``. Raises :class:`JobEnded`, :class:`WaitTimeout`."""
 
-    async def look(patience_s: float) -> str | None:
-        state = await client.execute(requests.job_status(job_id), patience_s=patience_s)
+    async def look(retry_timeout_s: float) -> str | None:
+        state = await client.execute(requests.job_status(job_id), retry_timeout_s=retry_timeout_s)
         if state not in states and state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
         return state if state in states else None
@@ -244,11 +244,11 @@ async def wait_for_config(
     Raises :class:`JobEnded`, :class:`WaitTimeout`.
     """
 
-    async def look(patience_s: float) -> bool | None:
-        state = await client.execute(requests.job_status(job_id), patience_s=patience_s)
+    async def look(retry_timeout_s: float) -> bool | None:
+        state = await client.execute(requests.job_status(job_id), retry_timeout_s=retry_timeout_s)
         if state in TERMINAL_STATES:
             raise JobEnded(job_id, state)
-        found = await client.execute(requests.job_config(job_id), patience_s=patience_s)
+        found = await client.execute(requests.job_config(job_id), retry_timeout_s=retry_timeout_s)
         # None continues the wait; False would count as found.
         return (state == "RUNNING" and (found.running_version or 0) >= version) or None
 

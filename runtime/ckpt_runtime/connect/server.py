@@ -182,7 +182,7 @@ class ConnectServer:
             if kind == "is_modifiable":
                 response.pairs.add(key=key, value="true")
             elif kind != "set":
-                response.pairs.add(key=key, value=session.options.conf.get(key))
+                response.pairs.add(key=key, value=session.options.get(key))
         return response
 
     async def _release_execute(self, request: Any, call: Call) -> Any:
@@ -245,7 +245,7 @@ class ConnectServer:
             start.query_name,
             [*session.views.values(), request.plan.command],
             session.settings,
-            session.options.conf.own.to_dict(),
+            session.options.own.to_dict(),
         )
         session.queries[query.id] = query
         result.query_id.id = result.query_id.run_id = query.id

@@ -7,10 +7,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ckpt_runtime.api.session import StreamSession
 from ckpt_runtime.connect.queries import Query
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.capture import Capture, Service
+from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
 from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 
@@ -28,7 +28,7 @@ class ClientSession:
     """
 
     def __init__(self) -> None:
-        self.options = StreamSession()
+        self.options = JobOptions({})
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
@@ -36,8 +36,8 @@ class ClientSession:
         self._analyses: dict[str, str] = {}
         self._capture = Capture(
             self._analyses,
-            lambda source: spark_columns(source, self.options.dataSource.resolve),
-            self.options.conf.set,
+            lambda source: spark_columns(source, DataSources().resolve),
+            self.options.set,
         )
         self._service = Service(self._capture)
         self._lock = asyncio.Lock()

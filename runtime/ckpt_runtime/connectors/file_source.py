@@ -262,18 +262,26 @@ class FileReader(SplitReader):
         self._batches = self._rest = None
         self._waiting.clear()
 
+    def location(self, split: Split) -> Location:
+        """The file that a split stands for."""
+        return resolve(split.id)
+
+    def check_unchanged(self, split: Split, position: int) -> None:
+        """Raises ValueError if the file is another one than that whose first rows were read."""
+        described, now = split.description, file_entry(self.location(split))
+        if now is None or (now.size, now.modified_ms) != (described["size"], described["modified_ms"]):
+            raise ValueError(
+                f"{split.id} has changed after {position} rows of it were read; files must not change once they have "
+                "appeared"
+            )
+
     def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
         description = split.description
         if not description["size"]:
             return  # as in Spark, in every format
-        location = resolve(split.id)
+        location = self.location(split)
         if position:
-            now = file_entry(location)
-            if now is None or (now.size, now.modified_ms) != (description["size"], description["modified_ms"]):
-                raise ValueError(
-                    f"{split.id} has changed after {position} rows of it were read; files must not change once they "
-                    "have appeared"
-                )
+            self.check_unchanged(split, position)
         partition = description["partition"]
         names = {name.lower() for name in partition}
         inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
@@ -283,7 +291,7 @@ class FileReader(SplitReader):
             if skip >= batch.num_rows:
                 skip -= batch.num_rows
                 continue
-            yield self._with_partition(batch.slice(skip), values, split.id)
+            yield self._with_partition(batch.slice(skip), values, location.url)
             skip = 0
 
     def _with_partition(self, batch: pa.RecordBatch, values: dict[str, str | None], url: str) -> pa.RecordBatch:

@@ -460,7 +460,7 @@ class TransactionCommitter(SinkCommitter):
             )
         _LOG.warning("%s; it is ignored", text)
 
-    def _is_visible(self, committable: OpenTransaction, patience_s: float) -> bool | None:
+    def _is_visible(self, committable: OpenTransaction, retry_timeout_s: float) -> bool | None:
         """Whether a reader of committed messages sees the transaction's last one; None if it cannot be looked for."""
         from confluent_kafka import Consumer, TopicPartition
 
@@ -481,7 +481,7 @@ class TransactionCommitter(SinkCommitter):
         )
         try:
             consumer.assign([TopicPartition(committable.topic, committable.partition, committable.offset)])
-            deadline = time.monotonic() + patience_s
+            deadline = time.monotonic() + retry_timeout_s
             while time.monotonic() < deadline:
                 message = consumer.poll(_POLL_SECONDS)
                 if message is None:

@@ -38,7 +38,7 @@ _Time = Annotated[int, Meta(ge=-(1 << 53), le=1 << 53)]
 _Splits = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
-class _Made(TypedDict):
+class _EnumeratorState(TypedDict):
     """The state of the enumerator of ``rate``: whether the splits were sent, and when the source began, if it has."""
 
     made: bool
@@ -78,7 +78,7 @@ class RateSource(Source):
         self._format = format_
         self._values = source_options(format_, options)
         is_rate = format_ == "rate"
-        self.state_type = _Made if is_rate else _Batches
+        self.state_type = _EnumeratorState if is_rate else _Batches
         self.description_type = _RateSplit if is_rate else _BatchSplit
         self.position_type = _Count
 

@@ -74,6 +74,10 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.kafka_source import KafkaSource
 
             return KafkaSource(options)
+        case "delta":
+            from ckpt_runtime.connectors.delta_source import DeltaSource
+
+            return DeltaSource(options)
         case "socket":
             from ckpt_runtime.connectors.socket_source import SocketSource
 

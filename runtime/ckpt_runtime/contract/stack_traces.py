@@ -16,7 +16,7 @@ _WRAPPERS = (
 _MAX_CHARS = 1000
 
 
-def telling_line(trace: str) -> str:
+def root_cause_line(trace: str) -> str:
     """``Class: message`` of the root cause, the class without its package; empty for an empty trace."""
     lines = [line.strip() for line in trace.strip().splitlines()]
     lines = [line for line in lines if line and line not in _ENVELOPE]
@@ -24,14 +24,14 @@ def telling_line(trace: str) -> str:
     line = causes[-1] if causes else "".join(lines[:1])
     name, separator, message = line.partition(": ")
     if separator and name in _WRAPPERS:
-        return telling_line(message)
+        return root_cause_line(message)
     short = f"{_without_package(name)}{separator}{message}"
     return short if len(short) <= _MAX_CHARS else f"{short[:_MAX_CHARS]}…"
 
 
 def root_message(exception: str, trace: str) -> str:
-    """Like :func:`telling_line`, without the class; ``exception`` if the trace is empty."""
-    line = telling_line(trace) or exception
+    """Like :func:`root_cause_line`, without the class; ``exception`` if the trace is empty."""
+    line = root_cause_line(trace) or exception
     name, separator, message = line.partition(": ")
     return message if separator and " " not in name else line
 

@@ -197,6 +197,12 @@ class QueryMapper:
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)
+        if len(known.schema) != len(schema):
+            raise PlanError(
+                "schema",
+                f"the source gives columns {', '.join(known.schema.names)}, and gave {', '.join(schema.names)} when "
+                "the job was planned: submit the program again from the last checkpoint",
+            )
         expressions = tuple(
             (name, Column(at, column.type))
             for at, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))

@@ -22,7 +22,7 @@ from ckpt_runtime.graph.job_graph import (
     Partitioning,
     vertex_id_of,
 )
-from ckpt_runtime.graph.kafka_columns import check_transactions
+from ckpt_runtime.graph.kafka_columns import check_transactions, is_exactly_once, transaction_timeout_ms
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
@@ -131,6 +131,13 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
         },
         warnings=tuple(warnings),
     )
+
+
+def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
+    """The age at which the target of a sink aborts a transaction; None for other operators."""
+    if isinstance(spec, SinkSpec) and spec.format == "kafka" and is_exactly_once(spec.options):
+        return transaction_timeout_ms(spec.options)
+    return None
 
 
 def _schema_of(operator: _Operator) -> pa.Schema:
@@ -433,4 +440,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         uid_given=operator.uid_given,
         user_code=node.user_code,
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
+        transaction_timeout_ms=_transaction_timeout_ms(node.spec),
     )

@@ -67,7 +67,7 @@ class BadRecordError(ValueError):
         self.line = line
 
 
-class _UnfitError(Exception):
+class _NotConvertibleError(Exception):
     """A text cannot be converted to its column's type."""
 
 
@@ -200,7 +200,7 @@ class CsvRows:
             if text is not None and text not in known:
                 try:
                     known[text] = column.convert(text)
-                except (_UnfitError, ValueError, OverflowError):
+                except (_NotConvertibleError, ValueError, OverflowError):
                     known[text] = _BAD
             value = None if text is None else known[text]
             if value is _BAD:
@@ -298,10 +298,10 @@ def _integer(bits: int) -> Callable[[str], int]:
 
     def convert(text: str) -> int:
         if not re.fullmatch(r"[+-]?\d+", text):
-            raise _UnfitError
+            raise _NotConvertibleError
         value = int(text)
         if not -limit <= value < limit:
-            raise _UnfitError
+            raise _NotConvertibleError
         return value
 
     return convert
@@ -320,7 +320,7 @@ def _floating(type_: pa.DataType, special: Mapping[str, float]) -> Callable[[str
             return float.fromhex(hexadecimal[1])
         found = _FLOATING.fullmatch(text)
         if found is None:
-            raise _UnfitError
+            raise _NotConvertibleError
         sign, word, number = found.groups()
         if word or type_ == pa.float64():
             return float(sign + (number or word))
@@ -341,13 +341,13 @@ def _decimal(type_: pa.DataType) -> Callable[[str], decimal.Decimal]:
     def convert(text: str) -> decimal.Decimal:
         text = text.replace(",", "")
         if not re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,9})?", text):
-            raise _UnfitError
+            raise _NotConvertibleError
         value = decimal.Decimal(text)
         if value and value.adjusted() > type_.precision:
-            raise _UnfitError
+            raise _NotConvertibleError
         rounded = value.quantize(quantum, decimal.ROUND_HALF_UP, EXACT)
         if abs(rounded) >= limit:
-            raise _UnfitError
+            raise _NotConvertibleError
         return rounded
 
     return convert
@@ -355,7 +355,7 @@ def _decimal(type_: pa.DataType) -> Callable[[str], decimal.Decimal]:
 
 def _boolean(text: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _UnfitError
+        raise _NotConvertibleError
     return text.lower() == "true"
 
 
@@ -380,13 +380,13 @@ def _time_column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
             read = patterns.read(text, tokens)
             found = None if read is None else (read, None)
         if found is None:
-            raise _UnfitError
+            raise _NotConvertibleError
         return found
 
     def moment(text: str) -> int:
         time, of_text = local(text)
         if of_text is not None and not has_zone:
-            raise _UnfitError
+            raise _NotConvertibleError
         return texts.micros_of_local(time, (of_text or zone) if has_zone else datetime.UTC)
 
     def date(text: str) -> datetime.date:
@@ -394,7 +394,7 @@ def _time_column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
             return local(text)[0].date()
         found = texts.parse_date(text)
         if found is None:
-            raise _UnfitError
+            raise _NotConvertibleError
         return found
 
     return _Column(field, plain if of_arrow else None, date if pa.types.is_date(field.type) else moment)

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
@@ -145,10 +146,7 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
 
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema)
-    try:
-        import deltalake
-    except ImportError:
-        raise PlanError("format", "'delta' needs a library: pip install 'ckpt-runtime[delta]'") from None
+    deltalake = import_deltalake()
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         try:

@@ -39,6 +39,7 @@ class OperatorNode:
     """One operator of a chain. ``uid`` identifies its state; ``uid_given`` is false when it was derived.
 
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
+    ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
     """
 
     uid: str
@@ -48,6 +49,7 @@ class OperatorNode:
     uid_given: bool = True
     user_code: bool = False
     output_directory: str | None = None
+    transaction_timeout_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,12 @@ class JobGraph:
         return {node.uid: node.output_directory for node in nodes if node.output_directory is not None}
 
     @property
+    def transaction_timeout_ms(self) -> int | None:
+        """The least age at which the target of a sink aborts a transaction; None without such a sink."""
+        nodes = [node.transaction_timeout_ms for vertex in self.vertices for node in vertex.operators]
+        return min((age for age in nodes if age is not None), default=None)
+
+    @property
     def sinks(self) -> dict[str, str]:
         """The operators of sinks, by uid, each with the uid of the sink that it belongs to: its own, or a committer's
         writers'."""
@@ -154,9 +162,15 @@ class JobGraph:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out."""
+        """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out.
+
+        It also leaves out timeouts, which graphs that an earlier version stored lack.
+        """
         document = self.to_json()
         del document["configuration"], document["explained"]
+        for vertex in document["vertices"]:
+            for operator in vertex["operators"]:
+                del operator["transaction_timeout_ms"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -62,6 +62,14 @@ def transaction_settings(options: Mapping[str, str]) -> dict[str, str]:
     return {_TRANSACTION_TIMEOUT: str(_DEFAULT_TRANSACTION_TIMEOUT_MS), **producer_settings(options)}
 
 
+def transaction_timeout_ms(options: Mapping[str, str]) -> int:
+    """The age at which brokers abort an open transaction. Raises PlanError for a bad value."""
+    text = transaction_settings(options)[_TRANSACTION_TIMEOUT]
+    if not (text.isascii() and text.isdigit()):
+        raise PlanError(f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'", f"{text!r} is no number of milliseconds")
+    return int(text)
+
+
 def check_transactions(options: Mapping[str, str], interval_ms: int | None, timeout_ms: int) -> None:
     """Raises PlanError if transactions may be older than brokers allow before a checkpoint commits them.
 
@@ -75,7 +83,7 @@ def check_transactions(options: Mapping[str, str], interval_ms: int | None, time
             "'kafka' commits messages with checkpoints, and brokers abort transactions that stay open: set "
             f"execution.checkpointing.interval, or the sink's option {DELIVERY_GUARANTEE.key}=at-least-once",
         )
-    allowed = int(transaction_settings(options)[_TRANSACTION_TIMEOUT])
+    allowed = transaction_timeout_ms(options)
     if allowed <= interval_ms + timeout_ms:
         raise PlanError(
             f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'",

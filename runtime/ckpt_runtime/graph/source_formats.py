@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, CsvRows
+from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
@@ -96,6 +97,11 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     return declared
 
 
+def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    check_location(options["path"])
+    return delta_schema(options, declared)
+
+
 def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     declared = pa.schema([("value", pa.string())]) if declared is None else declared
     if not pa.types.is_string(declared.field(0).type):
@@ -151,6 +157,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 SPLIT_SOURCES = (
     SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
+    SourceFormat("delta", DELTA_SOURCE_OPTIONS, _delta_schema, splits=True),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
     SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),
     SourceFormat("csv", (*_FILE_OPTIONS, *CSV_OPTIONS), _csv_schema, splits=True),

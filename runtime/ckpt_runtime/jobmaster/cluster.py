@@ -13,7 +13,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSignature
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotProvider, SlotTimes
@@ -94,7 +94,7 @@ class Cluster:
             return
         store = HaStore(*place)
         lease_s = self._settings.lease_timeout_s
-        leader = store.leader if token is None else store.leader.sealed_by(LeaseSeal(token, place[1], lease_s))
+        leader = store.leader if token is None else store.leader.signed_by(LeaseSignature(token, place[1], lease_s))
         leadership = self._leadership = Leadership(leader, lease_s)
         try:
             await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)

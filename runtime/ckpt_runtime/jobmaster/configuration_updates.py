@@ -183,7 +183,7 @@ def _plan(job: JobMaster, base: JobPlan, graph: JobGraph, given: Configuration, 
     """The new plan, whose settings have to be valid with and without overrides."""
     configuration = Configuration.merge(job.defaults, given)
     try:
-        settings = submitted_settings(configuration)
+        settings = submitted_settings(configuration, graph.transaction_timeout_ms)
         settings.effective()
         job.overrides.applied_to(settings)
     except (ConfigurationError, CheckpointConfigurationError) as error:

@@ -195,12 +195,12 @@ class ControlEndpoint:
                 self._listener.peer_lost(peer, reason, explained=explained)
 
     async def _take_messages(self, peer: AnyPeer, reader: asyncio.StreamReader) -> None:
-        door = FROM_AGENT if isinstance(peer, AgentPeer) else FROM_WORKER
+        decoder = FROM_AGENT if isinstance(peer, AgentPeer) else FROM_WORKER
         while not peer.closed:
             body = await _receive(reader)
             if not peer.closed:
                 peer.last_heard = time.monotonic()
-                self._listener.peer_message(peer, door.decode(body))
+                self._listener.peer_message(peer, decoder.decode(body))
 
     async def _authenticate(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         handshake = Handshake(self._secret, "server", ControlConnection.PURPOSE)

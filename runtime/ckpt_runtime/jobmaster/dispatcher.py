@@ -79,7 +79,7 @@ from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, TakenBy
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, SavepointFacts
 from ckpt_runtime.snapshots.job_claims import dispose_of_snapshot
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
@@ -150,7 +150,7 @@ class Dispatcher:
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
         self._closing = True
-        self._known.stop_looking()
+        self._known.stop_retrying()
         await self._operations.stop()
         self._known.suspend_all(fenced=False)
 
@@ -181,7 +181,7 @@ class Dispatcher:
         """Another driver leads: this one may not change anything from now on, and its session ends."""
         self._leads = False
         self._closing = True
-        self._known.stop_looking()
+        self._known.stop_retrying()
         await self._operations.stop()
         self._known.suspend_all(fenced=True)
         self._on_shutdown()
@@ -544,7 +544,7 @@ class Dispatcher:
     ) -> str:
         """As :meth:`trigger_checkpoint`. Directory errors show in the operation. ``requester`` names the client."""
 
-        def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
+        def take(job: JobMaster, taken_by: SavepointFacts) -> Awaitable[OperationStatus]:
             return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
 
         ends = condition if cancel_job else None
@@ -562,7 +562,7 @@ class Dispatcher:
     ) -> str:
         """As :meth:`trigger_savepoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
 
-        def take(job: JobMaster, taken_by: TakenBy) -> Awaitable[OperationStatus]:
+        def take(job: JobMaster, taken_by: SavepointFacts) -> Awaitable[OperationStatus]:
             return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
 
         return self._start_savepoint(job_id, directory, trigger_id, requester, take, condition)
@@ -573,7 +573,7 @@ class Dispatcher:
         directory: str,
         trigger_id: str | None,
         requester: str | None,
-        take: Callable[[JobMaster, TakenBy], Awaitable[OperationStatus]],
+        take: Callable[[JobMaster, SavepointFacts], Awaitable[OperationStatus]],
         ends: Precondition | None,
     ) -> str:
         """``ends``: the savepoint ends the job, on this condition; None when the job continues."""

@@ -90,7 +90,7 @@ from ckpt_runtime.scheduler.replacement import (
     subtasks_of,
 )
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
-from ckpt_runtime.snapshots.catalogue import TakenBy, record_savepoint
+from ckpt_runtime.snapshots.catalogue import SavepointFacts, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.driver_pools import DriverPools
@@ -196,7 +196,11 @@ class JobMaster:
         return OperationStatus(True, checkpoint_id=done.checkpoint_id)
 
     async def trigger_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, cancel_job: bool, taken_by: TakenBy | None = None
+        self,
+        directory: str,
+        savepoint_format: SavepointFormat,
+        cancel_job: bool,
+        taken_by: SavepointFacts | None = None,
     ) -> OperationStatus:
         """Raises OperationFailure, after which the job continues. ``taken_by`` None makes no catalogue entry."""
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
@@ -224,7 +228,7 @@ class JobMaster:
         assert isinstance(answer, checkpoint_out.RequestFailed)
         raise OperationFailure(answer.message)
 
-    async def _catalogue(self, location: str | None, taken_by: TakenBy | None) -> None:
+    async def _catalogue(self, location: str | None, taken_by: SavepointFacts | None) -> None:
         """Adds the catalogue entry. If that fails, the savepoint is still valid."""
         if location is None or taken_by is None:
             return
@@ -234,7 +238,7 @@ class JobMaster:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
 
     async def stop_with_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: SavepointFacts | None = None
     ) -> OperationStatus:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
 
@@ -248,7 +252,7 @@ class JobMaster:
         return await asyncio.shield(stopping)
 
     async def _stop(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: TakenBy | None = None
+        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: SavepointFacts | None = None
     ) -> OperationStatus:
         request_id = uuid.uuid4().hex
         answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, savepoint_format))
@@ -296,10 +300,10 @@ class JobMaster:
         """The checkpoint overrides of FLIP-571."""
         return self._shell.core.overrides
 
-    def taken_by(self, cluster: str, requester: str | None) -> TakenBy:
+    def taken_by(self, cluster: str, requester: str | None) -> SavepointFacts:
         """What the catalogue records about a savepoint that this job takes now."""
         own = self._shell.core.accepted_plan.own
-        return TakenBy(self.graph.name, self._submission.program_id, own.version, cluster, requester)
+        return SavepointFacts(self.graph.name, self._submission.program_id, own.version, cluster, requester)
 
     def program(self) -> RunningProgram:
         submission = self._submission
@@ -345,7 +349,7 @@ class JobMaster:
 
     def resource_requirements(self) -> dict[str, ParallelismBounds]:
         """The bounds declared last, perhaps by a request in progress; without any, both are the parallelism."""
-        return declared_bounds(self._shell.core.wanted_graph)
+        return declared_bounds(self._shell.core.target_graph)
 
     async def rescale(self, bounds: Mapping[str, ParallelismBounds]) -> None:
         """Returns when the new parallelism is stored and the job is being deployed with it.
@@ -460,7 +464,7 @@ def create_job_core(
     Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
     """
     configuration, history = submission.configuration, submission.history
-    settings = submitted_settings(configuration)
+    settings = submitted_settings(configuration, submission.graph.transaction_timeout_ms)
     overrides = CheckpointOverrides.from_document(history.overrides)
     recovered = [entry.checkpoint for entry in history.checkpoints]
     statistics = CheckpointStatsTracker(configuration.get(JobManagerOptions.CHECKPOINT_HISTORY_SIZE), on_checkpoint)

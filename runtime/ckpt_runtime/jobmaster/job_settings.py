@@ -81,10 +81,16 @@ _BACKEND_NAMES = {
 }
 
 
-def submitted_settings(configuration: Configuration) -> CheckpointConfiguration:
-    """The settings from the job's options. Raises InvalidOptionError or CheckpointConfigurationError."""
+def submitted_settings(
+    configuration: Configuration, transaction_timeout_ms: int | None = None
+) -> CheckpointConfiguration:
+    """The settings from the job's options, and from the transactions of its sinks.
+
+    Raises InvalidOptionError or CheckpointConfigurationError.
+    """
     return CheckpointConfiguration(
-        **{setting.field: configuration.get(setting.option) for setting in CHECKPOINT_SETTINGS}
+        **{setting.field: configuration.get(setting.option) for setting in CHECKPOINT_SETTINGS},
+        transaction_timeout_ms=transaction_timeout_ms,
     )
 
 

@@ -31,7 +31,7 @@ from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms, carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.submission import JobSubmission
-from ckpt_runtime.jobmaster.task_gateway import Consequences, SlotPlacement, TaskGateway, plan_deployments
+from ckpt_runtime.jobmaster.task_gateway import SecondaryFailures, SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
     Canceled,
@@ -101,7 +101,7 @@ class JobShell:
         # What an earlier driver began to delete is in no record of checkpoints: only this job can finish deleting it.
         self.storage.dispose(history.disposals)
         self.storage.discard_savepoints(history.savepoints)
-        self._consequences = Consequences(host, self._deliver_consequence)
+        self._consequences = SecondaryFailures(host, self._deliver_consequence)
         self._inbox: deque[JobInput] = deque()
         self._busy = False
         self._closed = False
@@ -391,12 +391,12 @@ class JobShell:
                 for execution in self._alive_in(index):
                     self._task_canceled(execution)
             case SparkWanted():
-                self._give_spark(slot)
+                self._send_spark_address(slot)
             case _:
                 attempt = self.core.machine.attempt
                 self._task_message(ExecutionId(message.vertex_id, message.subtask, attempt), message)
 
-    def _give_spark(self, slot: Slot) -> None:
+    def _send_spark_address(self, slot: Slot) -> None:
         """Sends the worker the address of the session's Spark, once it serves."""
         worker = slot.worker
         encrypted = self._submission.configuration.get(SecurityOptions.INTERNAL_ENABLED)

@@ -71,14 +71,14 @@ class OrphanedJobs:
         """Starts retrying the recovery of these jobs."""
         waiting = {job.job_id: job for job in jobs}
         if waiting:
-            self._looking = asyncio.create_task(self._look_out(waiting))
+            self._looking = asyncio.create_task(self._retry_recovery(waiting))
 
     def close(self) -> None:
         """Stops the retries."""
         if self._looking is not None:
             self._looking.cancel()
 
-    async def _look_out(self, waiting: dict[str, FoundJob]) -> None:
+    async def _retry_recovery(self, waiting: dict[str, FoundJob]) -> None:
         pause = _FIRST_PAUSE_S
         while waiting:
             await asyncio.sleep(pause)
@@ -226,7 +226,7 @@ class KnownJobs:
             and job_id not in cleaning
         )
 
-    def stop_looking(self) -> None:
+    def stop_retrying(self) -> None:
         """Stops looking for jobs that could not be recovered."""
         self._stranded.close()
 
@@ -261,13 +261,13 @@ class KnownJobs:
 
     def _take_over_job(self, found: FoundJob) -> None:
         try:
-            self._go_on_with(found)
+            self._recover_found(found)
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
             self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
 
-    def _go_on_with(self, found: FoundJob) -> None:
+    def _recover_found(self, found: FoundJob) -> None:
         if found.failure is not None:
             self._stranded.add(found.job_id, found.failure)
         request = None

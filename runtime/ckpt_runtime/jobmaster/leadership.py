@@ -74,23 +74,23 @@ class ClusterEnded(RuntimeError):
     """The leader that this driver waited for was asked to end the whole cluster."""
 
 
-class LeaseSeal:
-    """Signs a leader's address with the session's token. A seal is valid for twice the lease time; leaders renew it."""
+class LeaseSignature:
+    """Signs a leader's address with the session's token. A signature is valid for twice the lease time."""
 
     def __init__(self, token: str, cluster_id: str, lease_timeout_s: float = LEASE_TIMEOUT_S) -> None:
         self._token = token
         self._cluster_id = cluster_id
         self._good_for_s = 2 * lease_timeout_s
 
-    def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
-        return leader_proof.sealed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
+    def signed(self, document: dict[str, Any]) -> dict[str, Any]:
+        return leader_proof.signed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
-        """Whether the seal is valid: at most half of its time has passed, and the clock was not set back since then."""
+        """Whether the signature is valid: at most half of its time has passed, and the clock was not set back since."""
         good_until = published.get(leader_proof.GOOD_UNTIL) if isinstance(published, dict) else None
         if not isinstance(good_until, float) or not 0.5 <= (good_until - time.time()) / self._good_for_s <= 1:
             return False
-        return bool(published == leader_proof.sealed(document, self._token, self._cluster_id, good_until))
+        return bool(published == leader_proof.signed(document, self._token, self._cluster_id, good_until))
 
 
 class Leadership:
@@ -192,7 +192,7 @@ class Leadership:
         present = self._store.current()
         return (None, Lease(0, 0)) if present is None else (present, self._store.lease(present.epoch))
 
-    def _patience_s(self, begun: float) -> float:
+    def _renewal_timeout_s(self, begun: float) -> float:
         """How long a renewal may take, in seconds.
 
         After a suspension of the process there may still be no successor. The renewal gets a whole lease time then,
@@ -207,7 +207,7 @@ class Leadership:
             sequence += 1
             begun = time.monotonic()
             try:
-                async with asyncio.timeout(self._patience_s(begun)):
+                async with asyncio.timeout(self._renewal_timeout_s(begun)):
                     await self._in_pool(partial(self._store.renew, info, sequence))
                 self._own.renewed(begun)
             except NotLeaderError as error:

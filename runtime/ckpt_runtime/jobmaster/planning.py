@@ -14,13 +14,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
-from ckpt_runtime.api.plan_result import PlanRequest, PlanResult
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
 from ckpt_runtime.frontend.table_reader import StaticTables
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError

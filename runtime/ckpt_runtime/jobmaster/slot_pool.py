@@ -295,7 +295,7 @@ class SlotPool:
             else:
                 unready = request.count - sum(slot.worker is not None for slot in slots)
                 request.wait(f"waits for {unready} of {request.count} slots to start")
-        self._look_again_in([turns[position].ends_in_s for position in allocation.refused])
+        self._schedule_next_turn([turns[position].ends_in_s for position in allocation.refused])
         if allocation.launch:
             self._launch(allocation.launch)
 
@@ -305,7 +305,7 @@ class SlotPool:
             return Turn(False, None)
         return turn_after(self._clock() - request.since, self._times.reservation_interval_s)
 
-    def _look_again_in(self, turns_s: list[float | None]) -> None:
+    def _schedule_next_turn(self, turns_s: list[float | None]) -> None:
         """Serves the requests again when the first of these turns ends."""
         if self._next_turn is not None:
             self._next_turn.cancel()
@@ -364,13 +364,13 @@ class SlotPool:
             self._all_ended.set()
         if slot_id in self._launching:
             del self._launching[slot_id]
-            self._no_worker_came()
+            self._delay_next_launch()
             if error is not None:
                 self._launch_failed(f"a slot could not be started: {reason}")
         self._losses.explain(slot_id, None if error is None else reason)
         self._notify()
 
-    def _no_worker_came(self) -> None:
+    def _delay_next_launch(self) -> None:
         """Delays the next launch: slots that end at once would otherwise be launched in an endless loop."""
         self._failed_launches += 1
         self._launch_due = self._clock() + _pause_before(self._failed_launches)
@@ -607,7 +607,7 @@ class SlotPool:
         self._slots.pop(slot.slot_id, None)
         self._ending.add(slot.slot_id)
         if slot.owner is None and slot.worker is None:
-            self._no_worker_came()
+            self._delay_next_launch()
         # Read before the slot forgets its workers: from now on an orphan is found only by its id.
         workers = slot.workers
         slot.worker = slot.spare = slot.adopting = None

@@ -19,7 +19,7 @@ from ckpt_runtime.snapshots.job_claims import (
     OwnedElsewhereError,
     check_not_written,
     claim_snapshot,
-    needs_it_no_more,
+    is_inactive,
 )
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
@@ -175,7 +175,7 @@ class SnapshotReferences:
             check_not_written(place, cluster)
         except OwnedElsewhereError as error:
             raise SnapshotInUse(path, place.name, "known elsewhere", str(error)) from error
-        if claim is not None and not needs_it_no_more(claim.owner, cluster, ended):
+        if claim is not None and not is_inactive(claim.owner, cluster, ended):
             raise self._claimed_by(path, "disposed of", ClaimedError(place, claim), cluster)
 
     def end_disposal(self, disposed: Identity) -> None:

@@ -361,9 +361,9 @@ class StorageEffects:
             self._deletions.close()
             return
 
-        self._go_through(self._last_steps(keeps_nothing, outputs, savepoint_id))
+        self._run_in_order(self._last_steps(keeps_nothing, outputs, savepoint_id))
 
-    def _go_through(self, steps: Iterator[tuple[str, Callable[[], None]]]) -> None:
+    def _run_in_order(self, steps: Iterator[tuple[str, Callable[[], None]]]) -> None:
         """Runs the steps one after the other, each when everything before it is done."""
 
         def go_on() -> None:

@@ -168,7 +168,7 @@ GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000
 """Longer than the notice of the loss itself may take; in milliseconds."""
 
 
-class Consequences:
+class SecondaryFailures:
     """Holds back failures that another one probably caused: of subtasks that lost the channel to another worker.
 
     Neighbours notice the end of a worker before the driver knows about it. Their failures are held back until then, for

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.network.listeners import Door, Message
+from ckpt_runtime.network.listeners import Message, MessageDecoder
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 PortRange = tuple[Port, Port]
@@ -118,6 +118,6 @@ class WorkerExited(Message, frozen=True):
 AgentMessage = AgentHeartbeat | WorkerExited
 
 
-FROM_UNREGISTERED: Door[Registration] = Door("a process that has not registered", Registration)
-FROM_AGENT: Door[AgentMessage] = Door("a slot agent", AgentMessage)
-TO_AGENT: Door[AgentCommand] = Door("the driver", AgentCommand)
+FROM_UNREGISTERED: MessageDecoder[Registration] = MessageDecoder("a process that has not registered", Registration)
+FROM_AGENT: MessageDecoder[AgentMessage] = MessageDecoder("a slot agent", AgentMessage)
+TO_AGENT: MessageDecoder[AgentCommand] = MessageDecoder("the driver", AgentCommand)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
-from ckpt_runtime.network.listeners import Door, MalformedMessageError, Message, encode
+from ckpt_runtime.network.listeners import MalformedMessageError, Message, MessageDecoder, encode
 from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, secured
 
 M = TypeVar("M")
@@ -131,10 +131,10 @@ class ControlConnection:
         with self._send_lock:
             self._connection.sendall(content)
 
-    def receive(self, door: Door[M]) -> M:
+    def receive(self, decoder: MessageDecoder[M]) -> M:
         """Blocks for the next message. Raises ConnectionError when the driver is gone, MalformedMessageError."""
         length = message_length(receive_exactly(self._connection, LENGTH_BYTES))
-        return door.decode(receive_exactly(self._connection, length))
+        return decoder.decode(receive_exactly(self._connection, length))
 
     def close(self) -> None:
         """Closes the connection and wakes a thread blocked in :meth:`receive`."""

@@ -1,4 +1,4 @@
-"""The messages between the driver and its workers: one union of types and one decoder (``Door``) per direction."""
+"""The messages between the driver and its workers: one union of types and one :class:`MessageDecoder` per direction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.network.listeners import Door, Message
+from ckpt_runtime.network.listeners import Message, MessageDecoder
 from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
@@ -312,5 +312,5 @@ DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | SparkWanted 
 
 WorkerMessage = Following | WorkerAnswer | DeploymentMessage
 
-FROM_WORKER: Door[WorkerMessage] = Door("a worker", WorkerMessage)
-TO_WORKER: Door[WorkerCommand] = Door("the driver", WorkerCommand)
+FROM_WORKER: MessageDecoder[WorkerMessage] = MessageDecoder("a worker", WorkerMessage)
+TO_WORKER: MessageDecoder[WorkerCommand] = MessageDecoder("the driver", WorkerCommand)

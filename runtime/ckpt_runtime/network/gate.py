@@ -36,7 +36,7 @@ class InputChannel:
 
     __slots__ = (
         "_gate",
-        "_give_back",
+        "_return_credit",
         "blocked",
         "buffer_size",
         "credit",
@@ -53,7 +53,7 @@ class InputChannel:
         self, gate: InputGate, index: int, input_index: int, window: int, *, peer: int, overtakes: bool
     ) -> None:
         self._gate = gate
-        self._give_back: Callable[[int], None] | None = None
+        self._return_credit: Callable[[int], None] | None = None
         self.index = index
         self.input_index = input_index
         self.peer = peer
@@ -67,7 +67,7 @@ class InputChannel:
 
     def on_credit(self, give_back: Callable[[int], None]) -> None:
         """Sets ``give_back(count)``, which returns credit to the sender, before the first buffer arrives."""
-        self._give_back = give_back
+        self._return_credit = give_back
 
     def put(self, element: Element) -> None:
         """Queues an element. Called by the producer's thread."""
@@ -93,8 +93,8 @@ class InputChannel:
     def buffer_consumed(self) -> None:
         """Returns credit. Called by the subtask after it has consumed a data buffer."""
         owed = self.credit.consumed(not self.queue)
-        if owed and self._give_back is not None:
-            self._give_back(owed)
+        if owed and self._return_credit is not None:
+            self._return_credit(owed)
 
 
 class InputGate:

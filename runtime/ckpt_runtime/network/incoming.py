@@ -63,7 +63,7 @@ class IncomingHandshakes:
         peer = _Handshaking(guest, name, handshake, time.monotonic() + HANDSHAKE_TIMEOUT_S)
         self._handshaking[peer] = None
         self._selector.register(guest, selectors.EVENT_READ, partial(self._serve, peer))
-        self._attempt(peer, lambda: self._greet(peer))
+        self._attempt(peer, lambda: self._handshake(peer))
 
     def expire(self) -> None:
         """Drops connections whose time for the handshake is over."""
@@ -101,9 +101,9 @@ class IncomingHandshakes:
         if peer.greeted:
             self._read(peer)
         else:
-            self._greet(peer)
+            self._handshake(peer)
 
-    def _greet(self, peer: _Handshaking) -> None:
+    def _handshake(self, peer: _Handshaking) -> None:
         if isinstance(peer.socket, TlsSocket):
             peer.socket.do_handshake()
         peer.greeted = True

@@ -1,8 +1,8 @@
 """Elements queued for one channel and not yet handed to the connection; barriers may overtake them (FLIP-76). Pure.
 
 The sending subtask appends elements; the thread that holds the connection's send lock takes them. Both are atomic on a
-deque, so they need no common lock; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.turn_unaligned` move elements
-and must not run while another thread takes elements.
+deque, so they need no common lock; :meth:`OutputQueue.add_barrier` and :meth:`OutputQueue.switch_to_unaligned` move
+elements and must not run while another thread takes elements.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class OutputQueue:
         queued = list(self._queue)
         return self._place(queued, barrier, len(queued), limit)
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None = None) -> list[InFlightData]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None = None) -> list[InFlightData]:
         """Moves a queued barrier to where :meth:`add_barrier` would have put it; does nothing if it has been sent."""
         queued = list(self._queue)
         for position, element in enumerate(queued):

@@ -98,10 +98,10 @@ class RemoteSubpartition:
         self._notify()
         return overtaken
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
-        """Moves a barrier that is still queued to the front; see :meth:`OutputQueue.turn_unaligned`."""
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        """Moves a barrier that is still queued to the front; see :meth:`OutputQueue.switch_to_unaligned`."""
         with self._moving:
-            overtaken = self._queue.turn_unaligned(checkpoint_id, limit)
+            overtaken = self._queue.switch_to_unaligned(checkpoint_id, limit)
         self._notify()
         return overtaken
 

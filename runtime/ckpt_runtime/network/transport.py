@@ -241,7 +241,7 @@ class DataTransport:
     def _welcome(self, accepted: AnySocket, peer: str) -> None:
         self._add(DataConnection(self, accepted, peer))
 
-    def _look_after_the_door(self) -> None:
+    def _maintain_listener(self) -> None:
         self._incoming.expire()
         if self._accept_again_at is not None and self._accept_again_at <= time.monotonic():
             self._accept_again_at = None
@@ -262,7 +262,7 @@ class DataTransport:
             pause = 1.0 if self._accept_again_at is None else ACCEPT_PAUSE_S
             events = self._selector.select(0 if self._notified or self._tasks else pause)
             self._sleeping = False
-            self._look_after_the_door()
+            self._maintain_listener()
             for key, mask in events:
                 if isinstance(key.data, DataConnection):
                     self._serve(key.data, mask)

@@ -39,12 +39,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class ForkedProcess:
     """A forked process with the interface of :class:`subprocess.Popen`; several threads may kill it and wait for it.
 
-    ``patience_s`` is how long the template may take to report the exit code of an ended process; None: no limit.
+    ``report_timeout_s`` is how long the template may take to report the exit code of an ended process; None: no limit.
     """
 
-    def __init__(self, notices: socket.socket, patience_s: float | None = None) -> None:
+    def __init__(self, notices: socket.socket, report_timeout_s: float | None = None) -> None:
         self._notices = notices
-        self._patience_s = patience_s
+        self._report_timeout_s = report_timeout_s
         self._lock = threading.Lock()
         self._is_deaf = False  # no more reports will arrive
         self._killed = False
@@ -93,11 +93,11 @@ class ForkedProcess:
         """Whether any report arrived within this time."""
         notices = self._notices.fileno()
         watched = [] if self._is_deaf else [notices]
-        if self._is_deaf or self._patience_s is not None:
+        if self._is_deaf or self._report_timeout_s is not None:
             watched.append(self.descriptor)
         ready = _readable(watched, timeout_s)
         if ready == {self.descriptor} and not self._is_deaf:
-            self._is_deaf = not _readable([notices], self._patience_s)
+            self._is_deaf = not _readable([notices], self._report_timeout_s)
         with self._lock:
             if notices in ready:
                 self._take_word()
@@ -208,7 +208,9 @@ class Template:
                 end_as(lambda: serve(theirs))
         return cls(ours, _Child(pid))
 
-    def fork(self, document: bytes, descriptors: Sequence[int] = (), patience_s: float | None = None) -> ForkedProcess:
+    def fork(
+        self, document: bytes, descriptors: Sequence[int] = (), report_timeout_s: float | None = None
+    ) -> ForkedProcess:
         """Request a fork and return at once.
 
         Raises ConnectionError when the template is gone, OSError when the system is out of resources.
@@ -217,7 +219,7 @@ class Template:
             if self.connection.fileno() < 0:
                 raise BrokenPipeError("the template was asked to end")
             socket.send_fds(self.connection, [b"fork"], [file.fileno(), theirs.fileno(), *descriptors])
-        return ForkedProcess(notices, patience_s)
+        return ForkedProcess(notices, report_timeout_s)
 
     def close(self) -> None:
         """Close the connection: the template accepts no more requests."""

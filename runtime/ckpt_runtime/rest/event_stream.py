@@ -77,7 +77,7 @@ class EventStreams:
             elif self.ended:
                 yield _frame("end", {"reason": "the session ends"}, reader.last_event_id)
                 return
-            elif not await _happens(due, KEEP_ALIVE_S):
+            elif not await _occurs_within(due, KEEP_ALIVE_S):
                 yield f": keep-alive\nid: {reader.last_event_id}\n\n".encode("ascii")
 
 
@@ -105,7 +105,7 @@ def _frame(kind: str, data: Any, event_id: str) -> bytes:
     return f"id: {event_id}\nevent: {kind}\ndata: {json.dumps(data, separators=(',', ':'))}\n\n".encode("ascii")
 
 
-async def _happens(event: asyncio.Event, seconds: float) -> bool:
+async def _occurs_within(event: asyncio.Event, seconds: float) -> bool:
     try:
         async with asyncio.timeout(seconds):
             return await event.wait()

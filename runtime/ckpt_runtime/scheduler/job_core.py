@@ -150,7 +150,7 @@ class JobCore:
         return self.plan.graph
 
     @property
-    def wanted_graph(self) -> JobGraph:
+    def target_graph(self) -> JobGraph:
         """The graph that a change in progress requests, else the accepted one."""
         return (self._change.plan or self._next_plan).graph
 
@@ -227,7 +227,7 @@ class JobCore:
             route = self._routes.get(type(effect))
             if route is not None:
                 route(effect)
-            elif isinstance(effect, _TELLS_OF_THE_END) and self._has_untold_end:
+            elif isinstance(effect, _TELLS_OF_THE_END) and self._has_unreported_end:
                 self._untold.append(effect)
             else:
                 self._outputs.append(effect)
@@ -243,12 +243,12 @@ class JobCore:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left, so the accepted plan takes effect."""
-        another = self._come_into_force()
+        another = self._activate_plan()
         if another is not None:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
         self._emit(effect)
 
-    def _come_into_force(self) -> JobGraph | None:
+    def _activate_plan(self) -> JobGraph | None:
         """The accepted plan takes effect. Returns its graph if it is another one."""
         before, self._plan = self._plan, self._next_plan
         self._redeploy_is_due = False
@@ -568,7 +568,7 @@ class JobCore:
     # --- the end
 
     @property
-    def _has_untold_end(self) -> bool:
+    def _has_unreported_end(self) -> bool:
         """Whether an end is not stored yet: it is reported only then, because an ended job must never run again."""
         return self.machine.status.is_globally_terminal and not self._fenced and not self._end_is_stored
 
@@ -576,13 +576,13 @@ class JobCore:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
         for output in outputs:
             if isinstance(output, core.ChangeAnswered) and self.machine.status.is_globally_terminal:
-                told = self._untold if self._has_untold_end else self._outputs
+                told = self._untold if self._has_unreported_end else self._outputs
                 told.append(replace(output, outcome=ChangeOutcome.JOB_ENDED))
             else:
                 self._emit(output)
 
     def _job_ended(self, effect: job_out.JobEnded) -> None:
-        if not self._has_untold_end:
+        if not self._has_unreported_end:
             self._emit(effect)
             self._close(effect.status)
             return
@@ -592,14 +592,14 @@ class JobCore:
         self._emit(core.StoreResult(effect, self._result_attempts))
 
     def _on_result_stored(self, event: core.ResultStored) -> None:
-        if self._has_untold_end:
+        if self._has_unreported_end:
             self._end_is_stored = True
             self._outputs += self._untold
             self._untold = []
             self._close(self.machine.status)
 
     def _on_result_not_stored(self, event: core.ResultNotStored) -> None:
-        if self._has_untold_end:
+        if self._has_unreported_end:
             self._result_attempts += 1
             ended = next(output for output in self._untold if isinstance(output, job_out.JobEnded))
             self._emit(core.StoreResult(ended, self._result_attempts))
@@ -612,7 +612,7 @@ class JobCore:
         """This driver gives up the job: the next leader sends the outstanding answers and does the writes."""
         if self._fenced:
             return
-        had_ended = self._has_untold_end
+        had_ended = self._has_unreported_end
         self._fenced = True
         if self.coordinator.state is not CoordinatorState.CLOSED:
             self._to_coordinator(checkpoint_on.Shutdown(JobStatus.SUSPENDED.value, fenced=True))

@@ -84,7 +84,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBy:
+class SavepointFacts:
     """Facts about a savepoint that only its job knows. ``program`` is the digest that identifies the code."""
 
     job_name: str
@@ -112,7 +112,7 @@ class CataloguedSavepoint:
         return self.entry is not None and job in (self.entry.job_id, self.entry.job_name)
 
 
-def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) -> SavepointEntry:
+def described(metadata: CompletedCheckpoint, taken_by: SavepointFacts | None = None) -> SavepointEntry:
     """Makes the entry of a savepoint from its metadata and the facts that only its job knows."""
     states = metadata.states.values()
     entry = SavepointEntry(
@@ -140,7 +140,7 @@ def described(metadata: CompletedCheckpoint, taken_by: TakenBy | None = None) ->
     )
 
 
-def record_savepoint(url: str, taken_by: TakenBy) -> None:
+def record_savepoint(url: str, taken_by: SavepointFacts) -> None:
     """Writes the entry of a savepoint that a job has just taken; existing marks are kept.
 
     Raises :class:`StorageError` when the entry could not be written.
@@ -195,7 +195,7 @@ def list_savepoints(directory: str | Location, job: str | None = None) -> list[C
     With ``job``, a job id or name, only the savepoints of that job are listed. Raises :class:`NotFoundError` when the
     directory does not exist, and StorageError when it cannot be listed or has too many directories below it.
     """
-    return sorted(_found(directory, job, look_if_possible), key=latest_first)
+    return sorted(_found(directory, job, try_look_at), key=latest_first)
 
 
 def _found(
@@ -239,7 +239,7 @@ def _is_eligible(entry: SavepointEntry | None, before_ms: int | None) -> bool:
     return before_ms is None or entry.completed_at_ms < before_ms
 
 
-def look_if_possible(place: Location) -> CataloguedSavepoint | None:
+def try_look_at(place: Location) -> CataloguedSavepoint | None:
     """Like :func:`look_at`, but returns a savepoint with a ``problem`` instead of raising StorageError."""
     try:
         return look_at(place)

@@ -295,7 +295,7 @@ def dispose_of_snapshot(
         raise
 
 
-def needs_it_no_more(owner: Claimant, cluster: str, ended: Collection[str]) -> bool:
+def is_inactive(owner: Claimant, cluster: str, ended: Collection[str]) -> bool:
     """Whether this owner certainly no longer acts: it is dead, or one of the ``cluster``'s ``ended`` jobs."""
     return is_dead(owner) or (owner.cluster == cluster and owner.job_id in ended)
 
@@ -308,7 +308,7 @@ def _taken_over(
     claimant = Claimant(name, cluster, place.child(name).url, own_mark())
 
     def is_over(owner: Claimant) -> bool:
-        return needs_it_no_more(owner, cluster, ended)
+        return is_inactive(owner, cluster, ended)
 
     if has_metadata(directory):
         return claim_snapshot(open_snapshot(directory).metadata, claimant, written, is_over)

@@ -15,7 +15,7 @@ from zipfile import ZipFile
 import pyarrow as pa
 from msgspec import to_builtins
 
-from ckpt_runtime.api.entry_point import load_plan
+from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import decoded

@@ -82,7 +82,7 @@ class ParentWatch:
                 return
             if self._woken in ready:
                 os.read(self._woken, 1)
-            elif not self._lives_on(agent):
+            elif not self._survives(agent):
                 return
 
     def _wait(self, agent: int | None) -> list[int]:
@@ -93,7 +93,7 @@ class ParentWatch:
             poll.register(agent, select.POLLIN)
         return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
 
-    def _lives_on(self, agent: int | None) -> bool:
+    def _survives(self, agent: int | None) -> bool:
         """Whether the worker continues, after its agent is gone or has just been replaced."""
         with self._lock:
             if self._agent != agent:

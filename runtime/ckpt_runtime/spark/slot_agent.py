@@ -73,7 +73,7 @@ class SlotAgent:
             cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else ()
             process, host = own_identity(), connection.local_host
             connection.send(RegisterAgent(self._slot, host, tuple(cpus), process))
-            while self._obey(connection.receive(TO_AGENT)):
+            while self._execute_command(connection.receive(TO_AGENT)):
                 pass
         except ConnectionError:
             logger.info("slot %s: the driver is gone", self._slot)
@@ -81,7 +81,7 @@ class SlotAgent:
             self._kill_all()
             connection.close()
 
-    def _obey(self, command: AgentCommand) -> bool:
+    def _execute_command(self, command: AgentCommand) -> bool:
         match command:
             case SpawnWorker():
                 self._spawn(command)

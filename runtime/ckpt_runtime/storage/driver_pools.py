@@ -144,7 +144,7 @@ class BoundedPool(Executor):
                 result = call.call()
             except BaseException as error:
                 failure = error
-            if self._came_back(call):
+            if self._note_returned(call):
                 _settle(call.future, result, failure)
             # An idle thread must not keep the result of a call alive.
             del call, result, failure
@@ -166,7 +166,7 @@ class BoundedPool(Executor):
             self._threads -= 1
             return None
 
-    def _came_back(self, call: _Call) -> bool:
+    def _note_returned(self, call: _Call) -> bool:
         """Notes that the call has returned. Returns whether its caller still waits for it."""
         with self._changed:
             call.finished = True

@@ -58,7 +58,7 @@ class Lease:
 class AddressSignature(Protocol):
     """Signs an address for clients that know a secret. A signature expires after a time that it states itself."""
 
-    def sealed(self, document: dict[str, Any]) -> dict[str, Any]:
+    def signed(self, document: dict[str, Any]) -> dict[str, Any]:
         """The document with its signature, as it is published."""
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
@@ -72,15 +72,15 @@ class LeaderStore:
     highest claimed epoch decides.
     """
 
-    def __init__(self, root: Location, seal: AddressSignature | None = None) -> None:
-        """``root`` need not exist; ``seal`` proves the address to clients. Touches nothing."""
+    def __init__(self, root: Location, signature: AddressSignature | None = None) -> None:
+        """``root`` need not exist; ``signature`` proves the address to clients. Touches nothing."""
         self._root = root
-        self._seal = seal
+        self._signature = signature
         self._epochs = VersionedDocument(root.child("leader"))
 
-    def sealed_by(self, seal: AddressSignature) -> LeaderStore:
+    def signed_by(self, signature: AddressSignature) -> LeaderStore:
         """The same store, for a driver that proves its address."""
-        return type(self)(self._root, seal)
+        return type(self)(self._root, signature)
 
     def prepare(self) -> None:
         """Makes the directory and checks that its store can prevent a second leader. Raises :class:`StorageError`."""
@@ -157,12 +157,14 @@ class LeaderStore:
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""
         make_directory(self._root)
-        document = asdict(info) if self._seal is None else self._seal.sealed(asdict(info))
+        document = asdict(info) if self._signature is None else self._signature.signed(asdict(info))
         replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(document) + b"\n")
 
     def _is_published(self, info: LeaderInfo) -> bool:
         published = self._published()
-        return published == asdict(info) if self._seal is None else self._seal.is_good(published, asdict(info))
+        return (
+            published == asdict(info) if self._signature is None else self._signature.is_good(published, asdict(info))
+        )
 
     def _published(self) -> Any:
         with suppress(NotFoundError, orjson.JSONDecodeError):

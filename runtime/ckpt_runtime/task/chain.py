@@ -92,9 +92,9 @@ class ChainEnd:
         """Sends a barrier ahead of the elements waiting here, at most ``limit`` bytes; returns the overtaken ones."""
         return self._capture(lambda partition, share: partition.overtake(barrier, share), limit)
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
         """Like :meth:`overtake`, for a barrier that was sent in order, on the channels in which it is still queued."""
-        return self._capture(lambda partition, share: partition.turn_unaligned(checkpoint_id, share), limit)
+        return self._capture(lambda partition, share: partition.switch_to_unaligned(checkpoint_id, share), limit)
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
         """Whether a barrier that may overtake still waits on this side."""

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ckpt_runtime.api.entry_point import load_plan
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range

@@ -55,7 +55,7 @@ class Subpartition(Protocol):
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
         """Sends a barrier ahead of the waiting elements, up to ``limit`` bytes, and returns the overtaken ones."""
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
         """Like :meth:`overtake`, for a barrier that was sent in order and is still queued; otherwise does nothing."""
 
     def holds_barrier(self, checkpoint_id: int) -> bool: ...
@@ -83,7 +83,7 @@ class LocalSubpartition:
         # Credit is returned once half of the window is consumed: with a window larger than the capacity, this could
         # take the whole capacity.
         receiver.credit.window = min(receiver.credit.window, capacity)
-        receiver.on_credit(self._give_back)
+        receiver.on_credit(self._return_credit)
 
     @property
     def has_room(self) -> bool:
@@ -104,13 +104,13 @@ class LocalSubpartition:
         self._receiver.put(barrier)
         return []
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
         return []
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
         return False
 
-    def _give_back(self, count: int) -> None:
+    def _return_credit(self, count: int) -> None:
         """Returns credit first and reads the sent count afterwards, so that a producer that fills the channel in
         between is woken."""
         self._consumed += count
@@ -286,11 +286,11 @@ class ResultPartition:
         self.flush()
         return self._capture(lambda subpartition, share: subpartition.overtake(barrier, share), limit)
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[CapturedChannel]:
         """Like :meth:`overtake`, for a barrier that was sent in order; channels that it has left contribute nothing."""
         if not self._overtakes:
             return []
-        return self._capture(lambda subpartition, share: subpartition.turn_unaligned(checkpoint_id, share), limit)
+        return self._capture(lambda subpartition, share: subpartition.switch_to_unaligned(checkpoint_id, share), limit)
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
         """Whether a barrier that may overtake still waits on this side."""

@@ -103,11 +103,11 @@ class RestoredInput:
             batch = _clip(batch, self._edge_keys[stream.edge], element.place.key_groups)
         return RestoredRows(stream.edge, batch) if batch.num_rows else None
 
-    def unread(self, edge_in_work: int, rest: pa.RecordBatch | None) -> list[CapturedChannel]:
+    def unread(self, current_edge: int, rest: pa.RecordBatch | None) -> list[CapturedChannel]:
         """The remaining elements, by stream. ``rest`` is the rest of the rows that :meth:`poll` returned last."""
         left = []
         if rest is not None:
-            left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], edge_in_work))
+            left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], current_edge))
         for number, stream in enumerate(self._streams):
             reader = self._reader if number == 0 and self._reader is not None else self._open_reader(stream)
             elements = reader.unread_elements()

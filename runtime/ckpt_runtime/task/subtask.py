@@ -33,11 +33,11 @@ from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
+from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
-from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.slice_size import SliceSize
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
 from ckpt_runtime.task.watermark_valve import WatermarkValve
@@ -107,7 +107,7 @@ class Subtask:
         self._next_timer: int | None = None
         self._valve = WatermarkValve([channel.input_index for channel in gate.channels])
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
-        self._work = RowsInWork(host.monotonic_ms)
+        self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
         self._open_data = len(gate.channels)
         self._open_partitions = len(gate.channels)
@@ -420,7 +420,7 @@ class Subtask:
     def monotonic_ms(self) -> float:
         return self._host.monotonic_ms()
 
-    def rest_in_work(self) -> tuple[InputChannel, pa.RecordBatch] | None:
+    def rest_of_buffer(self) -> tuple[InputChannel, pa.RecordBatch] | None:
         rest = self._work.rest
         return None if rest is None or self._work.channel is None else (self._work.channel, rest)
 

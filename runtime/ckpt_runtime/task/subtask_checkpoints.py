@@ -92,7 +92,7 @@ class CheckpointedSubtask(Protocol):
 
     def monotonic_ms(self) -> float: ...
 
-    def rest_in_work(self) -> tuple[InputChannel, pa.RecordBatch] | None:
+    def rest_of_buffer(self) -> tuple[InputChannel, pa.RecordBatch] | None:
         """The rows of a channel's buffer that have not been processed yet."""
 
     def unread_restored(self) -> list[CapturedChannel]:
@@ -343,7 +343,7 @@ class SubtaskCheckpoints:
         """A channel's capture, which begins with the rest of its buffer in work."""
         channel = self._subtask.gate.channels[index]
         captured = CapturedChannel(channel.peer, channel.schema, edge=channel.input_index)
-        rest = self._subtask.rest_in_work()
+        rest = self._subtask.rest_of_buffer()
         if rest is not None and rest[0] is channel:
             captured.elements.append(rest[1])
         return captured
@@ -386,7 +386,7 @@ class SubtaskCheckpoints:
                 snapshot.waits_for_outputs = False
             elif _is_overdue(barrier, now):
                 captured = (*snapshot.restored, *snapshot.inputs.values())
-                snapshot.outputs.extend(end.turn_unaligned(checkpoint_id, _left(barrier, captured)))
+                snapshot.outputs.extend(end.switch_to_unaligned(checkpoint_id, _left(barrier, captured)))
                 snapshot.waits_for_outputs = False
             if not snapshot.waits_for_outputs:
                 self._write_if_complete(checkpoint_id, snapshot)

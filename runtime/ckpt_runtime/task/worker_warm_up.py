@@ -17,7 +17,7 @@ _HEAVY_MODULES = (
     "pyspark.sql.datasource",
     "pyspark.sql.types",
     "pyspark.sql.streaming.stateful_processor",
-    "ckpt_runtime.api.entry_point",
+    "ckpt_runtime.frontend.program",
     "ckpt_runtime.task.operator_factory",
 )
 

@@ -442,7 +442,7 @@ class JobMaster:
         core = self.shell.core
         if self.world.master is not self or core.machine.state is not JobState.RUNNING:
             return
-        if core.wanted_graph is not core.graph:
+        if core.target_graph is not core.graph:
             return
         if core.graph != self.stored_graph:
             raise Violation("the job runs a graph that is not the stored one")

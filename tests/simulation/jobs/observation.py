@@ -94,8 +94,8 @@ class ObservedSubpartition:
         self._note(barrier)
         return self._inner.overtake(barrier, limit)
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
-        return self._inner.turn_unaligned(checkpoint_id, limit)
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+        return self._inner.switch_to_unaligned(checkpoint_id, limit)
 
     def holds_barrier(self, checkpoint_id: int) -> bool:
         return self._inner.holds_barrier(checkpoint_id)

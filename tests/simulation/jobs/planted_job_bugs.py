@@ -33,10 +33,10 @@ from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
 from ckpt_runtime.task.chain import OperatorChain
+from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
-from ckpt_runtime.task.rows_in_work import RowsInWork
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints
@@ -85,7 +85,7 @@ def _(original, self, queued, barrier, end, limit):
     "a barrier moved to the front is left in its old place as well",
     "the deadline of the aligned timeout, twice",
     OutputQueue,
-    "turn_unaligned",
+    "switch_to_unaligned",
 )
 def _(self, checkpoint_id, limit=None):
     queued = list(self._queue)
@@ -99,7 +99,7 @@ bug("what a barrier overtakes in a queue is not kept", "76.2", OutputQueue, "add
     lambda original, self, *rest: original(self, *rest)[:0]
 )
 
-bug("what a barrier overtakes when it turns at the deadline is not kept", "76.3", OutputQueue, "turn_unaligned")(
+bug("what a barrier overtakes when it turns at the deadline is not kept", "76.3", OutputQueue, "switch_to_unaligned")(
     lambda original, self, *rest: original(self, *rest)[:0]
 )
 
@@ -130,10 +130,10 @@ def _(original, self, *rest):
 # --- what is recorded of the inputs
 
 
-bug("the rest of the batch in work is not recorded", "76.2, mutant 17", Subtask, "rest_in_work")(nothing)
+bug("the rest of the batch in work is not recorded", "76.2, mutant 17", Subtask, "rest_of_buffer")(nothing)
 
 
-@bug("the whole batch in work is recorded", "rows twice, FLINK-40016", Subtask, "rest_in_work")
+@bug("the whole batch in work is recorded", "rows twice, FLINK-40016", Subtask, "rest_of_buffer")
 def _(self):
     batch = self._work._batch
     return None if batch is None or self._work.channel is None else (self._work.channel, batch)
@@ -408,7 +408,7 @@ bug(
 )(nothing)
 
 
-@bug("a buffer in work is given up when its first slice is done", "76.4", RowsInWork, "process")
+@bug("a buffer in work is given up when its first slice is done", "76.4", CurrentBuffer, "process")
 def _(original, self, call, *, whole=False):
     done = original(self, call, whole=whole)
     self._batch = self.channel = None
@@ -501,13 +501,13 @@ bug("slots that were reserved for a rescale that failed stay the job's", "203.14
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", JobCore, "_give_up_change", seed=52)
 def _(original, self, reason):
-    self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
+    self._next_plan = replace(self._next_plan, graph=self.target_graph)
     original(self, reason)
 
 
 @bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed", JobCore, "_on_plan_stored")
 def _(original, self, event):
-    wanted = self.wanted_graph
+    wanted = self.target_graph
     original(self, event)
     kept = {vertex.id: vertex.parallelism for vertex in self._plan.graph.vertices[:1]}
     if self._next_plan.graph is wanted:

@@ -136,7 +136,7 @@ def _():
     original = JobCore._on_attempt_recorded
 
     def recorded(self, event):
-        another = self._come_into_force()
+        another = self._activate_plan()
         if another is not None:
             self._to_coordinator(checkpoint_on.GraphReplaced(another))
         original(self, event)
@@ -319,7 +319,7 @@ def _():
     "_give_up_change",
 )
 def _(original, self, reason):
-    self._next_plan = replace(self._next_plan, graph=self.wanted_graph)
+    self._next_plan = replace(self._next_plan, graph=self.target_graph)
     original(self, reason)
 
 

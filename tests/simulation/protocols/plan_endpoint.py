@@ -332,7 +332,7 @@ class PlanEndpoint:
             told = self._answered
             settled = isinstance(order, core.SettlePlan) and outcome is Outcome.DONE
             self._driver.tell(core.ChangeNotStored(name, "simulated", settled or not self._world.ha.job_is_stored))
-            if told and self._driver.core.wanted_graph is not order.graph:
+            if told and self._driver.core.target_graph is not order.graph:
                 self._desired = None
 
     def _in_force(self, order: core.StorePlan | core.SettlePlan) -> None:

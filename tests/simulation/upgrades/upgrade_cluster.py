@@ -118,7 +118,7 @@ class UpgradeCluster:
                 self._live(job)
             if self.chances.forgets:
                 self._forget()
-            if self._happens(self.chances.takeovers):
+            if self._occurs_within(self.chances.takeovers):
                 self._take_over()
         self.check()
 
@@ -128,7 +128,7 @@ class UpgradeCluster:
                 self.forgotten[job.job_id] = self.jobs.pop(job.job_id)
                 del self.runs[job.job_id]
 
-    def _happens(self, probability: float) -> bool:
+    def _occurs_within(self, probability: float) -> bool:
         return probability > 0 and self.chance.random() < probability
 
     def _live(self, job: Job) -> None:
@@ -147,10 +147,10 @@ class UpgradeCluster:
         if job.stopping is not None:
             self._stop_on(job, self.operations[job.stopping])
             return
-        if self._happens(self.chances.deaths):
+        if self._occurs_within(self.chances.deaths):
             self._end(job, "FAILED")
             return
-        if self._happens(self.chances.failures):
+        if self._occurs_within(self.chances.failures):
             job.state, job.starts_at_ms = "RESTARTING", self.now_ms + 1_500
             return
         job.row = min(job.row + 10, self.chances.end_of_data)
@@ -178,13 +178,13 @@ class UpgradeCluster:
     def _stop_on(self, job: Job, operation: Operation) -> None:
         if self.now_ms < operation.due_ms:
             return
-        if operation.path is None and (operation.expires or self._happens(self.chances.failed_stops)):
+        if operation.path is None and (operation.expires or self._occurs_within(self.chances.failed_stops)):
             operation.failure = "the savepoint failed"
             job.stopping = None
             job.state, job.starts_at_ms = "RESTARTING", self.now_ms + 1_000
         elif operation.path is None:
             operation.path = self._checkpoint(job, is_stop=True).path  # its tasks end behind it
-        elif self._happens(self.chances.failures):
+        elif self._occurs_within(self.chances.failures):
             operation.failure, operation.path = "the job failed behind its savepoint", None
             self._end(job, "FAILED")
         else:
@@ -255,7 +255,7 @@ class UpgradeCluster:
                 return self._preview(program, later[-1].path if later else snapshot)
             case act.Stop(job_id, trigger):
                 return self._stop(job_id, trigger)
-            case act.LookAtStop(job_id, trigger):
+            case act.ReadStop(job_id, trigger):
                 return self._stop_seen(job_id, trigger)
             case act.Cancel(job_id, retain):
                 return self._cancel(job_id, retain=retain)
@@ -325,10 +325,10 @@ class UpgradeCluster:
         if path is not None and (found is None or found.deleted):
             return act.Refused(f"{path} cannot be opened")
         if program == NEW and self.chances.new == "misfit":
-            return act.Fits(("its state is of another type",))
+            return act.SnapshotFit(("its state is of another type",))
         if program == NEW and self.chances.new == "misfits the savepoint" and found is not None and found.is_stop:
-            return act.Fits(("its state is of another type",))
-        return act.Fits()
+            return act.SnapshotFit(("its state is of another type",))
+        return act.SnapshotFit()
 
     def _stop(self, job_id: str, trigger: str) -> act.Answer:
         if trigger in self.operations:
@@ -339,7 +339,7 @@ class UpgradeCluster:
         if job.state != "RUNNING" or job.stopping is not None:
             self.operations[trigger] = Operation(job_id, failure="the job is not running")
             return act.Accepted()
-        expires = self._happens(self.chances.slow_stops)
+        expires = self._occurs_within(self.chances.slow_stops)
         takes = 30_000 if expires else self.chance.choice((500, 1_500))
         job.stopping = trigger
         self.operations[trigger] = Operation(job_id, due_ms=self.now_ms + takes, expires=expires)

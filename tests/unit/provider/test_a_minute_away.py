@@ -62,7 +62,7 @@ class Minute:
         self.deadline: float | None = None
 
     def client(self) -> AsyncCkptClient:
-        return AsyncCkptClient("http://127.0.0.1:8081", transport=self.server, patience_s=0)
+        return AsyncCkptClient("http://127.0.0.1:8081", transport=self.server, retry_timeout_s=0)
 
     async def wait(self, condition: Condition, hub: EventHub | None) -> str:
         loop = asyncio.get_running_loop()

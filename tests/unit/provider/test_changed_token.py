@@ -55,7 +55,7 @@ def test_request_repeated_over_a_restart_uses_the_new_token_of_the_connection(
         assert running.result(60)["interval_ms"] == 5000
     # A connection that leads elsewhere by now says nothing of this session.
     connection_has("one")
-    with CkptHook().get_conn(patience=0) as client:
+    with CkptHook().get_conn(retry_timeout=0) as client:
         connection_has("another", host="localhost")
         with pytest.raises(Unauthorized):
             client.list_jobs()

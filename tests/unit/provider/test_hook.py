@@ -19,7 +19,7 @@ from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.storage.ha_store import HaStore
@@ -172,8 +172,8 @@ def test_the_asynchronous_client_is_the_same(job_manager: JobManager) -> None:
 def lead(directory: Path, url: str, token: str = "geheim") -> None:
     store = HaStore(str(directory), "trains").leader
     present = store.current()
-    sealed = store.sealed_by(LeaseSeal(token, "trains"))
-    sealed.claim(url, "app", "1", after=0 if present is None else present.epoch)
+    signed = store.signed_by(LeaseSignature(token, "trains"))
+    signed.claim(url, "app", "1", after=0 if present is None else present.epoch)
 
 
 def directory_connection(monkeypatch: pytest.MonkeyPatch, directory: Path, **fields: Any) -> CkptHook:

@@ -299,7 +299,7 @@ def test_cancelled_waits_leave_no_hub_and_no_stream(job_manager: JobManager) -> 
 def test_without_events_waits_at_a_job_look_together_and_many_of_them_less_often(waiting: int, periods: int) -> None:
     """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
     for asked in range(1, 4000, 17):
-        left = hub.until_all_look(float(asked), waiting)
+        left = hub.seconds_until_polled(float(asked), waiting)
         assert hub.GAP_SECONDS < left <= periods * hub.FALLBACK_POLL_SECONDS + hub.GAP_SECONDS
         assert (asked + left) % (periods * hub.FALLBACK_POLL_SECONDS) == pytest.approx(0)
 

@@ -42,8 +42,8 @@ STATUSES = {
 
 def failure_of(job_manager: JobManager) -> BaseException:
     """What a task of its own gets from the hook."""
-    with CkptHook().get_conn(patience=0) as client, pytest.raises(Exception) as caught:
-        client.execute(requests.job_details(JOB), patience_s=0)
+    with CkptHook().get_conn(retry_timeout=0) as client, pytest.raises(Exception) as caught:
+        client.execute(requests.job_details(JOB), retry_timeout_s=0)
     return caught.value
 
 

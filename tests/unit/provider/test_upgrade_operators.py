@@ -21,13 +21,13 @@ from airflow_provider_ckpt.upgrades.actions import (
     Action,
     Answer,
     Claim,
-    Fits,
     Look,
     Lost,
     Newest,
     Refused,
     Release,
     Seen,
+    SnapshotFit,
     Stop,
     StopSeen,
 )
@@ -134,9 +134,9 @@ def begun(**desired: Any) -> Upgrade:
 
 def paused() -> Upgrade:
     ended = seen(state="FINISHED", has_ended=True, newest=Newest("/s", 1, is_stop=True))
-    fits: list[Answer] = [Fits(), Fits(diff=("changed: state x",))]
+    fits: list[Answer] = [SnapshotFit(), SnapshotFit(diff=("changed: state x",))]
     stops: list[Answer] = [StopSeen(seen(), known=False), StopSeen(ended, path="/s")]
-    answers = Answers(Look=seen(), Preview=fits, LookAtStop=stops)
+    answers = Answers(Look=seen(), Preview=fits, ReadStop=stops)
     record = answers.drive(begun(pauses=True))
     assert (record.step, len(answers.made(Stop))) == (Step.SAVEPOINT, 1)
     record = answers.drive(record)
@@ -147,7 +147,7 @@ def paused() -> Upgrade:
 @pytest.mark.parametrize(("state", "how"), [("FINISHED", "stopped"), ("CANCELED", "cancelled")])
 def test_end_by_another_client_does_not_count_as_that_of_the_upgrade(state: str, how: str) -> None:
     newest = Newest("/s", 1, is_stop=state == "FINISHED")
-    answers = Answers(Look=[seen(), seen(state=state, has_ended=True, newest=newest)], Preview=Fits())
+    answers = Answers(Look=[seen(), seen(state=state, has_ended=True, newest=newest)], Preview=SnapshotFit())
     record = answers.drive(begun(fallback_age=10**9))
     assert (record.step, record.outcome) == (Step.ENDED, Outcome.REFUSED)
     assert f"was {how} by another client" in record.why
@@ -155,7 +155,7 @@ def test_end_by_another_client_does_not_count_as_that_of_the_upgrade(state: str,
 
 def test_stop_that_a_new_driver_has_forgotten_is_requested_again_under_the_same_id() -> None:
     running, stopping = StopSeen(seen(), known=False), StopSeen(seen(state="RESTARTING", ready=False), known=False)
-    answers = Answers(Look=seen(), Preview=Fits(), LookAtStop=[running, stopping, running])
+    answers = Answers(Look=seen(), Preview=SnapshotFit(), ReadStop=[running, stopping, running])
     record = answers.drive(begun())
     for _ in range(2):
         record = answers.drive(record)
@@ -166,7 +166,7 @@ def test_stop_that_a_new_driver_has_forgotten_is_requested_again_under_the_same_
 
 def test_stop_that_is_refused_three_times_leaves_the_job_running() -> None:
     answers = Answers(
-        Look=seen(), Preview=Fits(), LookAtStop=StopSeen(seen(), known=False), Stop=Refused("no such directory")
+        Look=seen(), Preview=SnapshotFit(), ReadStop=StopSeen(seen(), known=False), Stop=Refused("no such directory")
     )
     record = answers.drive(begun())
     assert (record.outcome, len(answers.made(Stop))) == (Outcome.REFUSED, 3)
@@ -206,11 +206,11 @@ def test_lost_lineage_ends_the_upgrade_at_every_step_without_stranding() -> None
 
 def test_every_step_that_waits_looks_at_the_job_before_it_requests_anything() -> None:
     for step in WATCHES:
-        answers = Answers(Look=seen(), LookAtStop=StopSeen(seen()))
+        answers = Answers(Look=seen(), ReadStop=StopSeen(seen()))
         answers.drive(structs.replace(paused(), step=step, deadline=10**15))
         assert [type(action).__name__ for action in answers.requests[:2]] in (
             ["Claim", "Look"],
-            ["Claim", "LookAtStop"],
+            ["Claim", "ReadStop"],
         )
 
 

@@ -18,7 +18,6 @@ import msgspec
 import orjson
 import pytest
 
-from ckpt_runtime.api.plan_result import PlanResult
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import TaskState
@@ -38,11 +37,12 @@ from ckpt_runtime.cli.session_file import read_session
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS
+from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.job_recovery import find_jobs
-from ckpt_runtime.leader_proof import opened, sealed
+from ckpt_runtime.leader_proof import opened, signed
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_UNREGISTERED,
@@ -66,7 +66,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier, decode_element, encode_element
-from ckpt_runtime.network.listeners import Door, Message, encode
+from ckpt_runtime.network.listeners import Message, MessageDecoder, encode
 from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.replacement import declared_bounds
@@ -150,8 +150,8 @@ def _use_session(document: Any) -> None:
 
 
 def _use_leader(document: Any) -> None:
-    """Whoever has the token can seal any document."""
-    opened(json.dumps(sealed({**document}, TOKEN, "c", time.time() + 5)).encode(), TOKEN, "c", time.time())
+    """Whoever has the token can sign any document."""
+    opened(json.dumps(signed({**document}, TOKEN, "c", time.time() + 5)).encode(), TOKEN, "c", time.time())
     opened(json.dumps(document).encode(), None, "c", time.time())
 
 
@@ -253,7 +253,7 @@ FAILED = TaskFailure(FailureInfo("E", "m", "t"))
 PROCESS = ProcessIdentity("m", 7, 9)
 MEASURES = SubtaskMeasures("v", 0, 1, 2, 3, 4, 0, 1.0, 2.0, 3.0, operator_rows=(1, 2), input_watermark=5)
 PROPERTIES = CheckpointProperties()
-MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
+MESSAGES: tuple[tuple[MessageDecoder[Any], Message], ...] = (
     (FROM_UNREGISTERED, RegisterAgent("s", "localhost", (0, 1), PROCESS)),
     (FROM_UNREGISTERED, RegisterWorker("s", "w", ("localhost", 5), PROCESS, "/d")),
     (FROM_AGENT, AgentHeartbeat({"w": 4})),
@@ -267,8 +267,8 @@ MESSAGES: tuple[tuple[Door[Any], Message], ...] = (
 )
 
 
-@pytest.mark.parametrize(("door", "message"), MESSAGES, ids=lambda given: type(given).__name__)
-def test_forged_control_message_is_decoded_or_refused_by_name(door: Door[Any], message: Message) -> None:
+@pytest.mark.parametrize(("decoder", "message"), MESSAGES, ids=lambda given: type(given).__name__)
+def test_forged_control_message_is_decoded_or_refused_by_name(decoder: MessageDecoder[Any], message: Message) -> None:
     document = msgspec.msgpack.decode(encode(message))
 
     def decode(forged: Any) -> None:
@@ -276,7 +276,7 @@ def test_forged_control_message_is_decoded_or_refused_by_name(door: Door[Any], m
             body = msgspec.msgpack.encode(forged)
         except OverflowError:  # MessagePack has no such number: it cannot be sent
             return
-        door.decode(body)
+        decoder.decode(body)
 
     found, refused = unnamed_errors(document, decode)
     assert not found, "\n".join(found)

@@ -16,42 +16,42 @@ from ckpt_runtime.leader_proof import (
     PublishedLeader,
     UnprovenDocument,
     opened,
-    sealed,
+    signed,
 )
 
 NOW = 1_800_000_000.0
 PLAIN = {"rest": "http://driver:8081", "app_id": "app-1", "attempt": "a", "epoch": 3}
-SEALED = sealed(PLAIN, "token", "flights", NOW + 20)
+SIGNED = signed(PLAIN, "token", "flights", NOW + 20)
 
 
 def data(document: object) -> bytes:
     return json.dumps(document).encode()
 
 
-def test_what_was_sealed_is_opened_with_the_same_token() -> None:
-    assert opened(data(SEALED), "token", "flights", NOW) == PublishedLeader("http://driver:8081", "app-1", 3, NOW + 20)
-    reordered = dict(reversed(SEALED.items()))
+def test_a_signed_document_opens_with_the_same_token() -> None:
+    assert opened(data(SIGNED), "token", "flights", NOW) == PublishedLeader("http://driver:8081", "app-1", 3, NOW + 20)
+    reordered = dict(reversed(SIGNED.items()))
     assert opened(data(reordered), "token", "flights", NOW).epoch == 3
 
 
 def test_the_token_is_not_in_it() -> None:
-    assert b"token" not in data(sealed(PLAIN, "a-token-of-256-bits", "flights", NOW))
+    assert b"token" not in data(signed(PLAIN, "a-token-of-256-bits", "flights", NOW))
 
 
-@pytest.mark.parametrize("field", sorted(SEALED))
+@pytest.mark.parametrize("field", sorted(SIGNED))
 def test_every_field_is_covered(field: str) -> None:
-    other: Any = SEALED[field] + 1 if isinstance(SEALED[field], int | float) else "http://driver:8082"
-    for changed in ({**SEALED, field: other}, {key: value for key, value in SEALED.items() if key != field}):
+    other: Any = SIGNED[field] + 1 if isinstance(SIGNED[field], int | float) else "http://driver:8082"
+    for changed in ({**SIGNED, field: other}, {key: value for key, value in SIGNED.items() if key != field}):
         with pytest.raises(UnprovenDocument):
             opened(data(changed), "token", "flights", NOW)
     with pytest.raises(UnprovenDocument):
-        opened(data({**SEALED, "more": 1}), "token", "flights", NOW)
+        opened(data({**SIGNED, "more": 1}), "token", "flights", NOW)
 
 
 @pytest.mark.parametrize(
     ("token", "cluster", "now", "error", "said"),
     [
-        ("other", "flights", NOW, UnprovenDocument, "not of this token"),
+        ("other", "flights", NOW, UnprovenDocument, "does not match this token"),
         ("token", "trains", NOW, UnprovenDocument, "the cluster 'flights', not of 'trains'"),
         ("token", "flights", NOW + 21, OutdatedDocument, "no leader has renewed it"),
         ("token", "flights", NOW - 3600, OutdatedDocument, "clocks"),
@@ -61,12 +61,12 @@ def test_what_is_not_believed(
     token: str, cluster: str, now: float, error: type[LeaderDocumentError], said: str
 ) -> None:
     with pytest.raises(error, match=said):
-        opened(data(SEALED), token, cluster, now)
+        opened(data(SIGNED), token, cluster, now)
 
 
-def test_a_document_without_a_seal_is_for_clients_without_a_token() -> None:
+def test_a_document_without_a_signature_is_for_clients_without_a_token() -> None:
     assert opened(data(PLAIN), None, "flights", NOW) == PublishedLeader("http://driver:8081", "app-1", 3, None)
-    with pytest.raises(UnprovenDocument, match="not sealed"):
+    with pytest.raises(UnprovenDocument, match="not signed"):
         opened(data(PLAIN), "token", "flights", NOW)
 
 
@@ -74,7 +74,7 @@ def test_a_document_without_a_seal_is_for_clients_without_a_token() -> None:
     "damage",
     [
         b"",
-        data(SEALED)[:-9],
+        data(SIGNED)[:-9],
         b"[]",
         b"\xff",
         b"[" * 100_000,

@@ -37,11 +37,11 @@ _Convert: TypeAlias = Callable[[Any], Any]
 _FORMATS = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
 
 
-class _Unfit(Exception):
+class _NotConvertible(Exception):
     """A value of a document that cannot be converted to the type; the result is null."""
 
 
-class _Unsure(Exception):
+class _NeedsText(Exception):
     """A value that can only be converted from its text in the document."""
 
 
@@ -76,7 +76,7 @@ def _from_json(call: Call) -> Callable[..., Value]:
     def parse(text: str) -> Any:
         try:
             return convert(msgspec.json.decode(text))
-        except (msgspec.DecodeError, _Unsure, _Unfit, RecursionError):
+        except (msgspec.DecodeError, _NeedsText, _NotConvertible, RecursionError):
             pass
         if is_blank(text):
             return None
@@ -85,7 +85,7 @@ def _from_json(call: Call) -> Callable[..., Value]:
             if isinstance(document, Members) and isinstance(single, dict) and single["type"] == "struct":
                 document = [document]
             return nothing if document is None else convert(document)
-        except (MalformedJson, _Unfit):
+        except (MalformedJson, _NotConvertible):
             return nothing
 
     return per_row(parse, arrow_type(type_))
@@ -129,9 +129,9 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
         def entries(value: Any) -> Any:
             if isinstance(value, dict):
-                raise _Unsure  # names that come twice are kept
+                raise _NeedsText  # names that come twice are kept
             if not isinstance(value, Members):
-                raise _Unfit
+                raise _NotConvertible
             return [(name, None if each is None else item(each)) for name, each in value]
 
         return entries
@@ -149,12 +149,12 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
                     row[name] = convert(found)  # a value that does not fit is read again, with repeated names
             return row
         if not isinstance(value, Members):
-            raise _Unfit
+            raise _NotConvertible
         for name, found in value:
             if name in fields:
                 try:
                     row[name] = None if found is None else fields[name](found)
-                except _Unfit:
+                except _NotConvertible:
                     continue
         return row
 
@@ -162,7 +162,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
 
 def _unfit(value: Any) -> Exception:
-    return _Unsure() if isinstance(value, dict) else _Unfit()
+    return _NeedsText() if isinstance(value, dict) else _NotConvertible()
 
 
 def _to_integer(type_: SparkType) -> _Convert:
@@ -174,9 +174,9 @@ def _to_integer(type_: SparkType) -> _Convert:
         if isinstance(value, Number) and value.is_whole:
             value = int(value)
         if type(value) is not int:
-            raise _Unfit
+            raise _NotConvertible
         if not low <= value <= most:
-            raise _Unfit
+            raise _NotConvertible
         return int(value) if value <= high else int(value) - 256
 
     return convert
@@ -196,7 +196,7 @@ def _to_double(value: Any) -> float:
         return float(value)
     if isinstance(value, str) and value in _NOT_FINITE:
         return _NOT_FINITE[value]
-    raise _Unfit
+    raise _NotConvertible
 
 
 def _to_decimal(found: tuple[int, int]) -> _Convert:
@@ -205,15 +205,15 @@ def _to_decimal(found: tuple[int, int]) -> _Convert:
 
     def convert(value: Any) -> decimal.Decimal:
         if type(value) is float:
-            raise _Unsure
+            raise _NeedsText
         if isinstance(value, bool) or not isinstance(value, int | str):
-            raise _Unfit
+            raise _NotConvertible
         number = texts.parse_decimal(value.replace(",", "")) if isinstance(value, str) else decimal.Decimal(value)
         if number is None or not number.is_finite():
-            raise _Unfit
+            raise _NotConvertible
         rounded = number.quantize(quantum, decimal.ROUND_HALF_UP, EXACT)
         if abs(rounded) >= limit:
-            raise _Unfit
+            raise _NotConvertible
         return rounded
 
     return convert
@@ -225,7 +225,7 @@ def _to_text(value: Any) -> str:
     if isinstance(value, dict | list | int | float) and not isinstance(value, Members | bool):
         if isinstance(value, list) and not _holds_python_numbers(value):
             return json_text(value)
-        raise _Unsure
+        raise _NeedsText
     return json_text(value)
 
 
@@ -240,17 +240,17 @@ def _holds_python_numbers(value: Any) -> bool:
 
 def _to_boolean(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise _Unfit
+        raise _NotConvertible
     return value
 
 
 def _to_bytes(value: Any) -> bytes:
     if not isinstance(value, str) or isinstance(value, Number):
-        raise _Unfit
+        raise _NotConvertible
     try:
         return base64.b64decode(value, validate=True)
     except binascii.Error:
-        raise _Unfit from None
+        raise _NotConvertible from None
 
 
 def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
@@ -259,24 +259,24 @@ def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
 
     def convert(value: Any) -> Any:
         if isinstance(value, bool):
-            raise _Unfit
+            raise _NotConvertible
         whole = int(value) if isinstance(value, Number) and value.is_whole else value
         if type_ == "timestamp" and type(whole) is int:
             return whole * 1_000_000
         if not isinstance(value, str) or isinstance(value, Number):
-            raise _Unfit
+            raise _NotConvertible
         if tokens is None:
             if type_ == "date":
                 date = texts.parse_date(value)
                 if date is None:
-                    raise _Unfit
+                    raise _NotConvertible
                 return date
             found = texts.parse_local(value)
         else:
             local = patterns.read(value, tokens)
             found = None if local is None else (local, None)
         if found is None:
-            raise _Unfit
+            raise _NotConvertible
         if type_ == "date":
             return found[0].date()
         return texts.micros_of_local(found[0], (found[1] if type_ == "timestamp" else None) or of_zone)

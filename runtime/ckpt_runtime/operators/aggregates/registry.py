@@ -9,7 +9,14 @@ from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator
 from ckpt_runtime.operators.aggregates.numbers import Average, Bits, Count, CountIf, Extreme, Product, Sum
 from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
 from ckpt_runtime.operators.aggregates.statistics import Comoments, Moments
-from ckpt_runtime.operators.aggregates.values import Distinct, Listed, MostFrequent, Percentiles, Picked, PickedBy
+from ckpt_runtime.operators.aggregates.values import (
+    Distinct,
+    FirstOrLastAccumulator,
+    Listed,
+    MinMaxByAccumulator,
+    MostFrequent,
+    Percentiles,
+)
 from ckpt_runtime.state.columns import decoded_type
 
 ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
@@ -18,8 +25,8 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "sum": Sum,
     "average": Average,
     "extreme": Extreme,
-    "picked": Picked,
-    "picked_by": PickedBy,
+    "picked": FirstOrLastAccumulator,
+    "picked_by": MinMaxByAccumulator,
     "product": Product,
     "bits": Bits,
     "moments": Moments,

@@ -13,7 +13,7 @@ from ckpt_runtime.state.kernels import group_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 
 
-class _OfMoments(GroupAccumulator):
+class _MomentsAccumulator(GroupAccumulator):
     """State of float64 columns."""
 
     parts: tuple[str, ...]
@@ -36,7 +36,7 @@ class _OfMoments(GroupAccumulator):
         raise NotImplementedError
 
 
-class Moments(_OfMoments):
+class Moments(_MomentsAccumulator):
     """Variances, standard deviations, skewness and kurtosis."""
 
     parts = ("n", "mean", "m2", "m3", "m4")
@@ -65,7 +65,7 @@ class Moments(_OfMoments):
         return n * m4 / (m2 * m2) - 3.0, (n > 0) & (m2 != 0)
 
 
-class Comoments(_OfMoments):
+class Comoments(_MomentsAccumulator):
     """Covariances and correlation of pairs; pairs with a null do not count."""
 
     parts = ("n", "x", "y", "xy", "x2", "y2")

@@ -17,7 +17,7 @@ from ckpt_runtime.state.kernels import group_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 
 
-class Picked(GroupAccumulator):
+class FirstOrLastAccumulator(GroupAccumulator):
     """The first or the last value that came, with or without nulls."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
@@ -43,7 +43,7 @@ class Picked(GroupAccumulator):
         return stored[0]
 
 
-class PickedBy(GroupAccumulator):
+class MinMaxByAccumulator(GroupAccumulator):
     """The value in the row with the minimum or maximum of another column; among equal rows, that of the last one."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:

@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.streaming.tws_tester import TwsTester
 
-from ckpt_runtime.api.entry_point import load_plan
+from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from pipelines.prepare_flights import SCHEMA
 from pipelines.rotations import OUTPUT_SCHEMA, RotationTracker

@@ -25,7 +25,7 @@ from ckpt_runtime.checkpoint.retention import (
     CheckpointCleaner,
     CompletedCheckpointStore,
     RetainedCheckpoint,
-    UnaskedAnswerError,
+    UnexpectedAnswerError,
 )
 from ckpt_runtime.checkpoint.shared_state_registry import (
     FileGivenUpError,
@@ -304,12 +304,12 @@ def test_cleaner_counts_what_is_under_way():
     cleaner.removed(1)
     cleaner.removed(2)
     for unasked in (cleaner.removed, cleaner.remove_failed):
-        with pytest.raises(UnaskedAnswerError):
+        with pytest.raises(UnexpectedAnswerError):
             unasked(2)
     assert cleaner.pointers_are_gone
     cleaner.cleaned(1)
     cleaner.cleaned(3)
-    with pytest.raises(UnaskedAnswerError):
+    with pytest.raises(UnexpectedAnswerError):
         cleaner.cleaned(3)
     assert cleaner.busy == 0
     assert effects == [

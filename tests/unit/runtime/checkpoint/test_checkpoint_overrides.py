@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -48,6 +49,35 @@ def test_the_interval_is_raised_to_the_pause():
 def test_what_a_submission_would_refuse_is_refused(overrides, named):
     with pytest.raises(CheckpointConfigurationError, match=named):
         overrides.applied_to(SUBMITTED)
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.parametrize(
+    ("overrides", "named"),
+    [
+        (CheckpointOverrides(interval_ms=300_000), "300000 ms after .*timeout_ms.* less than the 900000 ms .*Kafka"),
+        (CheckpointOverrides(timeout_ms=899_900), "take 899900 ms .* less than the 900000 ms"),
+        (CheckpointOverrides(min_pause_ms=400_000), "min_pause_ms 400000.* less than the 900000 ms"),
+    ],
+)
+def test_settings_under_which_brokers_would_abort_transactions_are_refused(overrides, named):
+    submitted = CheckpointConfiguration(interval_ms=1_000, timeout_ms=600_000)
+    assert overrides.applied_to(submitted).timeout_ms
+    with pytest.raises(CheckpointConfigurationError, match=named):
+        overrides.applied_to(replace(submitted, transaction_timeout_ms=900_000))
+    CheckpointOverrides(interval_ms=299_999).applied_to(replace(submitted, transaction_timeout_ms=900_000))
+
+
+@pytest.mark.parametrize(
+    ("backlog_ms", "named"),
+    [(300_000, "interval_during_backlog_ms 300000"), (0, "no periodic checkpoint while sources process a backlog")],
+)
+def test_interval_during_a_backlog_is_checked_against_transactions_too(backlog_ms, named):
+    submitted = CheckpointConfiguration(
+        interval_ms=1_000, interval_during_backlog_ms=backlog_ms, transaction_timeout_ms=900_000
+    )
+    with pytest.raises(CheckpointConfigurationError, match=named):
+        submitted.effective()
 
 
 @pytest.mark.parametrize(

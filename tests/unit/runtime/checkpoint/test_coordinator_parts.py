@@ -26,7 +26,7 @@ from ckpt_runtime.checkpoint.pending_checkpoint import (
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.restoring import Restoring
-from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnaskedAnswerError
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import Triggering
@@ -236,11 +236,11 @@ class TestRetention:
 
     def test_answers_that_nobody_has_asked_for(self):
         retention = Parts().retention
-        with pytest.raises(UnaskedAnswerError):
+        with pytest.raises(UnexpectedAnswerError):
             retention.on_store_removed(on.StoreRemoved(1), NOW)
-        with pytest.raises(UnaskedAnswerError):
+        with pytest.raises(UnexpectedAnswerError):
             retention.on_store_remove_failed(on.StoreRemoveFailed(1), NOW)
-        with pytest.raises(UnaskedAnswerError):
+        with pytest.raises(UnexpectedAnswerError):
             retention.on_cleanup_done(on.CleanupDone(1), NOW)
 
     def test_a_fenced_driver_touches_no_directory(self):
@@ -364,7 +364,7 @@ class TestFailures:
 class TestTriggering:
     def trigger(self, parts):
         parts.triggering.request(on.TriggerRequested("r", PLAIN), NOW)
-        parts.triggering.trigger_what_may_go(NOW)
+        parts.triggering.trigger_queued(NOW)
 
     def test_a_directory_that_comes_too_late_goes_again(self):
         parts = Parts().deploy()
@@ -383,7 +383,7 @@ class TestTriggering:
         self.trigger(parts)
         assert parts.pending.ids == (1,)
         parts.failures.abort(parts.pending.get(1), Reason.CHECKPOINT_DECLINED_TASK_CLOSING, NOW)
-        parts.triggering.trigger_what_may_go(NOW)
+        parts.triggering.trigger_queued(NOW)
         assert parts.pending.ids == (2,)
 
     def test_nothing_runs(self):

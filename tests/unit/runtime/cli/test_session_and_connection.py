@@ -17,7 +17,7 @@ from ckpt_runtime.cli import session_commands
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.cli.session_file import read_session, session_path, write_session
 from ckpt_runtime.client.process_id import ProcessId
-from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError
 from ckpt_runtime.storage.ha_store import HaStore
@@ -270,7 +270,7 @@ def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
 
 
 def lead(directory: Path, url: str, token: str, cluster: str = "default") -> None:
-    HaStore(str(directory), cluster).leader.sealed_by(LeaseSeal(token, cluster)).claim(url, "app", "1", after=0)
+    HaStore(str(directory), cluster).leader.signed_by(LeaseSignature(token, cluster)).claim(url, "app", "1", after=0)
 
 
 def test_the_leader_is_found_in_its_directory(

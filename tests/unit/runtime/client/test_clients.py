@@ -205,7 +205,7 @@ def test_a_wait_has_a_deadline(client: Both) -> None:
 
 def test_unreachable_server_is_reported(unused_port: int) -> None:
     with (
-        CkptClient(f"127.0.0.1:{unused_port}", patience_s=0.1) as client,
+        CkptClient(f"127.0.0.1:{unused_port}", retry_timeout_s=0.1) as client,
         pytest.raises(Unreachable, match="127.0.0.1"),
     ):
         client.list_jobs()

@@ -34,7 +34,7 @@ class Server:
 def followed(server: Server, *jobs: str) -> list[StreamedEvent]:
     events: list[StreamedEvent] = []
     with CkptClient("http://there:1", transport=httpx.MockTransport(server)) as client, pytest.raises(Unreachable):
-        events.extend(client.follow_events(jobs or None, patience_s=0))
+        events.extend(client.follow_events(jobs or None, retry_timeout_s=0))
     return events
 
 
@@ -59,7 +59,7 @@ def test_the_asynchronous_client_does_the_same() -> None:
         seen: list[str] = []
         async with AsyncCkptClient("http://there:1", transport=httpx.MockTransport(server)) as client:
             with pytest.raises(Unreachable):
-                async for event in client.follow_events(patience_s=0):
+                async for event in client.follow_events(retry_timeout_s=0):
                     seen += [event.id]
         return seen
 

@@ -22,7 +22,7 @@ from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServ
 from ckpt_runtime.contract.base import read
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import IoMetrics
-from ckpt_runtime.contract.stack_traces import telling_line
+from ckpt_runtime.contract.stack_traces import root_cause_line
 
 DATA = Path(__file__).parents[3] / "data"
 EXCHANGES = json.loads((DATA / "flink_errors.json").read_text())
@@ -90,7 +90,7 @@ def test_server_without_patches_of_running_jobs_is_reported(reset: bool) -> None
     ],
 )
 def test_trace_is_reduced_to_its_root_cause(trace: str, line: str) -> None:
-    assert telling_line(trace) == line
+    assert root_cause_line(trace) == line
 
 
 def calls_by_path() -> list[tuple[str, str, requests.Call[Any]]]:

@@ -20,7 +20,7 @@ from ckpt_runtime.client import leader
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Unauthorized
 from ckpt_runtime.client.leader import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
-from ckpt_runtime.jobmaster.leadership import LeaseSeal
+from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.leader_retrieval import InvalidLeaderDirectory, LeaderDirectory
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.storage.ha_store import HaStore
@@ -74,7 +74,7 @@ class Directory:
         self.epoch = 0
 
     def lead(self, url: str, token: str = TOKEN, good_for_s: float = 300) -> LeaderInfo:
-        store = HaStore(str(self.path)).leader.sealed_by(LeaseSeal(token, "default", good_for_s / 2))
+        store = HaStore(str(self.path)).leader.signed_by(LeaseSignature(token, "default", good_for_s / 2))
         info = store.claim(url, "app", "1", after=self.epoch)
         self.epoch = info.epoch
         return info
@@ -88,15 +88,15 @@ def directory(tmp_path: Path) -> Directory:
     return Directory(tmp_path / "ha")
 
 
-def ask(source: LeaderSource, blocking: bool, token: str | None = TOKEN, patience_s: float = 0) -> str:
+def ask(source: LeaderSource, blocking: bool, token: str | None = TOKEN, retry_timeout_s: float = 0) -> str:
     """One request; the address that answered it."""
     if blocking:
-        with CkptClient(source, token=token, patience_s=patience_s) as client:
+        with CkptClient(source, token=token, retry_timeout_s=retry_timeout_s) as client:
             client.cluster_overview()
             return client.url
 
     async def run() -> str:
-        async with AsyncCkptClient(source, token=token, patience_s=patience_s) as client:
+        async with AsyncCkptClient(source, token=token, retry_timeout_s=retry_timeout_s) as client:
             await client.cluster_overview()
             return client.url
 
@@ -125,7 +125,7 @@ def test_one_client_follows_to_the_next_leader(directory: Directory, two: tuple[
         if len(away) == 2:
             directory.lead(two[1])
 
-    with CkptClient(source, token=TOKEN, patience_s=20, on_away=next_leader) as client:
+    with CkptClient(source, token=TOKEN, retry_timeout_s=20, on_away=next_leader) as client:
         assert client.cluster_overview().version
         assert client.url == two[1]
     assert all(dead in str(error) for error in away)
@@ -133,7 +133,7 @@ def test_one_client_follows_to_the_next_leader(directory: Directory, two: tuple[
 
 def test_an_asynchronous_client_follows_too(directory: Directory, two: tuple[str, str]) -> None:
     async def run() -> None:
-        async with AsyncCkptClient(directory.source(), token=TOKEN, patience_s=20) as client:
+        async with AsyncCkptClient(directory.source(), token=TOKEN, retry_timeout_s=20) as client:
             waiting = asyncio.create_task(client.cluster_overview())
             await asyncio.sleep(0)
             directory.lead(two[0])
@@ -156,19 +156,19 @@ def foreign(url: str) -> Callable[[Directory], None]:
     return change
 
 
-def unsealed(url: str) -> Callable[[Directory], None]:
+def unsigned(url: str) -> Callable[[Directory], None]:
     plain = {"rest": url, "app_id": "app", "attempt": "1", "epoch": 9}
     return lambda directory: directory.file.write_text(json.dumps(plain))
 
 
 def of_another_cluster(url: str) -> Callable[[Directory], None]:
-    seal = LeaseSeal(TOKEN, "trains", 10)
-    document = seal.sealed({"rest": url, "app_id": "app", "attempt": "1", "epoch": 9})
+    signature = LeaseSignature(TOKEN, "trains", 10)
+    document = signature.signed({"rest": url, "app_id": "app", "attempt": "1", "epoch": 9})
     return lambda directory: directory.file.write_text(json.dumps(document))
 
 
 @pytest.mark.row("air.1")
-@pytest.mark.parametrize("attack", [forged, foreign, unsealed, of_another_cluster])
+@pytest.mark.parametrize("attack", [forged, foreign, unsigned, of_another_cluster])
 def test_an_address_that_is_not_proven_gets_nothing(
     directory: Directory, attack: Callable[[str], Callable[[Directory], None]], blocking: bool
 ) -> None:
@@ -176,7 +176,7 @@ def test_an_address_that_is_not_proven_gets_nothing(
         directory.lead("http://127.0.0.1:1")
         attack(stranger)(directory)
         with pytest.raises(LeaderUnproven, match=r"leader\.json does not prove"):
-            ask(directory.source(), blocking, patience_s=3600)  # what is not proven now is not waited for
+            ask(directory.source(), blocking, retry_timeout_s=3600)  # what is not proven now is not waited for
     assert heard == []
 
 
@@ -230,7 +230,7 @@ def test_an_address_is_believed_no_longer_than_its_document(
 ) -> None:
     """The client stays; the driver is gone, and a stranger takes its port: nothing failed in between."""
     directory.lead(two[0])
-    with CkptClient(directory.source(), token=TOKEN, patience_s=0) as client:
+    with CkptClient(directory.source(), token=TOKEN, retry_timeout_s=0) as client:
         client.cluster_overview()
         later = SimpleNamespace(time=lambda: time.time() + 1000, monotonic=lambda: time.monotonic() + 1000)
         monkeypatch.setattr(leader, "time", later)
@@ -269,7 +269,7 @@ def test_a_directory_that_hangs_blocks_no_loop_and_costs_one_thread() -> None:
     silent = Silent()
 
     async def run() -> list[Any]:
-        async with AsyncCkptClient(silent, timeout_s=0.3, patience_s=0) as client:
+        async with AsyncCkptClient(silent, timeout_s=0.3, retry_timeout_s=0) as client:
             waits = asyncio.gather(*(client.cluster_overview() for _ in range(20)), return_exceptions=True)
             return await waits  # a loop that is blocked gets "it came back"
 
@@ -278,7 +278,10 @@ def test_a_directory_that_hangs_blocks_no_loop_and_costs_one_thread() -> None:
         assert all(
             isinstance(failure, LeaderUnknown) and "no answer within 0.3 s" in str(failure) for failure in failures
         )
-        with CkptClient(silent, timeout_s=0.1, patience_s=0) as client, pytest.raises(LeaderUnknown, match="no answer"):
+        with (
+            CkptClient(silent, timeout_s=0.1, retry_timeout_s=0) as client,
+            pytest.raises(LeaderUnknown, match="no answer"),
+        ):
             client.cluster_overview()
         assert silent.asked == 1
     finally:

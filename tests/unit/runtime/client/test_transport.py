@@ -39,7 +39,7 @@ class Script:
 
 
 def client_over(script: Callable[[httpx.Request], httpx.Response], **options: object) -> CkptClient:
-    return CkptClient("host:1", transport=httpx.MockTransport(script), **{"patience_s": 60, **options})
+    return CkptClient("host:1", transport=httpx.MockTransport(script), **{"retry_timeout_s": 60, **options})
 
 
 def test_request_with_a_lost_answer_is_repeated_with_the_same_trigger_id() -> None:
@@ -136,16 +136,16 @@ def test_final_error_is_not_retried(status: int) -> None:
 @pytest.mark.parametrize(("patience", "sent"), [(0.0, 1), (0.001, 2)])
 def test_patience_is_bounded_and_the_last_error_is_raised(patience: float, sent: int) -> None:
     script = Script(*(httpx.Response(503, json={"errors": [str(number)]}) for number in range(1, 9)))
-    with client_over(script, patience_s=patience) as client, pytest.raises(CkptApiError) as error:
+    with client_over(script, retry_timeout_s=patience) as client, pytest.raises(CkptApiError) as error:
         client.list_jobs()
     assert len(script.requests) == int(str(error.value)) >= sent
 
 
 def test_one_call_may_have_a_patience_of_its_own() -> None:
     script = Script(httpx.Response(503), httpx.Response(200, json={"jobs": []}))
-    with client_over(script, patience_s=60) as client:
+    with client_over(script, retry_timeout_s=60) as client:
         with pytest.raises(CkptApiError, match="503"):
-            client.execute(requests.list_jobs(), patience_s=0)
+            client.execute(requests.list_jobs(), retry_timeout_s=0)
         assert client.execute(requests.list_jobs()) == ()
 
 
@@ -217,7 +217,7 @@ def test_tls_contexts_are_made_once_and_loopback_uses_no_proxy() -> None:
 
 def test_a_wait_outlasts_a_server_that_is_away() -> None:
     script = Script(httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"}))
-    with client_over(script, patience_s=0) as client:
+    with client_over(script, retry_timeout_s=0) as client:
         assert client.wait_for_state(JOB, {"RUNNING"}, timeout_s=None) == "RUNNING"
 
 

@@ -52,7 +52,7 @@ class Script:
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
 
-    async def execute(self, call: Call[Any], *, patience_s: float | None = None) -> Any:
+    async def execute(self, call: Call[Any], *, retry_timeout_s: float | None = None) -> Any:
         answer = self.answers.pop(0)
         if isinstance(answer, CkptClientError):
             raise answer
@@ -78,8 +78,8 @@ def test_delays_double_up_to_the_interval_and_end_with_the_deadline() -> None:
 def test_request_of_a_poll_is_repeated_for_a_while_but_not_beyond_the_deadline() -> None:
     patience: list[float] = []
 
-    async def look(patience_s: float) -> bool | None:
-        patience.append(patience_s)
+    async def look(retry_timeout_s: float) -> bool | None:
+        patience.append(retry_timeout_s)
         return True
 
     for timeout_s in (40.0, 5.0, 0.0, None):

@@ -10,7 +10,7 @@ from textwrap import dedent
 
 import pytest
 
-from ckpt_runtime.api import entry_point
+from ckpt_runtime.frontend import program
 from ckpt_runtime.graph.plan_classes import PlanClasses
 
 FILES = {
@@ -58,13 +58,13 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], t
             file = tmp_path / directory / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(dedent(text))
-        module = entry_point._import_module((tmp_path / directory).resolve(), "main")
+        module = program._import_module((tmp_path / directory).resolve(), "main")
         found: type = module.Source
         return found
 
-    monkeypatch.setattr(entry_point, "_loaded_directories", [])
+    monkeypatch.setattr(program, "_loaded_directories", [])
     yield load  # type: ignore[misc]
-    entry_point._forget_earlier_archives()
+    program._forget_earlier_archives()
 
 
 def test_names_are_equal_wherever_the_archive_lies(source: Callable[[str], type]) -> None:

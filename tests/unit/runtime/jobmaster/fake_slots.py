@@ -52,7 +52,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.network.listeners import Door, Message
+from ckpt_runtime.network.listeners import Message, MessageDecoder
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -77,7 +77,7 @@ class FakePeer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, registration: Registration) -> None:
         self.registration = registration
         self.received: list[AgentCommand | WorkerCommand] = []
-        self._door: Door[Any] = TO_AGENT if isinstance(registration, RegisterAgent) else TO_WORKER
+        self._door: MessageDecoder[Any] = TO_AGENT if isinstance(registration, RegisterAgent) else TO_WORKER
         self._reader = reader
         self._writer = writer
 

@@ -1,4 +1,4 @@
-"""The driver's door: who knows the secret is let in, everything else is turned away without harm."""
+"""The control endpoint of the driver: authenticated peers are accepted; everything else is refused without harm."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")
 TIMEOUT_S = 60
 
 
-class Door:
+class RunningEndpoint:
     """An endpoint with its visitors; notes messages and ends. ``arrived`` is set for each."""
 
     def __init__(self) -> None:
@@ -101,72 +101,72 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 
 
 @asynccontextmanager
-async def opened() -> AsyncIterator[Door]:
-    door = Door()
-    door.port = await door.endpoint.start()
+async def opened() -> AsyncIterator[RunningEndpoint]:
+    running = RunningEndpoint()
+    running.port = await running.endpoint.start()
     try:
-        yield door
+        yield running
     finally:
-        await door.stop()
+        await running.stop()
 
 
 async def test_a_guest_is_welcomed_with_its_registration_and_talks_both_ways() -> None:
-    async with opened() as door:
-        peer, reader, writer = await door.guest()
+    async with opened() as running:
+        peer, reader, writer = await running.guest()
         assert isinstance(peer, AgentPeer)
         assert peer.registration == AGENT
         before = peer.last_heard
         writer.write(framed(AgentHeartbeat()) + framed(WorkerExited("w", 1)))
-        while len(door.messages) < 2:
-            await door.next()
-        assert door.messages == [AgentHeartbeat(), WorkerExited("w", 1)]
+        while len(running.messages) < 2:
+            await running.next()
+        assert running.messages == [AgentHeartbeat(), WorkerExited("w", 1)]
         assert peer.last_heard >= before
         peer.send(Ping())
         assert await reader.readexactly(len(framed(Ping()))) == framed(Ping())
 
 
 async def test_the_end_of_a_connection_is_reported_once() -> None:
-    async with opened() as door:
-        peer, _, writer = await door.guest()
+    async with opened() as running:
+        peer, _, writer = await running.guest()
         writer.close()
-        await door.next()
-        assert len(door.lost) == 1
+        await running.next()
+        assert len(running.lost) == 1
         assert peer.closed
         peer.send(Ping())
 
 
 async def test_a_peer_closed_on_this_side_is_not_reported() -> None:
-    async with opened() as door:
-        peer, reader, _ = await door.guest()
+    async with opened() as running:
+        peer, reader, _ = await running.guest()
         peer.close()
         peer.close()
         peer.send(Ping())
         assert await rest_of(reader) == b""
-        await door.endpoint.stop()
-        assert door.lost == []
+        await running.endpoint.stop()
+        assert running.lost == []
 
 
 async def test_a_wrong_secret_is_refused_by_both_sides() -> None:
-    async with opened() as door:
+    async with opened() as running:
         with pytest.raises((AuthenticationError, asyncio.IncompleteReadError)):
-            await door.enter("guess")
-        reader, writer = await door.connect()
+            await running.enter("guess")
+        reader, writer = await running.connect()
         writer.write(Handshake("guess", "client", ControlConnection.PURPOSE).preface() + b"x" * PROOF_BYTES)
         answer = await rest_of(reader)
         assert len(answer) <= PREFACE_BYTES + PROOF_BYTES
-        assert door.peers.empty()
+        assert running.peers.empty()
 
 
 @pytest.mark.parametrize(
     "content", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 4, b"\0" * 500, b"CKPT1" + b"\xff" * 400]
 )
 async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None:
-    async with opened() as door:
-        reader, writer = await door.connect()
+    async with opened() as running:
+        reader, writer = await running.connect()
         writer.write(content)
         writer.write_eof()
         await rest_of(reader)
-        peer, _, _ = await door.guest()
+        peer, _, _ = await running.guest()
         assert peer.registration == AGENT
 
 
@@ -187,11 +187,11 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
 async def test_who_does_not_register_first_is_refused_by_name(
     body: bytes, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with opened() as door:
-        reader, writer = await door.enter()
+    async with opened() as running:
+        reader, writer = await running.enter()
         writer.write(struct.pack("<I", len(body)) + body)
         assert await rest_of(reader) == b""
-        assert door.peers.empty()
+        assert running.peers.empty()
         assert re.search(f"refused a control connection .*{told}", caplog.text)
 
 
@@ -216,72 +216,72 @@ async def test_who_does_not_register_first_is_refused_by_name(
 async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
     registration: Registration, body: bytes, told: str
 ) -> None:
-    async with opened() as door:
-        _, reader, writer = await door.guest(registration)
-        _, _, neighbour = await door.guest()
+    async with opened() as running:
+        _, reader, writer = await running.guest(registration)
+        _, _, neighbour = await running.guest()
         writer.write(struct.pack("<I", len(body)) + body + framed(AgentHeartbeat()))
-        await door.next()
-        ((reason, explained),) = door.lost
+        await running.next()
+        ((reason, explained),) = running.lost
         assert told in reason
         assert explained
         assert await rest_of(reader) == b""
-        assert door.messages == []
+        assert running.messages == []
         neighbour.write(framed(AgentHeartbeat()))
-        await door.next()
-        assert door.messages == [AgentHeartbeat()]
+        await running.next()
+        assert running.messages == [AgentHeartbeat()]
 
 
 async def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
-    async with opened() as door:
-        peer, reader, writer = await door.guest()
+    async with opened() as running:
+        peer, reader, writer = await running.guest()
         writer.write(framed(AgentHeartbeat()) * 3)
         peer.close()
         assert await rest_of(reader) == b""
-        await door.endpoint.stop()
-        assert (door.messages, door.lost) == ([], [])
+        await running.endpoint.stop()
+        assert (running.messages, running.lost) == ([], [])
 
 
 async def test_an_announced_giant_ends_the_connection_without_being_read() -> None:
-    async with opened() as door:
-        _, reader, writer = await door.guest()
+    async with opened() as running:
+        _, reader, writer = await running.guest()
         writer.write(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-        await door.next()
-        assert f"{MAX_MESSAGE_BYTES + 1} bytes" in door.lost[0][0]
-        assert door.lost[0][1]
+        await running.next()
+        assert f"{MAX_MESSAGE_BYTES + 1} bytes" in running.lost[0][0]
+        assert running.lost[0][1]
         assert await rest_of(reader) == b""
 
 
 async def test_a_message_that_breaks_its_handler_costs_only_its_own_connection() -> None:
-    async with opened() as door:
-        _, reader, writer = await door.guest()
-        door.error = KeyError("type")
+    async with opened() as running:
+        _, reader, writer = await running.guest()
+        running.error = KeyError("type")
         writer.write(framed(AgentHeartbeat()))
-        while not door.lost:
-            await door.next()
-        assert door.lost == [("its message broke its handler: KeyError: 'type'", True)]
+        while not running.lost:
+            await running.next()
+        assert running.lost == [("its message broke its handler: KeyError: 'type'", True)]
         assert await rest_of(reader) == b""
-        door.error = None
-        assert (await door.guest())[0].registration == AGENT
+        running.error = None
+        assert (await running.guest())[0].registration == AGENT
 
 
 async def test_stopping_hangs_up_on_everybody() -> None:
-    async with opened() as door:
-        _, reader, _ = await door.guest()
-        half_way, _ = await door.connect()
-        await door.endpoint.stop()
+    async with opened() as running:
+        _, reader, _ = await running.guest()
+        half_way, _ = await running.connect()
+        await running.endpoint.stop()
         assert await rest_of(reader) == b""
         await rest_of(half_way)
         with pytest.raises(OSError):
-            await door.connect()
+            await running.connect()
 
 
 async def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
 
-    async with opened() as door:
-        peer, _, _ = await door.guest()
-        readers = [(await door.connect())[0] for _ in range(5)]
-        await door.guest()
+    async with opened() as running:
+        peer, _, _ = await running.guest()
+        readers = [(await running.connect())[0] for _ in range(5)]
+        await running.guest()
         for reader in readers[:2]:
             await rest_of(reader)
         assert not readers[-1].at_eof()
@@ -292,8 +292,8 @@ async def test_a_fixed_port_is_used_and_one_that_is_taken_is_named_with_its_opti
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=rf"jobmanager\.rpc\.port: {port} cannot be used at 127\.0\.0\.1"):
-            await ControlEndpoint("127.0.0.1", "secret", Door(), port).start()
-    endpoint = ControlEndpoint("127.0.0.1", "secret", Door(), port)
+            await ControlEndpoint("127.0.0.1", "secret", RunningEndpoint(), port).start()
+    endpoint = ControlEndpoint("127.0.0.1", "secret", RunningEndpoint(), port)
     try:
         assert await endpoint.start() == port
     finally:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.jobmaster import leadership
-from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSeal
+from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSignature
 from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
@@ -220,7 +220,7 @@ async def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Pat
             await candidate("a").acquire()
 
 
-async def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
+async def test_a_signed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
     """And put right when somebody has changed it."""
     file = tmp_path / "ha" / "leader.json"
 
@@ -229,8 +229,8 @@ async def test_a_sealed_address_is_renewed_as_long_as_its_leader_lives(tmp_path:
 
     async with candidates_on(tmp_path) as candidate:
         leader = candidate("a")
-        leader.leadership._store = LeaderStore(resolve(tmp_path / "ha")).sealed_by(
-            LeaseSeal("token", "flights", LEASE_S)
+        leader.leadership._store = LeaderStore(resolve(tmp_path / "ha")).signed_by(
+            LeaseSignature("token", "flights", LEASE_S)
         )
         await leader.acquire()
         first = published()

@@ -73,7 +73,7 @@ def test_a_bound_counts_bytes_of_rows_from_the_end(limit: int, overtaken: list[A
 def test_a_queued_barrier_turns_and_keeps_what_follows_it() -> None:
     queue = queue_of(A, MARK, ONE, B)
     assert queue.holds_barrier(1)
-    assert queue.turn_unaligned(1) == [A, MARK]
+    assert queue.switch_to_unaligned(1) == [A, MARK]
     assert taken(queue) == [ONE, A, MARK, B]
 
 
@@ -81,25 +81,25 @@ def test_one_that_has_left_turns_nothing() -> None:
     queue = queue_of(ONE, A)
     assert taken(queue, credit=0) == [ONE]
     assert not queue.holds_barrier(1)
-    assert queue.turn_unaligned(1) == []
+    assert queue.switch_to_unaligned(1) == []
     assert taken(queue) == [A]
 
 
 @pytest.mark.row("76.8")
 def test_of_two_queued_barriers_each_turns_up_to_the_older_one() -> None:
     queue = queue_of(A, ONE, B, TWO, C)
-    assert queue.turn_unaligned(2) == [B]
-    assert queue.turn_unaligned(1) == [A]
+    assert queue.switch_to_unaligned(2) == [B]
+    assert queue.switch_to_unaligned(1) == [A]
     assert taken(queue) == [ONE, A, TWO, B, C]
     queue = queue_of(A, ONE, B, TWO, C)
-    assert queue.turn_unaligned(1) == [A]
-    assert queue.turn_unaligned(2) == [A, B]
+    assert queue.switch_to_unaligned(1) == [A]
+    assert queue.switch_to_unaligned(2) == [A, B]
     assert taken(queue) == [ONE, TWO, A, B, C]
 
 
 def test_a_turn_within_a_bound_counts_what_stands_before_the_barrier() -> None:
     queue = queue_of(A, B, ONE, C)
-    assert queue.turn_unaligned(1, 4) == [B]
+    assert queue.switch_to_unaligned(1, 4) == [B]
     assert taken(queue) == [A, ONE, B, C]
 
 
@@ -154,7 +154,7 @@ def test_what_left_before_a_barrier_and_what_it_overtook_are_all_that_was_before
         else:
             for known, found in overtaken.items():
                 if queue.holds_barrier(known) and not found:
-                    overtaken[known] = queue.turn_unaligned(known, limit)
+                    overtaken[known] = queue.switch_to_unaligned(known, limit)
                     break
         if limit is not None and number in overtaken:
             assert sum(e.size for e in overtaken[number] if isinstance(e, pa.Buffer)) <= limit

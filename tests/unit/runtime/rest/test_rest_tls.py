@@ -57,7 +57,7 @@ def test_both_clients_verify_and_get_in(url: str, authority: Authority) -> None:
 def test_a_server_of_an_unknown_authority_gets_no_token(url: str, stranger: Authority, trusted: str) -> None:
     verify = str(stranger.path) if trusted == "stranger" else True
     with (
-        CkptClient(url, token="token", verify=verify, patience_s=0) as client,
+        CkptClient(url, token="token", verify=verify, retry_timeout_s=0) as client,
         pytest.raises(Unreachable, match="CERTIFICATE_VERIFY_FAILED"),
     ):
         client.cluster_overview()
@@ -75,14 +75,14 @@ def test_a_server_under_another_name_gets_no_token(authority: Authority, url: st
 def test_plain_text_is_no_request(url: str) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(url.replace("https", "http"), headers={"Authorization": "Bearer token"}, trust_env=False)
-    with CkptClient(url.replace("https", "http"), patience_s=0) as client, pytest.raises(Unreachable):
+    with CkptClient(url.replace("https", "http"), retry_timeout_s=0) as client, pytest.raises(Unreachable):
         client.cluster_overview()
 
 
 def test_tls_towards_a_server_without_is_named() -> None:
     with (
         served(create_app(FakeGateway(), token="token")) as plain,
-        CkptClient(plain.replace("http", "https"), token="token", verify=False, patience_s=0) as client,
+        CkptClient(plain.replace("http", "https"), token="token", verify=False, retry_timeout_s=0) as client,
         pytest.raises(Unreachable, match="SSL"),
     ):
         client.cluster_overview()

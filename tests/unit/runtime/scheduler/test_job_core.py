@@ -1,4 +1,4 @@
-"""The job machine and the real coordinator behind one door: what passes between them, what leaves, in which order."""
+"""The job machine and the real coordinator together: the messages between them, and their effects in order."""
 
 from __future__ import annotations
 

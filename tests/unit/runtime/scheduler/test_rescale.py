@@ -93,12 +93,12 @@ class Job:
     @property
     def parallelism(self) -> tuple[int, int]:
         """In force, and wanted."""
-        return self.core.graph.slots, self.core.wanted_graph.slots
+        return self.core.graph.slots, self.core.target_graph.slots
 
     @property
     def bounds(self) -> tuple[int, int]:
         """As declared."""
-        (found,) = declared_bounds(self.core.wanted_graph).values()
+        (found,) = declared_bounds(self.core.target_graph).values()
         return found.lower, found.upper
 
     def kinds(self) -> list[type]:

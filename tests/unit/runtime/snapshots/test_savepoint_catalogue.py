@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.cli.exit_codes import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.snapshots.catalogue import (
-    TakenBy,
+    SavepointFacts,
     dispose_of,
     find_places,
     latest_good,
@@ -42,11 +42,11 @@ from ckpt_runtime.storage.savepoint_entry import MAX_MARKS, Mark, MarkKind, Save
 from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.snapshots import JOB, completed, keyed, write_file
 
-FACTS = TakenBy("flights", "5bfa03f3a0324da19bf4d4cb96cbace4_flights.zip", 3, "session 1", "ana")
+FACTS = SavepointFacts("flights", "5bfa03f3a0324da19bf4d4cb96cbace4_flights.zip", 3, "session 1", "ana")
 GOOD, BAD = Mark(10, True, "ana", "complete and intact", 5), Mark(11, False, "ana", "the file is missing")
 
 
-def savepoint(base: Location, completed_at: int, facts: TakenBy | None = FACTS, files: int = 1) -> Location:
+def savepoint(base: Location, completed_at: int, facts: SavepointFacts | None = FACTS, files: int = 1) -> Location:
     """One that a job has taken, as it lies there afterwards."""
     directory = initialize_savepoint(base, JOB)
     found: CompletedCheckpoint = replace(

@@ -241,7 +241,7 @@ class Starter:
     def start(self, start):
         os.kill(os.getpid(), signal.SIGKILL)
 
-SlotAgent(AgentParameters("127.0.0.1", 1, "secret", "3"), Starter())._obey(SpawnWorker("w0"))
+SlotAgent(AgentParameters("127.0.0.1", 1, "secret", "3"), Starter())._execute_command(SpawnWorker("w0"))
 """
 
 

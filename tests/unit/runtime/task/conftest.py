@@ -144,7 +144,7 @@ class Sent:
         self.elements.append(barrier)
         return []
 
-    def turn_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
+    def switch_to_unaligned(self, checkpoint_id: int, limit: int | None) -> list[InFlightData]:
         return []
 
     def holds_barrier(self, checkpoint_id: int) -> bool:

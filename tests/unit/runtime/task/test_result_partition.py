@@ -357,7 +357,7 @@ def credit_returns(receiver: InputChannel, line: int, act: Callable[[], None]) -
 
     def trace(frame: Any, event: str, _: Any) -> Any:
         nonlocal lines
-        if frame.f_code is not LocalSubpartition._give_back.__code__:
+        if frame.f_code is not LocalSubpartition._return_credit.__code__:
             return None
         if event == "line":
             lines += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.task.rows_in_work import RowsInWork
+from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.slice_size import FIRST_ROWS
 from tests.unit.runtime.task.conftest import Bench, TaskKit
 
@@ -94,7 +94,7 @@ def test_the_rest_is_what_has_not_been_processed(kit: TaskKit) -> None:
         seen.append((edge, batch.column(0).to_pylist()))
         clock[0] += 5 * batch.num_rows
 
-    work = RowsInWork(lambda: clock[0])
+    work = CurrentBuffer(lambda: clock[0])
     assert work.is_empty
     assert work.rest is None
     work.put(kit.rows(*range(258)), 3, None)

@@ -11,12 +11,12 @@ import json
 import traceback
 import zipfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest, PlanResult
 from ckpt_runtime.failure_report import MAX_TRACE_CHARS, printable, report_of
-from ckpt_runtime.graph.schema import DocumentError
+from ckpt_runtime.graph.job_graph import JobGraph
+from ckpt_runtime.graph.schema import DocumentError, decoded
 from ckpt_runtime.processes.limited_process import (
     LimitedProcessError,
     ProcessLimits,
@@ -26,7 +26,7 @@ from ckpt_runtime.processes.limited_process import (
 )
 
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
-NEEDED = ("ckpt_runtime.api.entry_point",)
+NEEDED = ("ckpt_runtime.frontend.program",)
 """Modules that a template imports (see ``process_template``): the engine's, and libraries that pipelines use."""
 OFTEN_NEEDED = (
     "pyarrow.acero",
@@ -36,6 +36,66 @@ OFTEN_NEEDED = (
     "pyspark.sql.types",
 )
 PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 << 20)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """What to plan: see :func:`ckpt_runtime.frontend.program.load_plan`.
+
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers.
+    """
+
+    archive_dir: str
+    entry: str
+    args: tuple[str, ...]
+    configuration: dict[str, str]
+    defaults: dict[str, str] = field(default_factory=dict)
+    archive: str | None = None
+    analyses: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: bytes) -> PlanRequest:
+        """Raises :class:`DocumentError`."""
+        return decoded(text, cls)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanFailure:
+    """Why a pipeline could not be planned. ``traceback`` shows the author's frames only."""
+
+    type: str
+    message: str
+    traceback: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class PlanResult:
+    """Either a job graph with warnings and the options that the pipeline's code set, or a failure, or a question.
+
+    ``needed`` is the JSON text of a request that Spark has to answer before the program can be planned.
+    """
+
+    job_graph: JobGraph | None = None
+    warnings: tuple[str, ...] = ()
+    failure: PlanFailure | None = None
+    own_configuration: dict[str, str] = field(default_factory=dict)
+    needed: str = ""
+
+    @classmethod
+    def from_json(cls, text: bytes) -> PlanResult:
+        """Reads JSON text that the author's code could have written. Raises :class:`DocumentError`."""
+        found = decoded(text, cls)
+        if found.failure is not None:
+            return cls(failure=found.failure)
+        if found.needed:
+            return cls(needed=found.needed)
+        if found.job_graph is None:
+            raise DocumentError("there is neither a job graph nor a failure")
+        found.job_graph.check()
+        return found
 
 
 def plan_in_process(
@@ -49,7 +109,7 @@ def plan_in_process(
     """
     document = json.dumps(asdict(request)).encode()
     try:
-        answer = run_limited("ckpt_runtime.api.plan_process", document, limits, environment)
+        answer = run_limited(__name__, document, limits, environment)
         return PlanResult.from_json(answer)
     except ProcessTimeLimitError as error:
         return PlanResult(failure=PlanFailure("PlanTimeout", f"the pipeline was not planned in time: {error}"))
@@ -61,7 +121,7 @@ def plan_in_process(
 
 def run(request: PlanRequest) -> PlanResult:
     """Plans in this process and turns every error of the author's code into a result."""
-    from ckpt_runtime.api.entry_point import load_plan
+    from ckpt_runtime.frontend.program import load_plan
     from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 
     try:
@@ -106,7 +166,7 @@ def _answer(document: bytes) -> bytes:
 
 def main() -> None:
     """The process's entry point."""
-    from ckpt_runtime.api import entry_point  # noqa: F401 what the engine itself takes does not count
+    from ckpt_runtime.frontend import program  # noqa: F401 what the engine itself takes does not count
 
     serve(_answer)
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
-from ckpt_runtime.api.session import RuntimeConfig
-from ckpt_runtime.api.triggers import set_interval
+from ckpt_runtime.frontend.job import JobOptions
+from ckpt_runtime.frontend.triggers import set_interval
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
@@ -30,14 +30,14 @@ def start(**fields: Any) -> Any:
     ],
 )
 def test_shortest_interval_of_the_triggers_is_that_of_checkpoints(starts: list[Any], interval: str | None) -> None:
-    conf = RuntimeConfig({})
+    conf = JobOptions({})
     set_interval(starts, conf)
     assert conf.own.get_text(INTERVAL) == interval
 
 
 def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_of_the_cluster_weaker() -> None:
     query = start(processing_time_interval="10 seconds")
-    submitted, own, cluster = RuntimeConfig({INTERVAL: "3 s"}), RuntimeConfig({}), RuntimeConfig({}, {INTERVAL: "5 s"})
+    submitted, own, cluster = JobOptions({INTERVAL: "3 s"}), JobOptions({}), JobOptions({}, {INTERVAL: "5 s"})
     own.set(INTERVAL, "4 s")
     for conf, interval in ((submitted, "3 s"), (own, "4 s"), (cluster, "10000 ms")):
         set_interval([query], conf)
@@ -57,4 +57,4 @@ def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_o
 )
 def test_trigger_that_cannot_be_kept_is_refused(query: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        set_interval([query], RuntimeConfig({}))
+        set_interval([query], JobOptions({}))

@@ -11,7 +11,7 @@ from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.task.slice_size import SliceSize
 
 
-class RowsInWork:
+class CurrentBuffer:
     """Holds at most one buffer. ``now_ms`` is a monotonic clock.
 
     Slices end anywhere, or only at the row numbers that came with the buffer. The rest of the buffer is in-flight data

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process
-from ckpt_runtime.api.plan_result import PlanFailure, PlanRequest
+from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanFailure, PlanRequest, plan_in_process
 
 PIPELINE = "    session.readStream.format('numbers').load().writeStream.format('noop').start().uid('sink')\n"
 

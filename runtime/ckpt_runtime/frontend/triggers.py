@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckpt_runtime.api.intervals import INTERVAL_FORM, parse_interval
-from ckpt_runtime.api.session import RuntimeConfig
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.kafka_columns import is_exactly_once
 
@@ -24,7 +24,7 @@ _FIELDS = {
 """Fields of Spark's request that hold an interval, with the arguments of ``trigger`` that set them."""
 
 
-def set_interval(starts: Sequence[Any], conf: RuntimeConfig) -> None:
+def set_interval(starts: Sequence[Any], options: JobOptions) -> None:
     """Sets the checkpoint interval to that of the triggers, unless program or submission set one.
 
     ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
@@ -32,8 +32,8 @@ def set_interval(starts: Sequence[Any], conf: RuntimeConfig) -> None:
     """
     intervals = [found for start in starts if (found := _interval_ms(start))]
     key = CheckpointingOptions.INTERVAL.key
-    if intervals and not conf.sets(key):
-        conf.set(key, f"{min(intervals)} ms")
+    if intervals and not options.sets(key):
+        options.set(key, f"{min(intervals)} ms")
 
 
 def _interval_ms(start: Any) -> int | None:

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.api.entry_point import load_plan, parse_entry
-from ckpt_runtime.api.plan_process import PLAN_LIMITS, plan_in_process, run
-from ckpt_runtime.api.plan_result import PlanRequest
+from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, plan_in_process, run
+from ckpt_runtime.frontend.program import load_plan, parse_entry
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import JobGraph
 
@@ -177,29 +176,3 @@ def test_a_plan_process_that_dies_or_hangs_is_a_failure(archive: Path) -> None:
     hung = plan_in_process(request(archive, "hangs"), replace(PLAN_LIMITS, time_s=3)).failure
     assert hung is not None
     assert hung.type == "PlanTimeout"
-
-
-@pytest.mark.parametrize(
-    ("line", "function"),
-    [
-        ("numbers.filter(F.col('key') > 1)", "col"),
-        ("numbers.groupBy('key').agg(F.sum('value'))", "sum"),
-        ("numbers.withColumn('one', F.lit(1))", "lit"),
-    ],
-)
-@pytest.mark.parametrize("where", ["in the function", "in the module"])
-def test_functions_of_pyspark_are_refused_with_what_to_use_here(
-    tmp_path: Path, line: str, function: str, where: str
-) -> None:
-    author_line = line if where == "in the function" else f"F.{function}('x')"
-    at_top = author_line if where == "in the module" else ""
-    (tmp_path / "job.py").write_text(
-        f"from pyspark.sql import functions as F\n{at_top}\ndef pipeline(session):\n"
-        f"    numbers = session.readStream.format('numbers').load()\n    {line}\n"
-    )
-    result = run(request(tmp_path, "job"))
-    assert result.failure is not None
-    assert result.failure.type == "PlanError"
-    assert result.failure.message.startswith(f"pyspark.sql.functions.{function}: it needs Spark's JVM")
-    assert "pc.field('amount') > 100" in result.failure.message
-    assert author_line in result.failure.traceback

@@ -18,28 +18,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from traceback import walk_tb
 from types import ModuleType
 
-from ckpt_runtime.api.session import StreamSession
-from ckpt_runtime.api.triggers import set_interval
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.explain import explanation
+from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import add_queries, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
+from ckpt_runtime.frontend.triggers import set_interval
+from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.logical import LogicalPlan
 from ckpt_runtime.graph.plan_classes import ISOLATED_PREFIX
 
 DEFAULT_FUNCTION = "pipeline"
-_ASK_FOR_SPARK = ("_invoke_function", "get_active_spark_context")
-_NO_PYSPARK_FUNCTIONS = (
-    "it needs Spark's JVM, and a pipeline is planned without one. Call its first parameter spark, which makes "
-    "it a PySpark program; or write expressions with pyarrow.compute, such as "
-    "pc.field('amount') > 100, and aggregates with count, sum, min, max and avg of ckpt_runtime.api"
-)
 _loaded_directories: list[str] = []
 
 
@@ -64,51 +59,44 @@ def load_plan(
     """
     module_name, function_name = parse_entry(entry)
     directory = archive_dir.resolve()
+    name = module_name.rsplit(".", 1)[-1]
     kind = _kind_of(directory, module_name, function_name)
-    if kind is not _Kind.OWN:
-        session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
-        capture = Capture(
-            analyses or {},
-            lambda source: spark_columns(source, session.dataSource.resolve),
-            session.conf.set,
-            option=session.conf.get,
-            directory=str(directory),
-            explain=lambda capture, of, extended: explanation(
-                capture,
-                of,
-                session.dataSource.resolve,
-                session.conf.effective.get(PipelineOptions.PARALLELISM),
-                extended=extended,
-            ),
-        )
-        with captured_session(capture, session.dataSource.register) as spark:
-            if kind is _Kind.SCRIPT:
-                _run_script(directory, module_name, args)
-            else:
-                module = _import_module(directory, module_name)
-                _function(module, module_name, function_name)(spark, *args)
-        capture.require_answers()
-        add_queries(capture, session.plan, session.dataSource.resolve)
-        set_interval([query.start for query in capture.queries], session.conf)
-        plan = session.compile()
-        graph = replace(
-            plan.job_graph,
-            analyses=capture.used,
-            tables=tuple(sorted(capture.tables)),
-            explained=tuple(capture.explained),
-        )
-        return replace(plan, job_graph=graph)
-    try:
-        module = _import_module(directory, module_name)
-        function = _function(module, module_name, function_name)
-        session = StreamSession(configuration, name=module_name.rsplit(".", 1)[-1], defaults=defaults)
-        function(session, *args)
-    except (AssertionError, RuntimeError) as error:
-        called = _function_of_pyspark(error)
-        if called is None:
-            raise
-        raise PlanError(called, _NO_PYSPARK_FUNCTIONS).with_traceback(error.__traceback__) from error
-    return session.compile()
+    if kind is _Kind.OWN:
+        from ckpt_runtime.api.session import StreamSession
+
+        own = StreamSession(configuration, name=name, defaults=defaults)
+        _function(_import_module(directory, module_name), module_name, function_name)(own, *args)
+        return own.compile()
+    options, plan, classes = JobOptions(configuration, defaults), LogicalPlan(name), DataSources()
+
+    def explain(capture: Capture, of: Analysis | CapturedQuery, extended: bool) -> str:
+        parallelism = options.effective.get(PipelineOptions.PARALLELISM)
+        return explanation(capture, of, classes.resolve, parallelism, extended=extended)
+
+    capture = Capture(
+        analyses or {},
+        lambda source: spark_columns(source, classes.resolve),
+        options.set,
+        option=options.get,
+        directory=str(directory),
+        explain=explain,
+    )
+    with captured_session(capture, classes.register) as spark:
+        if kind is _Kind.SCRIPT:
+            _run_script(directory, module_name, args)
+        else:
+            _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
+    capture.require_answers()
+    add_queries(capture, plan, classes.resolve)
+    set_interval([query.start for query in capture.queries], options)
+    job = compiled(plan, options)
+    graph = replace(
+        job.job_graph,
+        analyses=capture.used,
+        tables=tuple(sorted(capture.tables)),
+        explained=tuple(capture.explained),
+    )
+    return replace(job, job_graph=graph)
 
 
 class _Kind(Enum):
@@ -150,15 +138,6 @@ def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
             raise
     finally:
         sys.argv = before
-
-
-def _function_of_pyspark(error: BaseException) -> str | None:
-    """Returns the ``pyspark.sql.functions`` function that raised ``error`` because it needs Spark; else None."""
-    frames = [(str(frame.f_globals.get("__name__")), frame.f_code.co_name) for frame, _ in walk_tb(error.__traceback__)]
-    if frames[-1][1] not in _ASK_FOR_SPARK or not frames[-1][0].startswith("pyspark.sql."):
-        return None
-    called = [name for module, name in frames if module.startswith("pyspark.sql.functions")]
-    return f"pyspark.sql.functions.{called[0]}" if called else None
 
 
 def parse_entry(entry: str) -> tuple[str, str]:

@@ -1,0 +1,157 @@
+"""Format ``delta`` as a source, at planning time: its options, the columns of a table, and what a reader must know.
+
+The names of options are those of Delta's own source for Spark. What the table's log says is checked here when the
+program is planned, and again by the running source at each change of the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
+
+from ckpt_runtime.graph.ddl import to_arrow_schema
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.options import Option
+
+LATEST_VERSION = "latest"
+
+DELTA_SOURCE_OPTIONS = (
+    Option("path", required=True),
+    Option("startingVersion"),
+    Option("startingTimestamp"),
+    Option("ignoreDeletes", bool, False),
+    Option("ignoreChanges", bool, False),
+    Option("skipChangeCommits", bool, False),
+    Option("maxFilesPerTrigger", int, 1000, minimum=1),
+)
+
+_READ_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
+"""Features that a table may require of its readers: column mapping in mode ``none`` only, and a file with a deletion
+vector is refused when it is found."""
+_GREATEST_READER_VERSION = 2
+_MAPPING_MODE = "delta.columnMapping.mode"
+IN_COMMIT_TIMESTAMPS = "delta.enableInCommitTimestamps"
+
+
+class DeltaTableError(ValueError):
+    """A Delta table cannot be read as the program asks. The message names the table or version, and a way out."""
+
+
+def import_deltalake() -> Any:
+    """The module ``deltalake``. Raises PlanError if it is not installed."""
+    try:
+        import deltalake
+    except ImportError:
+        raise PlanError("format", "'delta' needs a library: pip install 'ckpt-runtime[delta]'") from None
+    return deltalake
+
+
+def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    """The columns of the table as its log has them now. Raises PlanError for options and tables that cannot be."""
+    if declared is not None:
+        raise PlanError("schema", "a Delta table has columns of its own; leave the schema out")
+    if options["startingVersion"] is not None and options["startingTimestamp"] is not None:
+        raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; give one of them")
+    starting_version(options)
+    starting_ms(options)
+    try:
+        table = open_table(options["path"])
+        check_readable(table.protocol(), table.metadata().configuration)
+        schema = columns_of(table.schema().to_json())
+        check_partitions(schema, table.metadata().partition_columns)
+    except DeltaTableError as error:
+        raise PlanError("format", str(error)) from error
+    return schema
+
+
+def open_table(path: str, version: int | None = None) -> Any:
+    """A snapshot of a table. Raises DeltaTableError if there is no table, or if the version cannot be read any more."""
+    deltalake = import_deltalake()
+    try:
+        if not deltalake.DeltaTable.is_deltatable(path):
+            raise DeltaTableError(f"there is no Delta table at {path}")
+        return deltalake.DeltaTable(path, version=version)
+    except deltalake.exceptions.DeltaError as error:
+        if version is None:
+            raise DeltaTableError(f"the Delta table at {path} cannot be opened: {error}") from error
+        raise DeltaTableError(
+            f"version {version} of the Delta table at {path} cannot be read any more ({error}); its log was cleaned "
+            "up. Give the source a new uid, so that it starts with what is there, or an option startingVersion"
+        ) from error
+
+
+def starting_version(options: Mapping[str, Any]) -> int | str | None:
+    """Option ``startingVersion``: a number, :data:`LATEST_VERSION`, or None. Raises PlanError for another value."""
+    text: str | None = options["startingVersion"]
+    if text is None or text == LATEST_VERSION:
+        return text
+    if not (text.isascii() and text.isdigit()):
+        raise PlanError("option 'startingVersion'", f"{text!r} is neither the number of a version nor 'latest'")
+    return int(text)
+
+
+def starting_ms(options: Mapping[str, Any]) -> int | None:
+    """Option ``startingTimestamp`` in milliseconds since the epoch. Raises PlanError for another value."""
+    text: str | None = options["startingTimestamp"]
+    if text is None:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = datetime.min
+    if moment.tzinfo is None:
+        raise PlanError(
+            "option 'startingTimestamp'", f"{text!r} is no time with an offset, such as 2026-11-01T09:00:00Z"
+        )
+    return int(moment.timestamp() * 1000)
+
+
+def columns_of(text: str) -> pa.Schema:
+    """The columns that a log describes, whose schemas are Spark's own JSON."""
+    from pyspark.sql.types import StructType
+
+    return to_arrow_schema(StructType.fromJson(json.loads(text)))
+
+
+def check_readable(protocol: Any, configuration: Mapping[str, str | None]) -> None:
+    """Raises DeltaTableError for a table that requires of its readers what the engine lacks.
+
+    ``protocol`` has ``min_reader_version`` and ``reader_features``, as the library's class has.
+    """
+    if protocol.min_reader_version > _GREATEST_READER_VERSION:
+        unknown = sorted(set(protocol.reader_features or ()) - _READ_FEATURES)
+        if unknown or protocol.reader_features is None:
+            needs = f"the features {', '.join(unknown)}" if unknown else f"version {protocol.min_reader_version}"
+            raise DeltaTableError(f"the table needs readers with {needs}, which this source lacks")
+    mode = configuration.get(_MAPPING_MODE) or "none"
+    if mode != "none":
+        raise DeltaTableError(
+            f"the table has {_MAPPING_MODE} {mode!r}: its files name columns differently, and this source reads them "
+            "by their names. Write the columns to another table with Spark, and read that"
+        )
+
+
+def check_partitions(schema: pa.Schema, columns: Sequence[str]) -> None:
+    """Raises DeltaTableError for a partition column whose values in the log have no exact meaning here."""
+    for name in columns:
+        kind = schema.field(name).type
+        simple = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()
+        if not simple:
+            raise DeltaTableError(
+                f"the table is partitioned by {name!r}, which is {kind}; partitions of texts, whole numbers, dates and "
+                "booleans can be read"
+            )
+
+
+def check_columns(text: str, schema: pa.Schema, version: int) -> None:
+    """Raises DeltaTableError if a version of the table has a column that the program was not planned with."""
+    for field in columns_of(text):
+        if field.name not in schema.names or schema.field(field.name).type != field.type:
+            raise DeltaTableError(
+                f"the table has column {field.name!r} {field.type} in version {version}, and the program was planned "
+                "without it: submit the program again from the last checkpoint, which plans it with the new columns"
+            )
