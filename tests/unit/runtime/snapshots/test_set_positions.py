@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, OperatorSubtaskState
-from ckpt_runtime.snapshots.catalogue import TakenBy, latest_good, record_savepoint
+from ckpt_runtime.snapshots.catalogue import SavepointFacts, latest_good, record_savepoint
 from ckpt_runtime.snapshots.copying import default_target, reposition_snapshot
 from ckpt_runtime.snapshots.inspection import summarized
 from ckpt_runtime.snapshots.positions import repositioned, start_position
@@ -137,7 +137,7 @@ def test_a_position_is_refused_with_the_reason(savepoint: CompletedCheckpoint, b
 def test_the_latest_good_savepoint_is_none_whose_position_was_set(
     savepoint: CompletedCheckpoint, base: Location
 ) -> None:
-    record_savepoint(savepoint.directory, TakenBy("totals", "p", 1, "c"))
+    record_savepoint(savepoint.directory, SavepointFacts("totals", "p", 1, "c"))
     directory = base.child("savepoints")
     with_entry, without = directory.child("with"), directory.child("without")
     reposition_snapshot(savepoint.directory, with_entry, {"orders": EARLIEST})
