@@ -29,7 +29,7 @@ test: setup ## runs all tests; PYTEST="-m 'not slow'" adds options
 .PHONY: test-long
 test-long: setup ## runs the tests that the suite has no time for
 	THOROUGH=1 $(VENV)/bin/python -m pytest -m long $(PYTEST)
-	THOROUGH=1 $(VENV)/bin/python -m pytest --timeout=3600 $$(grep -rl 'tests.support.effort import' tests/property tests/unit) $(PYTEST)
+	THOROUGH=1 $(VENV)/bin/python -m pytest --timeout=3600 $$(grep -rl 'tests.support.effort import' tests/property tests/simulation tests/unit) $(PYTEST)
 
 .PHONY: coverage
 coverage: setup ## lines and branches of the pure cores that their unit tests run, with a floor; OF="tests/unit" reports all code

@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, positive_int, progress, run_main
 from benchmarks.pipelines.windows import SCHEMA, totals
@@ -48,23 +49,37 @@ def main() -> None:
 
 
 def _measure(options: Any, directory: Path) -> dict[str, Any]:
+    return beside_spark(options, directory, PIPELINES / "windows.py", _shown)
+
+
+def _shown(rows: DataFrame) -> DataFrame:
+    return totals(rows).select("window.start", "customer", "orders", "total", "amounts")
+
+
+def beside_spark(
+    options: Any, directory: Path, program: Path, totals: Callable[[DataFrame], DataFrame]
+) -> dict[str, Any]:
+    """Runs a program of the engine, and what it computes as a query of Structured Streaming, and compares the rows.
+
+    Each of them runs once before on a part of the rows.
+    """
     for name, files in (("warm", 1), ("rows", options.files)):
-        _write(directory / name, options.rows // options.files, files, options)
+        write_orders(directory / name, options.rows // options.files, files, options)
     builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.sql.shuffle.partitions", str(options.parallelism))
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     try:
-        _in_spark(spark, directory / "warm", directory / "spark-warm")
-        spark_s = _in_spark(spark, directory / "rows", directory / "spark")
+        in_spark(spark, directory / "warm", directory / "spark-warm", totals)
+        spark_s = in_spark(spark, directory / "rows", directory / "spark", totals)
         progress(f"Spark: {options.rows / spark_s:,.0f} rows/s")
         with MiniCluster() as cluster:
-            _in_engine(cluster, directory / "warm", directory / "engine-warm", options.parallelism)
-            engine_s = _in_engine(cluster, directory / "rows", directory / "engine", options.parallelism)
+            in_engine(cluster, program, directory / "warm", directory / "engine-warm", options.parallelism)
+            engine_s = in_engine(cluster, program, directory / "rows", directory / "engine", options.parallelism)
         progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
     finally:
         spark.stop()
-    rows = _compare(directory)
+    rows = compared(directory)
     return {
         "rows_per_s": round(options.rows / engine_s),
         "spark_rows_per_s": round(options.rows / spark_s),
@@ -73,8 +88,8 @@ def _measure(options: Any, directory: Path) -> dict[str, Any]:
     }
 
 
-def _write(directory: Path, rows: int, files: int, options: Any) -> None:
-    """Rows in order of time, over all windows; customers and amounts are random."""
+def write_orders(directory: Path, rows: int, files: int, options: Any) -> None:
+    """Writes rows in order of time, over all windows; customers and amounts are random."""
     directory.mkdir()
     names = pa.array([f"customer-{number:08d}" for number in range(options.keys)])
     generator = np.random.default_rng(1)
@@ -89,17 +104,18 @@ def _write(directory: Path, rows: int, files: int, options: Any) -> None:
         pq.write_table(pa.table(columns), directory / f"{file:04d}.parquet")
 
 
-def _in_spark(spark: SparkSession, source: Path, output: Path) -> float:
+def in_spark(spark: SparkSession, source: Path, output: Path, totals: Callable[[DataFrame], DataFrame]) -> float:
+    """The seconds that Structured Streaming takes for all files of a directory, one per micro-batch."""
     rows = spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", "1").parquet(str(source))
-    frame = totals(rows).select("window.start", "customer", "orders", "total", "amounts")
+    frame = totals(rows)
     start = time.monotonic()
     writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{output}-checkpoint")
     writer.trigger(availableNow=True).start(str(output)).awaitTermination()
     return time.monotonic() - start
 
 
-def _in_engine(cluster: MiniCluster, source: Path, output: Path, parallelism: int) -> float:
-    program = PIPELINES / "windows.py"
+def in_engine(cluster: MiniCluster, program: Path, source: Path, output: Path, parallelism: int) -> float:
+    """The seconds that a job of the engine takes from its submission to its end."""
     configuration = {"execution.checkpointing.interval": "1 s"}
     start = time.monotonic()
     job = cluster.submit(
@@ -109,7 +125,7 @@ def _in_engine(cluster: MiniCluster, source: Path, output: Path, parallelism: in
     return time.monotonic() - start
 
 
-def _compare(directory: Path) -> int:
+def compared(directory: Path) -> int:
     """Returns the number of rows. Raises BenchmarkError for rows that differ from Spark's."""
     order = [("start", "ascending"), ("customer", "ascending")]
     tables = [pq.read_table(directory / name).sort_by(order) for name in ("spark", "engine")]

@@ -47,7 +47,7 @@ EXTRAS_REQUIRE = {
     "kafka": [
         "confluent-kafka>=2.10",
     ],
-    # The sink "postgresql".
+    # The source and the sink "postgresql".
     "postgres": [
         "psycopg[binary]>=3.2",
     ],

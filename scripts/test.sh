@@ -16,12 +16,13 @@ ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
 # What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. Most groups wait for
 # much of their time, so four of them keep two processors busy. The longest come first.
 GROUPS_OF_TESTS=(
+    "tests/differential/test_[p-z]*.py"
     "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
+    "tests/differential/test_[a-o]*.py"
+    "tests/integration/test_[m-z]*.py"
+    "tests/integration/test_[a-l]*.py"
     tests/fault
     tests/system
-    "tests/integration/test_[a-l]*.py"
-    "tests/integration/test_[m-z]*.py"
-    tests/differential
     tests/unit/provider
     tests/attack
     "tests/docs tests/fuzz"
@@ -69,8 +70,11 @@ fill() { # <group> <options of pytest>
 # wait for a job to run.
 PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' &
 kernels=$!
+.venv/bin/python -m tests.support.java_archive >"$reports/archive" 2>&1 &
+archive=$!
 fill "${FILLERS[0]}" "$@"
 wait "$kernels" || { kill -INT -- "-${fillers// /}"; exit 1; }
+wait "$archive" || { echo "There is no archive of Spark's classes, and its Java machines take longer to start:"; cat "$reports/archive"; } >&2
 for group in "${FILLERS[@]:1}"; do fill "$group" "$@"; done
 
 groups_under_way() { # sets $under_way
@@ -84,4 +88,5 @@ for group in "${GROUPS_OF_TESTS[@]}"; do
     run 0 "$group" "$@" &
 done
 wait
+grep -h "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
 test ! -e "$reports/failed"

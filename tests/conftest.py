@@ -54,7 +54,9 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Also of a run that fails for that alone."""
+    """Also of a run that fails for that alone. The number shows how often Spark was started, which takes most time."""
+    if machines := RUN.java_machines():
+        terminalreporter.line(f"Spark's Java machines that were started: {machines}")
     left = config.stash.get(_LEFT, [])
     if left:
         terminalreporter.section("left in the temporary directory", red=True)

@@ -16,14 +16,9 @@ ROWS = 60_000
 LEASE_S = 10.0
 """Longer than a busy machine keeps a driver from renewing it."""
 FAULTS = [
-    "cancel while it restarts",
     "cancel while the output is away",
     "disk is full",
-    "freeze worker",
     "kill driver",
-    "output vanishes",
-    "rescale",
-    "storage does not answer",
     "worker killed while it is rescaled",
     "worker killed while storage is slow",
 ]

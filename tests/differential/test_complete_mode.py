@@ -51,7 +51,7 @@ def expected(spark: SparkSession, orders: str) -> dict[str, list[str]]:
 
 
 @pytest.mark.row("ps.3")
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [pytest.param("hashmap", marks=pytest.mark.long), "unaligned rocksdb without chains"])
 def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_sparks_through_kills(
     cluster: MiniCluster, orders: str, expected: dict[str, list[str]], tmp_path: Path, way: str
 ) -> None:

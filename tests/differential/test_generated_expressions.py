@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 _PAGE = Path(__file__).parents[2] / "docs" / "functions.md"
-_EXAMPLES = int(os.environ.get("PARITY_EXAMPLES", "4"))
+_EXAMPLES = int(os.environ.get("PARITY_EXAMPLES", "2"))
 _IN_ONE_TABLE = 40
 _SESSIONS = [(True, "UTC"), (False, "Europe/Vienna"), (True, "Europe/Vienna"), (False, "UTC")]
 

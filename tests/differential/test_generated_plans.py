@@ -25,6 +25,7 @@ from pyspark.sql.functions import coalesce, col, expr, lit
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.effort import THOROUGH
 from tests.support.jobs import PIPELINES, fast
 from tests.support.pipelines import generated_plans
 from tests.support.pipelines.generated_plans import DDL, DELAY, PROCESSORS, WITHIN_S
@@ -166,7 +167,7 @@ def test_generated_plans_give_the_rows_that_they_give_in_spark(
     theirs = in_spark(spark, tmp_path, plans)
     kept = {event: count for event, count in theirs.items() if event[1] != "flush"}
     assert {plan for plan, _, _ in kept} == set(range(len(plans))), plans
-    for parallelism in (1, 2, 3):
+    for parallelism in (1, 2, 3) if THOROUGH else (2,):
         ours = in_the_engine(cluster, tmp_path, plans, seed, parallelism)
         assert {event: count for event, count in ours.items() if event[1] != "flush"} == kept, (parallelism, plans)
 

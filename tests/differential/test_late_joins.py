@@ -218,6 +218,7 @@ def latest_first(batches: list[pa.Table]) -> list[pa.Table]:
     return [table.sort_by([("t", "descending")]) for table in batches]
 
 
+@pytest.mark.long
 @pytest.mark.row("io.2")
 def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
     """The whole engine, with a reader that gives the latest rows first, one by one, and two streams made of it."""

@@ -84,18 +84,21 @@ def test_every_type_in_rows_and_states(both: Both) -> None:
     assert len(theirs) > 100
 
 
+@pytest.mark.long
 def test_every_method_of_lists_and_maps(both: Both) -> None:
     batches = [words(("x", 1), ("y", 2), ("x", 3), ("x", 4)), words(("y", 1), ("x", 5)), words(("x", 7))]
     theirs, ours = both(Case("States", batches, SCHEMA))
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_odd_calls_of_states(both: Both) -> None:
     theirs, ours = both(Case("Odd", [words(("x", 1)), words(("x", 2))], SCHEMA))
     assert ours == theirs
     assert {"k": "x", "what": "e refused", "said": repr([True] * 6)} in theirs
 
 
+@pytest.mark.long
 def test_a_deleted_state_is_no_state(both: Both) -> None:
     theirs, ours = both(Case("Deleted", [words(("x", 1))], SCHEMA))
     assert ours == theirs
@@ -115,6 +118,7 @@ def test_composite_keys_with_nulls(both: Both) -> None:
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_nested_results_go_by_name(both: Both) -> None:
     schema = (
         "k STRING, st STRUCT<x: INT, y: STRING>, a ARRAY<STRUCT<x: INT, y: STRING>>, m MAP<STRING, INT>, t TIMESTAMP"
@@ -138,6 +142,7 @@ def test_timers_of_the_clock(both: Both) -> None:
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_odd_timers(both: Both) -> None:
     """Twice, deleted, absent, deleted by their own callback; for keys without state."""
     case = Case("OddTimers", [words(("x", 1), ("y", 2)), words(("x", 2))], SCHEMA, time_mode="ProcessingTime")
@@ -187,7 +192,7 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     assert (said.count("37"), said.count("38"), said.count("39"), said.count("88"), said.count("89")) == (1, 1, 2, 0, 1)
 
 
-@pytest.mark.parametrize("fires", [True, False])
+@pytest.mark.parametrize("fires", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_end_of_data(both: Both, fires: bool) -> None:
     """Spark keeps the timers beyond its last watermark; the engine fires them, unless it is told not to."""
     case = event_case(**{"execution.stateful-processor.fire-timers-at-end": str(fires).lower()})
@@ -198,7 +203,7 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
 
 
-@pytest.mark.parametrize("parallelism", [1, 2])
+@pytest.mark.parametrize("parallelism", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, parallelism: int
 ) -> None:
@@ -213,6 +218,7 @@ def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
     assert [row["k"] for row in theirs if row["what"] == "fired"] == ["x"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("time_mode", ["None", "ProcessingTime"])
 def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode: str) -> None:
     """Its rows are those of a trigger, none is late, and the watermark changes neither."""
@@ -237,6 +243,7 @@ def test_a_state_with_a_wider_schema(spark: SparkSession, cluster: MiniCluster, 
     assert ordered(ours) == ordered(theirs)
 
 
+@pytest.mark.long
 def test_a_row_that_nobody_reads_does_not_reach_the_next_call(both: Both) -> None:
     theirs, ours = both(Case("Habits", [words(("first", 1), ("first", 2)), words(("first", 3))], SCHEMA))
     assert ours == theirs

@@ -115,7 +115,6 @@ def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path
         ("legacy option", "spark.sql.legacy"),
         ("barrier", "barrier"),
         ("generator", "JsonTuple.*get_json_object"),
-        ("table", "toTable: .*'orders'.*start\\(path\\)"),
         ("observe", "observe: .*second query"),
         ("Python in a lambda", "lambda"),
     ],

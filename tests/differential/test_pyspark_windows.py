@@ -28,6 +28,16 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 PROGRAM = PIPELINES / "window_programs.py"
 KEYS = {"updated": ("start", "country"), "statistics": ("country",)}
 """Queries in update mode: the last row of each key counts, since both systems write others before it."""
+SMALL_CACHE = {**ROCKSDB, "state.backend.rocksdb.cache.max-rows": "100"}
+WAYS = {
+    "hashmap": {},
+    "rocksdb": SMALL_CACHE,
+    "unaligned rocksdb without chains": {
+        **SMALL_CACHE,
+        "execution.checkpointing.unaligned.enabled": "true",
+        "pipeline.operator-chaining.enabled": "false",
+    },
+}
 
 
 def rounded(value: Any) -> Any:
@@ -96,22 +106,22 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
         assert result(tmp_path, name) == rows, name
 
 
+@pytest.mark.long
 @pytest.mark.row("ps.5")
 @pytest.mark.parametrize(
-    ("backend", "parallelism"), [("rocksdb", (2, 1)), pytest.param("hashmap", (1, 2), marks=pytest.mark.long)]
+    ("way", "parallelism"),
+    [("rocksdb", (2, 1)), ("hashmap", (1, 2)), ("unaligned rocksdb without chains", (2, 1))],
 )
 def test_windows_whose_worker_is_killed_and_whose_job_is_rescaled_from_a_savepoint_have_the_rows_of_spark(
     cluster: MiniCluster,
     orders: str,
     expected: dict[str, Counter[str]],
     tmp_path: Path,
-    backend: str,
+    way: str,
     parallelism: tuple[int, int],
 ) -> None:
     output = tmp_path / "output"
-    configuration = fast(execution__checkpointing__dir=str(tmp_path / "checkpoints"))
-    if backend == "rocksdb":
-        configuration |= {**ROCKSDB, "state.backend.rocksdb.cache.max-rows": "100"}
+    configuration = {**fast(execution__checkpointing__dir=str(tmp_path / "checkpoints")), **WAYS[way]}
 
     def submit(rate: int, parallelism: int, savepoint: str | None = None) -> str:
         return cluster.submit(

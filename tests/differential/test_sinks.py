@@ -245,6 +245,7 @@ def test_batch_writer_of_spark_and_console_write_the_rows_of_a_query(
     assert is_empty(cluster._settings.work_directory / "checkpoints" / "staged")
 
 
+@pytest.mark.long
 @pytest.mark.row("ends.1", "ends.5")
 def test_directories_have_every_row_once_when_workers_are_killed_at_random_moments(
     cluster: MiniCluster, tmp_path: Path

@@ -98,6 +98,8 @@ CASES = {
     "events in frames": Case("FrameEvents", EVENTS, SCHEMA, in_pandas=True, **EVENT_TIME),
 }
 
+IN_SUITE = ("keys", "frames, other keys", "events in frames")
+
 
 def without_zones(rows: Rows) -> Rows:
     return [
@@ -119,7 +121,9 @@ def rescaled(cluster: MiniCluster, case: Case, directory: Path) -> Rows:
     return rows + EngineRun(cluster, then, directory / "then", first.savepoint, first=1, parallelism=2).rows()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in IN_SUITE else pytest.mark.long) for name in CASES]
+)
 def test_the_same_rows(spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str) -> None:
     """Those of frames also across a savepoint and a rescale; with several keys their types tell what subtasks share."""
     case = CASES[name]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.leader_retrieval import LeaderDirectory

@@ -22,7 +22,7 @@ from tests.support.spark_sessions import FlightsJob, wait_until
 
 ROWS = 100_000
 RATE = 1000
-KILLS = ["worker"] * 5 + ["agent"] * 2 + ["exception"] * 2
+KILLS = ["worker"] * 3 + ["agent"] + ["exception"]
 MORE_KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731
 BACKENDS = {"hashmap": {}, "rocksdb": ROCKSDB}
@@ -102,7 +102,7 @@ def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_n
 @pytest.mark.parametrize(
     ("backend", "kinds"),
     [
-        pytest.param("rocksdb", KILLS, id="9-rocksdb"),
+        pytest.param("rocksdb", KILLS, id="5-rocksdb"),
         pytest.param("rocksdb", MORE_KILLS, id="20-rocksdb", marks=pytest.mark.long),
         pytest.param("hashmap", MORE_KILLS, id="20-hashmap", marks=pytest.mark.long),
     ],

@@ -28,16 +28,32 @@ def _pending(cluster: MiniCluster, job_id: str) -> list[float]:
     ]
 
 
+def _waiting_rows(cluster: MiniCluster, job_id: str) -> float:
+    """What Flink's clients read of the vertex whose subtasks read files."""
+    job = f"{cluster.rest_url}/jobs/{job_id}"
+    for vertex in httpx.get(job, timeout=60).json()["vertices"]:
+        metrics = f"{job}/vertices/{vertex['id']}/subtasks/metrics"
+        for name in [found["id"] for found in httpx.get(metrics, timeout=60).json()]:
+            if name.startswith("Source__") and name.endswith(".pendingRecords"):
+                [metric] = httpx.get(f"{metrics}?get={name}&agg=sum", timeout=60).json()
+                return float(metric["sum"])
+    raise AssertionError("no vertex has the metric")
+
+
 @pytest.mark.row("571.4")
+@pytest.mark.parametrize(("entry", "pace"), [("pipeline", "100"), ("slow", "0.02")], ids=["replay", "parquet"])
 def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backlog(
-    cluster: MiniCluster, tmp_path: Path
+    cluster: MiniCluster, tmp_path: Path, entry: str, pace: str
 ) -> None:
     """Without the backlog the first checkpoint would be due in an hour."""
-    pq.write_table(pa.table({"n": range(ROWS)}), tmp_path / "rows.parquet")
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"n": range(number, ROWS, 2)}), files / f"{number}.parquet")
     job_id = cluster.submit(
         PIPELINES,
-        entry="replayed:pipeline",
-        arguments=[str(tmp_path / "rows.parquet"), str(tmp_path / "out"), "100"],
+        entry=f"replayed:{entry}",
+        arguments=[str(files / "0.parquet") if entry == "pipeline" else str(files), str(tmp_path / "out"), pace],
         configuration={
             "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
             "execution.checkpointing.interval": "1 h",
@@ -50,10 +66,7 @@ def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backl
         cluster.wait_for_checkpoints(job_id, 2)
         cluster.wait_until(lambda: len(_pending(cluster, job_id)) == 2, "the rows that wait in front of both subtasks")
         assert 0 < sum(_pending(cluster, job_id)) < ROWS
-        vertex = httpx.get(f"{cluster.rest_url}/jobs/{job_id}", timeout=60).json()["vertices"][0]["id"]
-        path = f"/jobs/{job_id}/vertices/{vertex}/subtasks/metrics?get=Source__rows.pendingRecords&agg=sum"
-        [metric] = httpx.get(cluster.rest_url + path, timeout=60).json()
-        assert 0 < metric["sum"] < ROWS
+        assert 0 < _waiting_rows(cluster, job_id) < ROWS
     finally:
         cluster.call(cluster.dispatcher.cancel_job(job_id))
         cluster.wait_for_status(job_id, JobStatus.CANCELED)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import Conflict

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.cli.session_file import read_session
+from ckpt_runtime.cli.framework import read_session
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.processes.handles import descendants
 from tests.support.kubernetes_manifests import command, driver

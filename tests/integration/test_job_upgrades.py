@@ -271,6 +271,7 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
     assert job.stopped() == assert_sequence(job.out)
 
 
+@pytest.mark.long
 def test_the_savepoint_of_a_paused_upgrade_or_a_suspended_job_is_not_cleaned_up(job: SequenceJob) -> None:
     """A newer one of the lineage is intact, but it is a plain savepoint, from which no job is resumed."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack

@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, is_passing
@@ -294,6 +294,7 @@ def files_of(snapshot: Snapshot) -> dict[str, str]:
     return {f"/{locate(snapshot.directory, file.path).path}": file.checksum for file in files}
 
 
+@pytest.mark.long
 def test_a_restart_on_the_same_workers_fetches_no_table(
     cluster: MiniCluster, store: ObjectStore, bucket: str, job: SequenceJob
 ) -> None:
@@ -444,6 +445,7 @@ def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
     assert_sequence(job.out)
 
 
+@pytest.mark.long
 def test_a_submission_that_storage_fails_may_be_made_again(
     store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:

@@ -85,7 +85,12 @@ class KilledRun(EngineRun):
 
 
 @pytest.mark.parametrize(
-    ("time_mode", "trigger"), [("None", "CHECKPOINT"), ("ProcessingTime", "PROCESSING_TIME"), ("None", "BUFFER")]
+    ("time_mode", "trigger"),
+    [
+        ("None", "CHECKPOINT"),
+        pytest.param("ProcessingTime", "PROCESSING_TIME", marks=pytest.mark.long),
+        pytest.param("None", "BUFFER", marks=pytest.mark.long),
+    ],
 )
 def test_a_processor_without_event_time_behind_a_watermark_gives_every_row_through_a_kill(
     cluster: MiniCluster, tmp_path: Path, time_mode: str, trigger: str

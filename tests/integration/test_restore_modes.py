@@ -20,6 +20,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.effort import cells
 from tests.support.jobs import PIPELINES, SequenceJob, all_run, fast
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
@@ -254,8 +255,9 @@ def test_a_job_of_another_cluster_that_claims_the_same_savepoint_is_refused_with
 
 
 @pytest.mark.row("203.6")
-@pytest.mark.parametrize("mode", ["NO_CLAIM", "CLAIM"])
-@pytest.mark.parametrize("kind", ["native savepoint", "canonical savepoint", "full checkpoint"])
+@pytest.mark.parametrize(
+    ("kind", "mode"), cells(["native savepoint", "canonical savepoint", "full checkpoint"], ["NO_CLAIM", "CLAIM"])
+)
 def test_both_modes_on_snapshots_of_whole_files(cluster: MiniCluster, tmp_path: Path, kind: str, mode: str) -> None:
     """The backend in memory, which has no increments."""
     job = SequenceJob(cluster, tmp_path)

@@ -21,6 +21,7 @@ from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.effort import cells
 from tests.support.golden import IN_FILES, PARALLELISM, SOURCES, UNALIGNED, Kind, Rows, assert_whole, restored, take
 from tests.support.jobs import PIPELINES
 
@@ -92,13 +93,12 @@ def test_checkpoints_on_rocksdb_are_increments(snapshot: Take) -> None:
 
 
 @pytest.mark.row("203.5")
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["hashmap", pytest.param("rocksdb", marks=pytest.mark.long)])
 def test_state_backend_change_from_a_canonical_savepoint(snapshot: Take, backend: str, tmp_path: Path) -> None:
     snapshot("canonical", backend).goes_on(tmp_path, backend=other(backend), at=(PARALLELISM, 3))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["native", "aligned", "unaligned"])
+@pytest.mark.parametrize(("name", "backend"), cells(["native", "aligned", "unaligned"], [*BACKENDS]))
 def test_state_backend_change_from_another_snapshot_is_refused(
     snapshot: Take, name: str, backend: str, tmp_path: Path
 ) -> None:
@@ -107,8 +107,7 @@ def test_state_backend_change_from_another_snapshot_is_refused(
     assert not (tmp_path / str(PARALLELISM) / "out").exists()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "backend"), cells([*KINDS], [*BACKENDS]))
 def test_reading_state(snapshot: Take, name: str, backend: str) -> None:
     opened = open_snapshot(str(snapshot(name, backend).path))
     rows = {
@@ -125,8 +124,7 @@ def test_reading_state(snapshot: Take, name: str, backend: str) -> None:
 
 
 @pytest.mark.row("203.4")
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", SAVEPOINTS)
+@pytest.mark.parametrize(("name", "backend"), cells(SAVEPOINTS, [*BACKENDS]))
 def test_savepoints_are_self_contained_and_relocatable(snapshot: Take, name: str, backend: str, tmp_path: Path) -> None:
     taken = snapshot(name, backend)
     taken.path.rename(tmp_path / "moved")
@@ -169,14 +167,12 @@ def test_a_copy_of_a_checkpoint_that_shares_files_is_refused_before_anything_sta
     assert not (tmp_path / str(PARALLELISM) / "out").exists()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "backend"), cells([*KINDS], [*BACKENDS]))
 def test_schema_evolution(snapshot: Take, name: str, backend: str, tmp_path: Path) -> None:
     snapshot(name, backend).goes_on(tmp_path, version="evolved")
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", ["canonical", "native", "aligned"])
+@pytest.mark.parametrize(("name", "backend"), cells(["canonical", "native", "aligned"], [*BACKENDS]))
 def test_arbitrary_job_upgrade(snapshot: Take, name: str, backend: str, tmp_path: Path) -> None:
     snapshot(name, backend).goes_on(tmp_path, version="upgraded")
 
@@ -190,7 +186,6 @@ def test_arbitrary_job_upgrade_from_an_unaligned_checkpoint_is_refused(
     assert not (tmp_path / str(PARALLELISM) / "out").exists()
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(("name", "backend"), cells([*KINDS], [*BACKENDS]))
 def test_rescaling(snapshot: Take, name: str, backend: str, tmp_path: Path) -> None:
     snapshot(name, backend).goes_on(tmp_path, at=(1, 3))

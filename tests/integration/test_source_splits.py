@@ -26,11 +26,13 @@ ROWS = 500
 class Copy:
     """A job that copies a source into a directory."""
 
-    def __init__(self, cluster: MiniCluster, directory: Path, source: str, options: dict[str, str]) -> None:
+    def __init__(
+        self, cluster: MiniCluster, directory: Path, source: str, options: dict[str, str], schema: str = ""
+    ) -> None:
         self.cluster = cluster
         self.directory = directory
         self.out = directory / "out"
-        self._arguments = [source, json.dumps(options), "", str(self.out)]
+        self._arguments = [source, json.dumps(options), schema, str(self.out)]
         self.job_id = ""
 
     def start(self, parallelism: int = 2, savepoint: str | None = None) -> None:

@@ -140,7 +140,7 @@ def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(
         expect(page.page.locator("#page")).to_contain_text(words)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.long), "dark"])
 def test_in_a_frame_the_pages_follow_the_theme_of_what_is_around_it(
     browser: Browser, screenshots: Path, cluster: MiniCluster, theme: str
 ) -> None:

@@ -14,7 +14,7 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.graph.schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.state.memory.layered_dict import FrozenView, LayeredDict
+from ckpt_runtime.state.memory.keyed_state import FrozenView, LayeredDict
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
 from tests.support.inline_snapshots import handles_of, restore

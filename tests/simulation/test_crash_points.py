@@ -12,6 +12,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from tests.simulation.protocols.scenario import Scenario, simple_graph
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
+from tests.support.effort import THOROUGH
 
 SETTINGS = CheckpointConfiguration(
     interval_ms=50, timeout_ms=500, tolerable_failed_checkpoints=1_000, retained=1, incremental=True
@@ -40,7 +41,7 @@ RESTARTS, LIVE = 7, 5
 POINTS = 36
 """So many of a run's points; what follows repeats them."""
 
-NEAR = 5
+NEAR = 5 if THOROUGH else 2
 """A second crash within so many points of the first lies in what the first one left half done, or in its recovery."""
 
 RUNS = {

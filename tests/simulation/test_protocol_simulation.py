@@ -26,9 +26,9 @@ from tests.simulation.protocols.tasks import Deployment
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("SIMULATION_SEEDS", "500"))
+SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
-BLOCK = 250
+BLOCK = 200
 KEPT = read_seeds(Path(__file__).with_name("kept_seeds.txt"))
 MINUTE = 60_000
 
@@ -56,7 +56,7 @@ def test_the_schedules_are_worth_running() -> None:
     """Guards against a simulation in which nothing happens."""
     seen: Counter[str] = Counter()
     reasons = set()
-    for seed in range(120):
+    for seed in range(60):
         world = World(seed)
         world.run()
         seen["events"] += world.loop.events
@@ -71,22 +71,22 @@ def test_the_schedules_are_worth_running() -> None:
         seen[f"ended {world.ha.result.status if world.ha.result else None}"] += 1
         reasons |= world.checker.reasons
         seen.update(action.kind for action in world.scenario.actions)
-    assert seen["events"] > 40_000
-    assert seen["drivers"] > 200
-    assert seen["deployments"] > 400
-    assert seen["completed"] > 1_200
-    assert seen["aborted"] > 400
-    assert seen["savepoints"] + seen["disposed"] > 80
-    assert seen["disposed"] > 10
-    assert seen["rescaled"] > 10
-    assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 3
+    assert seen["events"] > 20_000
+    assert seen["drivers"] > 100
+    assert seen["deployments"] > 200
+    assert seen["completed"] > 600
+    assert seen["aborted"] > 200
+    assert seen["savepoints"] + seen["disposed"] > 40
+    assert seen["disposed"] > 5
+    assert seen["rescaled"] > 5
+    assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 1
     assert {"CHECKPOINT_EXPIRED", "FINALIZE_CHECKPOINT_FAILURE", "CHECKPOINT_SUBSUMED", "IO_EXCEPTION"} <= {
         reason.name for reason in reasons
     }
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    assert_same_trace_under_any_hash_seed("tests.simulation.protocols.world", 25)
+    assert_same_trace_under_any_hash_seed("tests.simulation.protocols.world", 10)
 
 
 # --- the simulator is graded

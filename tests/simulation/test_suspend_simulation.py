@@ -33,8 +33,10 @@ from airflow_provider_ckpt.upgrades.steps import Ask, Turn
 from tests.simulation.upgrades.planted import asking, ending, replaced
 from tests.simulation.upgrades.suspend_run import SuspendRun
 from tests.simulation.upgrades.upgrade_cluster import Broken
+from tests.support.effort import THOROUGH
 
-SEEDS = 5_000
+SEEDS = 5_000 if THOROUGH else 1_500
+"""A planted bug shows in a few of them."""
 
 
 @pytest.mark.row("air.4")
@@ -49,9 +51,9 @@ def test_suspend_and_resume_keep_every_promise_under_all_faults() -> None:
             raise
         ends[tuple(run.ends)] += 1
     suspended, resumed, stranded = Outcome.SUSPENDED, Outcome.RESUMED, Outcome.STRANDED
-    assert ends[suspended, resumed] > 1_000, ends
-    assert ends[suspended, stranded, resumed] > 100, ends
-    assert ends[(Outcome.REFUSED,)] > 100, ends
+    assert ends[suspended, resumed] > 300, ends
+    assert ends[suspended, stranded, resumed] > 30, ends
+    assert ends[(Outcome.REFUSED,)] > 30, ends
 
 
 # --- the simulation finds what is wrong

@@ -34,8 +34,10 @@ from airflow_provider_ckpt.upgrades.steps import Ask, Turn
 from tests.simulation.upgrades.planted import asking, ending, replaced
 from tests.simulation.upgrades.upgrade_cluster import OLD, Broken
 from tests.simulation.upgrades.upgrade_run import Run
+from tests.support.effort import THOROUGH
 
-SEEDS = 5_000
+SEEDS = 5_000 if THOROUGH else 1_500
+"""A planted bug shows in a few of them."""
 
 
 @pytest.mark.row("air.4")
@@ -50,9 +52,9 @@ def test_upgrade_keeps_every_promise_under_all_faults() -> None:
             raise
         ends[record.desired.mode, record.outcome] += 1
     for mode in Mode:
-        assert ends[mode, Outcome.UPGRADED] > 100, ends
-        assert ends[mode, Outcome.ROLLED_BACK] > 100, ends
-        assert ends[mode, Outcome.REFUSED] > 50, ends
+        assert ends[mode, Outcome.UPGRADED] > 30, ends
+        assert ends[mode, Outcome.ROLLED_BACK] > 30, ends
+        assert ends[mode, Outcome.REFUSED] > 15, ends
 
 
 # --- the simulation finds what is wrong

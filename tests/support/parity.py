@@ -136,7 +136,7 @@ def _evaluated(tree: Expression, frame: Frame) -> Any:
 def _with_columns(tree: Expression, columns: list[pa.Array]) -> Expression:
     """Returns the tree with a column of three equal values in place of each constant but names of fields."""
     if isinstance(tree, Literal):
-        from ckpt_runtime.expressions.literals import literal_scalar
+        from ckpt_runtime.expressions.evaluation import literal_scalar
 
         columns.append(pa.repeat(literal_scalar(tree), 5).slice(1, 3))  # a part of a batch, as operators get it
         return Column(len(columns) - 1, tree.type)

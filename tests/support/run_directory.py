@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 
 from ckpt_runtime.processes.held_directory import HeldDirectory
+from tests.support.java_archive import java_options
 from tests.support.patience import patient
 
 _PATIENCE_S = patient(20.0)
 """Processes may still be on their way out. Only a run that leaves something waits for as long."""
 _LOOK_S = 0.1
-_SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java machines of tests live for a minute or two: compiling for the long run would be half of their work."""
 
 ENGINES = "ckpt-"
 """What begins so is of the engine or its tests, and fails the run. What else stays is shown."""
@@ -40,14 +39,21 @@ class RunDirectory:
         os.environ["TMPDIR"] = tempfile.tempdir = str(self._temporary)
         java = self.kept("java")  # Spark's own files stay where its JVM is killed
         java.chmod(0o1777)
-        options = os.environ.get("JDK_JAVA_OPTIONS", _SHORT_LIVED)
-        os.environ["JDK_JAVA_OPTIONS"] = f"{options} -Djava.io.tmpdir={java}"
+        self._collections = self.kept("java-collections")
+        self._collections.chmod(0o1777)
+        log = f"-Xlog:gc=info:file={self._collections}/%p:none"
+        options = os.environ.get("JDK_JAVA_OPTIONS") or java_options()
+        os.environ["JDK_JAVA_OPTIONS"] = f"{options} -Djava.io.tmpdir={java} {log}"
 
     def kept(self, name: str) -> Path:
         """A directory for as long as the run lasts."""
         directory = self._held.path / name
         directory.mkdir(exist_ok=True)
         return directory
+
+    def java_machines(self) -> int:
+        """How many of Spark's Java machines have started; one that only makes up a command line collects no garbage."""
+        return sum("Pause" in log.read_text() for log in self._collections.iterdir())
 
     def left(self) -> list[str]:
         """What lies in the temporary directory; waits for it to become empty."""

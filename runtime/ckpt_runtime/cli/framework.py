@@ -1,26 +1,128 @@
 """Makes commands from functions that get a :class:`Cli`; every command takes the options of the connection.
 
 Expected failures become one line on standard error and an exit code; only a defect shows a traceback.
+
+Scripts may rely on the exit codes (docs/cli.md).
+
+The session file describes the session that was started last, so that later commands find it. It holds a token and the
+processes to stop, so it is private to its owner and refused if it is not. All other files of the session lie beside it,
+so that two sessions of one user never share a file.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
+import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
+from enum import IntEnum
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
+import msgspec
 import typer
 
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
 from ckpt_runtime.cli.output import CommandOutput
-from ckpt_runtime.cli.session_file import read_session, session_path
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.client.errors import CkptClientError
-from ckpt_runtime.client.leader import LeaderSource
+from ckpt_runtime.client.errors import (
+    BadRequest,
+    CkptApiError,
+    CkptClientError,
+    Conflict,
+    JobEnded,
+    NotFound,
+    OperationFailed,
+    Unauthorized,
+    Unreachable,
+    WaitTimeout,
+)
+from ckpt_runtime.client.leader import LeaderSource, LeaderUnproven
+from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S, POLL_PATIENCE_S
 from ckpt_runtime.spark.launch import SessionInfo
+
+PATH_VARIABLE = "CKPT_SESSION_FILE"
+_MAX_BYTES = 64 * 1024
+
+
+def session_path() -> Path:
+    """``$CKPT_SESSION_FILE``, or ``ckpt/session.json`` in ``$XDG_STATE_HOME`` or ``~/.local/state``."""
+    if given := os.environ.get(PATH_VARIABLE):
+        return Path(given)
+    base = os.environ.get("XDG_STATE_HOME")
+    return (Path(base) if base else Path.home() / ".local" / "state") / "ckpt" / "session.json"
+
+
+def read_session(path: Path) -> SessionInfo | None:
+    """The session in the file; None without a file. Raises :class:`CommandError` for a file that cannot be trusted."""
+    try:
+        with path.open("rb") as file:
+            info = os.fstat(file.fileno())
+            if info.st_uid != os.getuid() or info.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+                raise CommandError(f"{path} is not private to you; remove it or chmod 600 it", ExitCode.USAGE)
+            return msgspec.json.decode(file.read(_MAX_BYTES), type=SessionInfo)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path} is no session file: {error}", ExitCode.USAGE) from error
+
+
+def write_session(path: Path, info: SessionInfo) -> None:
+    """Write the file atomically, readable only by its owner."""
+    write_private(path, msgspec.json.encode(info))
+
+
+def path_beside(path: Path, suffix: str) -> Path:
+    """The path of another file of the session, such as its log or default working directory, beside ``path``."""
+    return path.with_name((path.stem if path.suffix == ".json" else path.name) + suffix)
+
+
+class ExitCode(IntEnum):
+    """The exit codes, which are never renumbered."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    NOT_FOUND = 4
+    CONFLICT = 5
+    UNAUTHORIZED = 6
+    TIMEOUT = 7
+    SERVER_ERROR = 8
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class CommandError(Exception):
+    """An expected failure of a command: one line for the user, and its exit code."""
+
+    def __init__(self, message: str, code: ExitCode) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+_CODES: tuple[tuple[type[CkptClientError], ExitCode], ...] = (
+    (Unreachable, ExitCode.UNREACHABLE),
+    (NotFound, ExitCode.NOT_FOUND),
+    (Conflict, ExitCode.CONFLICT),
+    (Unauthorized, ExitCode.UNAUTHORIZED),
+    (LeaderUnproven, ExitCode.UNAUTHORIZED),
+    (BadRequest, ExitCode.USAGE),
+    (CkptApiError, ExitCode.SERVER_ERROR),
+    (OperationFailed, ExitCode.FAILED),
+    (JobEnded, ExitCode.FAILED),
+    (WaitTimeout, ExitCode.TIMEOUT),
+)
+
+
+def code_of(error: Exception) -> ExitCode:
+    """The exit code of an expected failure; client errors without a code of their own are due to the user's input."""
+    if isinstance(error, CommandError):
+        return error.code
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.USAGE)
+
 
 URL_VARIABLE = "CKPT_REST_URL"
 TOKEN_VARIABLE = "CKPT_REST_TOKEN"

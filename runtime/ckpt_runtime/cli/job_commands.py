@@ -1,17 +1,23 @@
-"""``ckpt list``, ``ckpt info``, ``ckpt cancel``."""
+"""Commands about jobs: ``list``, ``info``, ``health``, ``cancel``, ``events``, ``rescale``, ``threads`` and ``logs``.
+
+``program`` and ``lineage`` show and release uploaded programs and upgrades in progress.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
+from ckpt_runtime.client.errors import CkptApiError
+from ckpt_runtime.client.event_stream import END, RESET, START, StreamedEvent
 from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
-from ckpt_runtime.contract.configuration import CheckpointConfig
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails
+from ckpt_runtime.contract.configuration import Bounds, CheckpointConfig
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails, Vertex
 from ckpt_runtime.contract.stack_traces import root_cause_line
 
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
@@ -167,3 +173,206 @@ def cancel(
         document["retained_checkpoint"] = None if kept is None else kept.external_path
         lines.append("No checkpoint has completed." if kept is None else f"Retained: {kept.external_path}")
     cli.output.result(document, *lines)
+
+
+def health(cli: Cli, job: JobArgument) -> ExitCode:
+    """Say whether a job is well, and why not. Exit code 1 for one that is UNHEALTHY."""
+    found = cli.client().job_health(job)
+    checkpoints, pressure = found.checkpoints, found.backpressure
+    rate = "none has ended" if checkpoints.success_rate is None else f"{checkpoints.success_rate:.0%} of the last "
+    if checkpoints.success_rate is not None:
+        rate += f"{checkpoints.ended} completed"
+    age = checkpoints.last_completed_age_ms
+    cli.output.result(
+        found,
+        f"Health:       {found.verdict}",
+        *(f"              {reason}" for reason in found.reasons),
+        f"State:        {found.state}, {found.restarts} restarts",
+        f"Checkpoints:  {rate}" + ("" if age is None else f", the last one {duration_text(age)} ago"),
+        f"Backpressure: {pressure.ratio:.0%}" + (f", {pressure.vertex}" if pressure.vertex else ""),
+    )
+    return ExitCode.FAILED if found.verdict == "UNHEALTHY" else ExitCode.OK
+
+
+JobsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="[JOB]...", help="Job ids; all jobs without any.", callback=values.job_ids)
+]
+
+
+def events(
+    cli: Cli,
+    jobs: JobsArgument = None,
+    after: Annotated[
+        str | None,
+        typer.Option("--after", metavar="ID", help="Continue after this event, whose id an earlier line shows."),
+    ] = None,
+) -> None:
+    """Print what happens to jobs, until these have ended, the session ends, or Ctrl-C."""
+    client = cli.client()
+    left = set(jobs or ())
+    for event in client.follow_events(jobs or None, last_event_id=after):
+        cli.output.line({"id": event.id, "type": event.type, **event.data}, _text(event))
+        if event.type == RESET or (event.type == START and after is None):
+            left = {job_id for job_id in left if client.job_status(job_id) not in TERMINAL_STATES}
+        elif event.type == "job-status" and event.data.get("status") in TERMINAL_STATES:
+            left.discard(event.job_id or "")
+        if event.type == END or (jobs and not left):
+            return
+
+
+def _text(event: StreamedEvent) -> str:
+    data = event.data
+    parts = [time_text(data.get("timestamp")), event.job_id or "-", event.type, _telling(event.type, data)]
+    return "  ".join(part for part in (*parts, event.id) if part)
+
+
+def _telling(kind: str, data: Mapping[str, Any]) -> str:
+    match kind:
+        case "job-status" | "failure":
+            cause = data.get("cause")
+            why = "" if cause is None else f"{cause['exception']}: {cause['message']}".partition("\n")[0]
+            return " ".join(part for part in (data.get("status", ""), why) if part)
+        case "checkpoint-completed" | "savepoint-completed":
+            took, size = duration_text(data["end_to_end_duration"]), size_text(data["checkpointed_size"])
+            return f"{data['id']} in {took}, {size} written: {data['external_path']}"
+        case "checkpoint-failed" | "savepoint-failed":
+            return f"{data['id']}: {data['failure_message']}"
+        case "checkpoint-triggered" | "savepoint-triggered":
+            return str(data["id"])
+        case _ if kind in (START, RESET, END):
+            return str(data.get("reason") or data.get("session", ""))
+        case _:
+            return " ".join(f"{key}={value}" for key, value in data.items() if key not in ("jobid", "timestamp"))
+
+
+_DRIVER = "driver"
+ProcessArgument = Annotated[
+    str | None, typer.Argument(help="`driver`, or the id of a slot agent, such as 0-1. Without one: all of them.")
+]
+
+
+def threads(cli: Cli, process: ProcessArgument = None) -> ExitCode:
+    """Show what the threads of the driver and of the workers do, also where tasks are stuck."""
+    client = cli.client()
+    return _show(cli, process, lambda agent: "".join(info.text for info in client.thread_dump(agent)))
+
+
+def logs(cli: Cli, process: ProcessArgument = None) -> ExitCode:
+    """Show the last lines that the driver and the workers have logged."""
+    return _show(cli, process, cli.client().recent_log)
+
+
+def _show(cli: Cli, process: str | None, read: Callable[[str | None], str]) -> ExitCode:
+    """Show each process; one that does not answer does not prevent the others from being shown."""
+    chosen = [process] if process else [_DRIVER, *(agent.id for agent in cli.client().slot_agents())]
+    shown: dict[str, str] = {}
+    failed = False
+    for name in chosen:
+        try:
+            shown[name] = read(None if name == _DRIVER else name)
+        except CkptApiError as error:
+            if process:
+                raise
+            cli.output.note(f"{name}: {error}")
+            failed = True
+    lines = [f"=== {name}\n{text}" if len(chosen) > 1 else text for name, text in shown.items()]
+    cli.output.result(shown, *lines)
+    return ExitCode.FAILED if failed else ExitCode.OK
+
+
+def release_lineage(cli: Cli, job: JobArgument) -> None:
+    """End the upgrade of a job that is in progress, so that other clients can stop the job or start its successor.
+
+    The upgrade itself ends when it finds that out. Use it when its task is gone for good.
+    """
+    client = cli.client()
+    held = client.job_details(job).upgrade
+    client.release_lineage(job)
+    text = f"Job {job} was not being upgraded." if held is None else f"{held.owner} no longer upgrades job {job}."
+    cli.output.result({"job_id": job, "released": None if held is None else held.owner}, text)
+
+
+ProgramArgument = Annotated[str, typer.Argument(metavar="PROGRAM", help="Id of an uploaded pipeline.")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Who needs it: 1 to 200 letters, digits and ._:@+-")]
+
+
+def list_programs(cli: Cli) -> None:
+    """List uploaded programs, newest first."""
+    found = cli.client().list_pipelines()
+    document = [
+        {
+            "id": program.id,
+            "name": program.name,
+            "uploaded_at_ms": program.uploaded_at_ms,
+            "holders": [{"owner": holder.owner, "since_ms": holder.since_ms} for holder in program.holders],
+        }
+        for program in found
+    ]
+    rows = [
+        (program.id, time_text(program.uploaded_at_ms), ", ".join(holder.owner for holder in program.holders))
+        for program in found
+    ]
+    cli.output.table(document, ("PROGRAM", "UPLOADED", "HELD BY"), rows, empty="No programs.")
+
+
+def hold_program(cli: Cli, program: ProgramArgument, owner: OwnerOption) -> None:
+    """Keep a program until it is released; with high availability the next driver has it, too."""
+    held = cli.client().hold_pipeline(program, owner)
+    owners = [holder.owner for holder in held.holders]
+    cli.output.result({"id": held.id, "holders": owners}, f"Program {held.id} is held by {', '.join(owners)}.")
+
+
+def release_program(cli: Cli, program: ProgramArgument, owner: OwnerOption) -> None:
+    """Give up a hold."""
+    cli.client().release_pipeline(program, owner)
+    cli.output.result({"id": program, "released": owner}, f"{owner} no longer holds program {program}.")
+
+
+def rescale(
+    cli: Cli,
+    job: JobArgument,
+    parallelism: Annotated[
+        list[str],
+        typer.Option(
+            "--parallelism",
+            "-p",
+            metavar="N|VERTEX=N",
+            help="Of all vertices, or of one by id or name; repeatable.",
+        ),
+    ],
+    wait_timeout: WaitTimeoutOption = None,
+) -> None:
+    """Rescale a running job. It gets its slots and takes a checkpoint before anything is stopped."""
+    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    client = cli.client()
+    vertices = client.job_details(job).vertices
+    wanted = _wanted(parallelism, vertices, client.parallelism_bounds(job))
+    try:
+        with cli.output.progress() as show:
+            show(f"rescaling job {job}")
+            client.rescale(job, wanted, timeout_s=timeout_s)
+            client.wait_for_state(job, {"RUNNING"}, timeout_s=timeout_s)
+    except KeyboardInterrupt:
+        cli.output.note("the rescale continues")
+        raise
+    vertices = client.job_details(job).vertices
+    now = {vertex.id: vertex.parallelism for vertex in vertices}
+    lines = [f"  {vertex.parallelism:>4}  {vertex.name}" for vertex in vertices]
+    cli.output.result({"job_id": job, "parallelism": now}, f"Job {job} is rescaled:", *lines)
+
+
+def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[str, Bounds]) -> dict[str, int | Bounds]:
+    """The requested bounds of every vertex, by id; vertices that are not named keep their declared bounds.
+
+    A number for all vertices skips those that cannot have more than one subtask.
+    """
+    wanted: dict[str, int | Bounds] = dict(present)
+    parsed = [values.parallelism("--parallelism", text) for text in given]
+    for name, number in sorted(parsed, key=lambda pair: pair[0] is not None):
+        chosen = [v for v in vertices if (v.max_parallelism > 1 if name is None else name in (v.id, v.name))]
+        if name is not None and len(chosen) != 1:
+            known = ", ".join(repr(vertex.name) for vertex in vertices)
+            problem = "more than one vertex is" if chosen else "no vertex is"
+            raise CommandError(f"--parallelism: {problem} {name!r}; name one of {known} or its id", ExitCode.USAGE)
+        wanted.update((vertex.id, number) for vertex in chosen)
+    return wanted

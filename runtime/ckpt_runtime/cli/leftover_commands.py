@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import duration_text, size_text
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.contract.jobs import TERMINAL_STATES

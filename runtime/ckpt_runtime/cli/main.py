@@ -12,18 +12,12 @@ import typer
 
 from ckpt_runtime.cli import (
     catalogue_commands,
-    claim_command,
     job_commands,
     job_config_commands,
-    lineage_commands,
-    program_commands,
     session_commands,
     snapshot_commands,
     snapshot_tools,
 )
-from ckpt_runtime.cli.config_commands import patch_checkpoint_config
-from ckpt_runtime.cli.diagnosis_commands import logs, threads
-from ckpt_runtime.cli.events_command import events
 from ckpt_runtime.cli.framework import (
     CA_FILE_VARIABLE,
     CLUSTER_ID_VARIABLE,
@@ -33,11 +27,10 @@ from ckpt_runtime.cli.framework import (
     Settings,
     add_command,
 )
-from ckpt_runtime.cli.health_command import health
+from ckpt_runtime.cli.job_commands import events, health, logs, rescale, threads
+from ckpt_runtime.cli.job_config_commands import patch_checkpoint_config
 from ckpt_runtime.cli.leftover_commands import leftovers
-from ckpt_runtime.cli.plan_command import plan
-from ckpt_runtime.cli.rescale_command import rescale
-from ckpt_runtime.cli.run_command import run
+from ckpt_runtime.cli.run_command import plan, run
 from ckpt_runtime.version import VERSION
 
 app = typer.Typer(
@@ -111,7 +104,7 @@ add_command(snapshot, "verify", catalogue_commands.verify)
 add_command(snapshot, "copy", snapshot_tools.copy)
 add_command(snapshot, "convert", snapshot_tools.convert)
 add_command(snapshot, "reposition", snapshot_tools.reposition)
-add_command(snapshot, "release", claim_command.release)
+add_command(snapshot, "release", snapshot_tools.release)
 app.add_typer(snapshot, name="snapshot")
 config = typer.Typer(help="Show and change the configuration of a running job.", rich_markup_mode=None)
 add_command(config, "get", job_config_commands.get)
@@ -120,12 +113,12 @@ add_command(config, "unset", job_config_commands.unset)
 add_command(config, "edit", job_config_commands.edit)
 app.add_typer(config, name="config")
 program = typer.Typer(help="Uploaded programs, and who holds them.", rich_markup_mode=None)
-add_command(program, "list", program_commands.list_programs)
-add_command(program, "hold", program_commands.hold)
-add_command(program, "release", program_commands.release)
+add_command(program, "list", job_commands.list_programs)
+add_command(program, "hold", job_commands.hold_program)
+add_command(program, "release", job_commands.release_program)
 app.add_typer(program, name="program")
 lineage = typer.Typer(help="Upgrades in progress.", rich_markup_mode=None)
-add_command(lineage, "release", lineage_commands.release)
+add_command(lineage, "release", job_commands.release_lineage)
 app.add_typer(lineage, name="lineage")
 # Arguments after the pipeline are passed to the pipeline.
 add_command(app, "run", run, context_settings={"allow_interspersed_args": False})
@@ -146,7 +139,7 @@ add_command(app, "leftovers", leftovers)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code (``ckpt_runtime.cli.exit_codes``)."""
+    """Run one command and return its exit code (``ckpt_runtime.cli.framework``)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

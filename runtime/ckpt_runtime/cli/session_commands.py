@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli
-from ckpt_runtime.cli.session_file import path_beside, session_path, write_session
+from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode, path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
 from ckpt_runtime.configuration.configuration import Configuration

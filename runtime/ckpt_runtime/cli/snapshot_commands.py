@@ -11,8 +11,7 @@ from typing import Annotated
 import typer
 
 from ckpt_runtime.cli import values
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode
-from ckpt_runtime.cli.framework import Cli
+from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.job_commands import IncarnationOption, JobArgument, WaitTimeoutOption
 from ckpt_runtime.cli.output import size_text, user_name
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed

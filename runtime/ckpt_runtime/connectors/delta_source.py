@@ -369,8 +369,11 @@ class DeltaReader(FileReader):
         """Does nothing, see the class."""
 
     def backlog(self) -> int | None:
+        """The log says how many rows most files have; the others are counted like files of format ``parquet``."""
         counts = [(split.description["rows"], position) for split, position in self._waiting]
-        return None if any(rows is None for rows, _ in counts) else sum(rows - position for rows, position in counts)
+        if any(rows is None for rows, _ in counts):
+            return super().backlog()
+        return sum(int(rows) - position for rows, position in counts)
 
     def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
         try:

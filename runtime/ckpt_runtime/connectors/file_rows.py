@@ -16,6 +16,8 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
 
 BATCH_ROWS = 8192
+COUNTABLE = frozenset({"parquet", "orc"})
+"""The formats whose files say how many rows they have."""
 _BLOCK_BYTES = 1 << 20
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _UNREADABLE = (".snappy", ".lz4", ".deflate", ".xz", ".lzo")
@@ -37,6 +39,22 @@ def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict
     with naming("read", location):
         try:
             yield from read(location, schema, options)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
+            raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
+
+
+def count_rows(format_: str, location: Location) -> int:
+    """The number of rows in a file of one of the :data:`COUNTABLE` formats. Reads its footer only.
+
+    Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
+    """
+    with naming("read", location), closing(location.filesystem.open(location.path, "rb")) as stream:
+        try:
+            if format_ == "parquet":
+                return int(pq.read_metadata(stream).num_rows)
+            from pyarrow import orc
+
+            return int(orc.ORCFile(stream).nrows)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
             raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
 

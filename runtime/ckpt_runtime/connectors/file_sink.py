@@ -19,12 +19,52 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.file_formats import FileWriter, open_file_writer
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, sync_and_close
 from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden, partition_directory
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+
+
+class FileWriter(Protocol):
+    """Writes tables of one schema into an open binary file, which it does not close."""
+
+    def write(self, rows: pa.Table) -> None:
+        """Appends rows."""
+
+    def close(self) -> None:
+        """Writes the end of the file."""
+
+
+class _ParquetWriter:
+    def __init__(self, file: Any, schema: pa.Schema, compression: Any) -> None:
+        self._writer = pq.ParquetWriter(file, schema, compression=compression)
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _ArrowWriter:
+    def __init__(self, file: Any, schema: pa.Schema) -> None:
+        self._writer = pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd"))
+
+    def write(self, rows: pa.Table) -> None:
+        self._writer.write_table(rows)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def open_file_writer(format_: str, file: Any, schema: pa.Schema, options: Mapping[str, Any]) -> FileWriter:
+    """Returns a writer for a file of a format. ``options`` are the parsed ones of its sink."""
+    if format_ == "foreach":
+        return _ArrowWriter(file, schema)
+    return _ParquetWriter(file, schema, options["compression"])
+
 
 _ROWS_HELD = 131_072
 _MOST_OPEN_FILES = 64

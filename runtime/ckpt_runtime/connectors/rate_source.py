@@ -19,7 +19,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from ckpt_runtime.graph.formats import source_options, source_schema
-from ckpt_runtime.graph.source_formats import duration_ms
+from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.sources import (
     PositionKind,
     Source,

@@ -48,7 +48,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
         case SinkSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
-            from ckpt_runtime.connectors.drill_sink import DrillSink
+            from ckpt_runtime.connectors.noop_sink import DrillSink
 
             return DrillSink(spec)
     raise ValueError(f"no connector carries out {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
@@ -78,6 +78,10 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
             from ckpt_runtime.connectors.delta_source import DeltaSource
 
             return DeltaSource(options)
+        case "postgresql":
+            from ckpt_runtime.connectors.postgres_source import PostgresSource
+
+            return PostgresSource(options)
         case "socket":
             from ckpt_runtime.connectors.socket_source import SocketSource
 

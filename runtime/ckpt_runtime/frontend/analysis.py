@@ -17,6 +17,7 @@ import msgspec
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.frontend.catalog_tables import NewTables, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
 from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, read_functional
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
@@ -26,11 +27,13 @@ from ckpt_runtime.frontend.typed_plan import (
     MOST_QUESTIONS,
     Analysis,
     AnalysisRequest,
+    CatalogTable,
     Filter,
     PlanNode,
     Project,
     Source,
     StaticTable,
+    TableRequest,
     Union,
     Watermark,
 )
@@ -52,8 +55,9 @@ class Analyzer:
     ) -> dict[str, str]:
         """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
-        ``tables`` collects the static tables whose rows are requested; tables of requests that ``known`` answers are
-        not read again. Raises DocumentError for a text that is no list of requests: a program could have written it.
+        ``tables`` collects the static tables whose rows are requested, and tables that have to be created; tables of
+        requests that ``known`` answers are not read again. Raises DocumentError for a text that is no list of requests:
+        a program could have written it.
         """
         try:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
@@ -65,7 +69,8 @@ class Analyzer:
         answers = {}
         for text, request in zip(texts, requests, strict=True):
             digest = sha256(bytes(text)).hexdigest()
-            if known is not None and request.with_rows is True and digest in known:
+            lasting = request.with_rows is True or request.table is not msgspec.UNSET
+            if known is not None and lasting and digest in known:
                 answers[digest] = known[digest]
             else:
                 answers[digest] = msgspec.json.encode(self.analyze(request, tables)).decode()
@@ -94,6 +99,17 @@ class Analyzer:
             return msgspec.structs.replace(analysis, nodes=tuple(nodes))
 
         return _refusing(read)
+
+    def create_tables(self, new: NewTables) -> str:
+        """Creates tables in Spark's catalog. Blocks. Returns Spark's error, or an empty text."""
+        with self._lock:
+            session = spark_session()._jsparkSession.newSession()
+
+            def create() -> Analysis:
+                new.create(session)
+                return Analysis()
+
+            return _refusing(create).error
 
 
 ANALYZER = Analyzer()
@@ -149,6 +165,8 @@ def _analyze(
         with tables.limited(spark):  # Spark may have to open files to find their columns
             for name, relation in request.views.items():
                 planner.register(name, relation, PlanReader(spark._jvm, ansi))
+            if request.table is not msgspec.UNSET:
+                return Analysis(table=planner.table(request.table, request.relation, tables.new))
             plan = planner.analyzed(request.relation)
         return PlanReader(spark._jvm, ansi, static).read(plan)
     finally:
@@ -287,6 +305,12 @@ class _Planner:
             plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
             plan = _companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
         return plan
+
+    def table(self, request: TableRequest, relation: bytes, new: NewTables) -> CatalogTable:
+        """Returns the table of the catalog that a stream reads, or that the rows of a relation are written to."""
+        if not request.format:
+            return table_to_read(self._session, request, new)
+        return table_to_write(self._session, request, self.analyzed(relation).schema(), new)
 
     def register_function(self, function: bytes) -> None:
         """Registers a Python function, so that SQL text may name it."""

@@ -30,6 +30,7 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisNeeded,
     AnalysisRequest,
     Source,
+    TableRequest,
 )
 from ckpt_runtime.graph.errors import PlanError
 
@@ -46,6 +47,8 @@ _CHANGE_RESULTS = (
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
+_TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
+"""Formats of tables in Spark's catalog that a stream can read."""
 _CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
 
@@ -212,17 +215,17 @@ class Capture:
 
     def _replace_source(self, relation: Any) -> None:
         read = relation.read
-        if read.WhichOneof("read_type") != "data_source":
-            raise PlanError(
-                "readStream.table",
-                "the engine does not read tables of Spark's catalog as streams: a table of files is "
-                "readStream.format(...).schema(...).load(path of its directory), and a view that the program registers "
-                "is spark.table(name)",
-            )
-        given = read.data_source
-        source = CapturedSource(given.format, dict(given.options), given.schema)
-        if given.paths:
-            source.options["path"] = ",".join(given.paths)
+        if read.WhichOneof("read_type") == "named_table":
+            name = read.named_table.unparsed_identifier
+            if name.strip("`").lower() in {view.lower() for view in self.views}:
+                read.is_streaming = False  # the view is one of the program's, and is a stream by itself
+                return
+            source = self._table_source(name, dict(read.named_table.options))
+        else:
+            given = read.data_source
+            source = CapturedSource(given.format, dict(given.options), given.schema)
+            if given.paths:
+                source.options["path"] = ",".join(given.paths)
         self.sources[relation.common.plan_id] = source
         columns = self.schema_of(source)
         plan_id = relation.common.plan_id
@@ -236,6 +239,17 @@ class Capture:
             alias.name.append(name)
             alias.expr.cast.expr.literal.null.null.SetInParent()
             alias.expr.cast.type_str = kind
+
+    def _table_source(self, name: str, options: dict[str, str]) -> CapturedSource:
+        """Returns the stream of the files of a table of Spark's catalog."""
+        table = self.analysis_of(AnalysisRequest(table=TableRequest(name))).table
+        assert table is not msgspec.UNSET
+        if table.format not in _TABLE_SOURCES:
+            raise PlanError(
+                "readStream.table",
+                f"{table.name} has the format {table.format!r}; streams read tables of {', '.join(_TABLE_SOURCES)}",
+            )
+        return CapturedSource(table.format, {**table.options, **options, "path": table.location}, table.schema)
 
     def _take_hint(self, relation: Any) -> None:
         """Keeps a hint of the engine for the relation below it, which replaces it: Spark would drop it with a
@@ -452,18 +466,28 @@ class Service:
 
     def _start(self, start: Any, response: Any) -> None:
         if start.table_name:
-            raise PlanError(
-                "toTable",
-                f"the engine does not write to {start.table_name!r} by its name in Spark's catalog: write to the "
-                "directory of the table with format('delta').start(path) or format('parquet').start(path); CREATE "
-                "TABLE ... USING delta LOCATION 'path' gives it the name",
-            )
+            start = self._to_table(start)
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
+
+    def _to_table(self, given: Any) -> Any:
+        """Returns a request that writes to the directory of the table that ``toTable`` names."""
+        if given.HasField("foreach_batch") or given.HasField("foreach_writer"):
+            raise PlanError("toTable", "a query either writes a table or calls a function")
+        start = type(given)()
+        start.CopyFrom(given)
+        paths = [start.options.pop(key) for key in list(start.options) if key.lower() == "path"]
+        columns = tuple(start.partitioning_column_names)
+        table = TableRequest(start.table_name, start.format or "parquet", "".join(paths[:1]), columns)
+        request = msgspec.structs.replace(self._capture.request_of(start.input), table=table)
+        answer = self._capture.analysis_of(request).table
+        assert answer is not msgspec.UNSET
+        start.format, start.path = answer.format, answer.location
+        return start
 
 
 def _shows_columns(explain: Any) -> bool:

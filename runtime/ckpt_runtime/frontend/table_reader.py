@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.frontend.catalog_tables import NewTables
 from ckpt_runtime.frontend.typed_plan import TypedColumn
 
 SIZE_OPTION = "jobmanager.planning.static-tables.max-size"
@@ -29,12 +30,14 @@ TIME_OPTION = "jobmanager.planning.static-tables.timeout"
 class StaticTables:
     """The tables of one program, as files by their digests, and their limits.
 
-    ``size_bytes`` limits all of them together, in memory and without compression.
+    ``size_bytes`` limits all of them together, in memory and without compression. ``new`` are the tables of the catalog
+    that the program's streams write and that do not exist yet.
     """
 
     size_bytes: int = 64 << 20
     timeout_s: float = 120.0
     files: dict[str, bytes] = field(default_factory=dict)
+    new: NewTables = field(default_factory=NewTables)
     _sizes: dict[str, int] = field(default_factory=dict)
 
     def read(self, spark: Any, session: Any, plan: Any, columns: tuple[TypedColumn, ...]) -> str:

@@ -195,11 +195,38 @@ MOST_QUESTIONS = 50
 """Maximum number of requests in a list."""
 
 
+class TableRequest(msgspec.Struct, frozen=True):
+    """Asks for a table of Spark's catalog that a stream reads, or writes if there is a ``format``.
+
+    ``path`` is the location of a table that is not in Spark's warehouse.
+    """
+
+    name: str
+    format: str = ""
+    path: str = ""
+    partitioned_by: tuple[str, ...] = ()
+
+
+class CatalogTable(msgspec.Struct, frozen=True):
+    """A table of Spark's catalog: its full name, where its files are, and its columns as the JSON of a StructType.
+
+    ``options`` are those of its format.
+    """
+
+    name: str
+    format: str
+    location: str
+    schema: str
+    partitioned_by: tuple[str, ...] = ()
+    options: dict[str, str] = {}
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf), or a text in DDL.
+    """What is asked of Spark: the types of a relation (protobuf), a table, or a text in DDL.
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
-    With ``with_rows`` Spark also computes the rows of static tables.
+    With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the
+    relation.
     """
 
     relation: bytes = b""
@@ -208,14 +235,15 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     configuration: dict[str, str] = {}
     ddl: str = ""
     with_rows: bool | msgspec.UnsetType = msgspec.UNSET
+    table: TableRequest | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
-    ``parsed`` is the type that a text in DDL stands for. ``places`` has the author's file and line for functions that
-    the engine may lack, by the names of Spark's classes. ``unsupported`` is true if the engine refuses the query but
-    Spark accepts it.
+    ``parsed`` is the type that a text in DDL stands for, and ``table`` the table that was asked for. ``places`` has the
+    author's file and line for functions that the engine may lack, by the names of Spark's classes. ``unsupported`` is
+    true if the engine refuses the query but Spark accepts it.
     """
 
     columns: tuple[TypedColumn, ...] = ()
@@ -224,6 +252,7 @@ class Analysis(msgspec.Struct, frozen=True):
     places: dict[str, str] = {}
     error: str = ""
     unsupported: str = ""
+    table: CatalogTable | msgspec.UnsetType = msgspec.UNSET
 
 
 class AnalysisNeeded(BaseException):

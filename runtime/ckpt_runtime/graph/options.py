@@ -6,6 +6,7 @@ silently. Pure.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -74,3 +75,15 @@ def _number(option: Option, text: str, field: str) -> int | float:
     if option.minimum is not None and not value >= option.minimum:
         raise PlanError(field, f"{text} is less than the least allowed value {option.minimum:g}")
     return value  # type: ignore[no-any-return]
+
+
+_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
+_MS_OF = {"us": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
+
+
+def duration_ms(key: str, text: str, without_unit: str) -> float:
+    """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises PlanError."""
+    match = _DURATION.fullmatch(text.strip().lower())
+    if match is None:
+        raise PlanError(f"option {key!r}", f"{text!r} is no duration such as 10s, 5m or 7d")
+    return int(match[1]) * _MS_OF[match[2] or without_unit]

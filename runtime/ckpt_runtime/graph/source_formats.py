@@ -5,7 +5,6 @@ The names of formats, options and columns are Spark's. The operators behind them
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
-from ckpt_runtime.graph.options import Option, parse_options
+from ckpt_runtime.graph.options import Option, duration_ms, parse_options
+from ckpt_runtime.graph.postgres_source_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 
@@ -50,18 +50,6 @@ def check_location(path: str) -> None:
     """Checks a location that subtasks resolve in other directories and on other machines than the author's."""
     if not path.startswith("/") and ":/" not in path:
         raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
-
-
-_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
-_MS_OF = {"us": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
-
-
-def duration_ms(key: str, text: str, without_unit: str) -> float:
-    """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises PlanError."""
-    match = _DURATION.fullmatch(text.strip().lower())
-    if match is None:
-        raise PlanError(f"option {key!r}", f"{text!r} is no duration such as 10s, 5m or 7d")
-    return int(match[1]) * _MS_OF[match[2] or without_unit]
 
 
 _FILE_OPTIONS = (
@@ -157,6 +145,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 SPLIT_SOURCES = (
     SourceFormat("kafka", KAFKA_SOURCE_OPTIONS, kafka_schema, splits=True, prefix=PREFIX),
+    SourceFormat("postgresql", POSTGRES_SOURCE_OPTIONS, postgres_schema, splits=True),
     SourceFormat("delta", DELTA_SOURCE_OPTIONS, _delta_schema, splits=True),
     SourceFormat("parquet", _FILE_OPTIONS, _file_schema, splits=True),
     SourceFormat("json", (*_FILE_OPTIONS, *JSON_OPTIONS), _json_schema, splits=True),

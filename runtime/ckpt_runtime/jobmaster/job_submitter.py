@@ -79,7 +79,8 @@ class JobSubmitter:
         self._session = uuid.uuid4().hex
 
     async def submit(self, job_id: str, request: RunRequest) -> JobMaster:
-        """Returns the stored job, not started. Raises as ``Dispatcher.run_pipeline`` and leaves nothing behind.
+        """Returns the stored job, not started. Raises as ``Dispatcher.run_pipeline`` and leaves nothing behind, except
+        that tables of Spark's catalog which the job writes may have been created, without rows.
 
         The caller must make the job known as soon as this returns: the next job of its lineage, or of its name where
         names are unique, is checked as soon as the loop is free.
@@ -101,6 +102,8 @@ class JobSubmitter:
             check_backend(savepoint, configuration, request)
             check_release(savepoint, request)
             check_no_drill(savepoint, request)
+        if not request.drill:
+            await asyncio.get_running_loop().run_in_executor(self._pools.planning, planned.create_tables)
         store = None if request.drill else self.store  # a drill ends with its driver
         submission = JobSubmission(
             job_id=job_id,

@@ -19,6 +19,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
+from ckpt_runtime.frontend.catalog_tables import NewTables
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
 from ckpt_runtime.frontend.table_reader import StaticTables
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -146,11 +147,20 @@ class RunningProgram:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A graph, the options that the pipeline's code set, and the rows of its static tables by their digests."""
+    """A graph, the options that the pipeline's code set, and the rows of its static tables by their digests.
+
+    ``new_tables`` are tables of Spark's catalog that the job writes and that do not exist yet.
+    """
 
     graph: JobGraph
     own: Configuration
     tables: Mapping[str, bytes] = field(default_factory=dict)
+    new_tables: NewTables = field(default_factory=NewTables)
+
+    def create_tables(self) -> None:
+        """Creates :attr:`new_tables`. Blocks. Raises SubmissionFailed if Spark refuses one of them."""
+        if self.new_tables.statements and (error := ANALYZER.create_tables(self.new_tables)):
+            raise SubmissionFailed(f"a table that the job writes cannot be created: {error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +187,7 @@ class Planner:
         """Runs the pipeline function. ``configuration`` was given at submission."""
         tables = self._static_tables()
         graph, own = _parts(await self._result(program, request, configuration, tables))
-        return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables})
+        return Planned(graph, own, {digest: tables.files[digest] for digest in graph.tables}, tables.new)
 
     async def _result(
         self, program: StoredProgram, request: RunRequest, configuration: Configuration, tables: StaticTables

@@ -6,6 +6,8 @@ everything. What a trigger covers is an option: an input buffer (the default), a
 rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what
 Spark silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it
 needs a thread of its own.
+
+Rows that wait for the trigger are keyed state: part of every checkpoint, and rescaled with their keys.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import cloudpickle
@@ -24,18 +27,55 @@ from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
-from ckpt_runtime.operators.gathered_rows import STATE as GATHERED
-from ckpt_runtime.operators.gathered_rows import GatheredRows
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
 from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import decoded_type
-from ckpt_runtime.state.states import Key
+from ckpt_runtime.state.states import Key, RowBufferSpec
+
+GATHERED = "$rows"
+PART_ROWS = 4_096
+
+
+class GatheredRows:
+    """Rows of ``schema`` by ``keys``, in order of arrival. Restored rows are present from the start."""
+
+    def __init__(self, backend: KeyedStateBackend, uid: str, schema: pa.Schema, keys: Sequence[str]) -> None:
+        self._uid = uid
+        self._schema = schema
+        self._keys = tuple(keys)
+        self._groups = RowGroups(keys)
+        self._buffers = backend.row_buffers([RowBufferSpec(GATHERED, schema, self._keys)])
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self._buffers.sides[0])
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Keeps the rows."""
+        batch = conformed(batch, self._schema, self._uid)
+        slots = self._buffers.slots_of([batch.column(key) for key in self._keys])
+        self._buffers.sides[0].append(batch, slots, np.zeros(batch.num_rows, dtype=np.uint8))
+        self._buffers.compact_if_due()
+
+    def take(self) -> Iterator[pa.RecordBatch]:
+        """Yields all rows in parts that do not split a key; the store is empty from the first part on."""
+        for rows in self._buffers.take_all():
+            together = self._groups.together(rows)
+            batch, ends = (rows, range(1, rows.num_rows + 1)) if together is None else together
+            start = 0
+            for end in ends:
+                if end - start >= PART_ROWS or end == batch.num_rows:
+                    yield batch.slice(start, end - start)
+                    start = end
+
 
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512

@@ -12,7 +12,8 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from dataclasses import dataclass
+from typing import Any
 
 from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
@@ -25,6 +26,8 @@ from ckpt_runtime.rest.responses import ApiError, BadRequest, echo
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 32
 BODY_TIMEOUT_S = 30.0
+_MAX_DIGITS = 400
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{}]')
 
 
 async def limited_stream(request: Request, limit: int) -> AsyncIterator[bytes]:
@@ -93,32 +96,38 @@ async def whole_request(request: Request) -> None:
 
 
 class JsonRefused(ValueError):
-    """The bytes are not acceptable JSON; the message says why, without repeating them."""
+    """The bytes are not acceptable JSON; the message says why and where, and repeats no more than a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class _BadNumber:
+    """Stands for a number that is refused once its place in the document is known."""
+
+    problem: str
 
 
 def parse_json(raw: bytes) -> Any:
     """Parse strictly, in time proportional to the length. Raises :class:`JsonRefused`."""
+    text = ""
     try:
         text = raw.decode("utf-8")
         document = json.loads(
-            text, object_pairs_hook=_unique, parse_constant=_refuse_constant, parse_float=_finite_float
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=lambda name: _BadNumber(f"{name} is not a JSON number"),
+            parse_float=_finite_float,
+            parse_int=_integer,
         )
     except JsonRefused:
         raise
     except UnicodeDecodeError as error:
         raise JsonRefused(f"not UTF-8 at byte {error.start}") from None
     except RecursionError:
-        raise _too_deep() from None
-    except ValueError as error:
-        raise JsonRefused(f"malformed JSON, {_position_of(error)}") from None
-    _check_values(document, MAX_DEPTH)
+        raise _too_deep(_deepest_field(text)) from None
+    except json.JSONDecodeError as error:
+        raise JsonRefused(f"malformed JSON, {error.msg} at line {error.lineno} column {error.colno}") from None
+    _check_values(document, ())
     return document
-
-
-def _position_of(error: ValueError) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at line {error.lineno} column {error.colno}"
-    return "a number has too many digits"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -130,36 +139,60 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return document
 
 
-def _refuse_constant(name: str) -> NoReturn:
-    raise JsonRefused(f"{name} is not a JSON number")
-
-
-def _finite_float(text: str) -> float:
+def _finite_float(text: str) -> float | _BadNumber:
     value = float(text)
-    if not math.isfinite(value):
-        raise JsonRefused("a number is too large")
-    return value
+    return value if math.isfinite(value) else _BadNumber("a number is too large")
 
 
-def _too_deep() -> JsonRefused:
-    return JsonRefused(f"nested deeper than {MAX_DEPTH} levels")
+def _integer(text: str) -> int | _BadNumber:
+    """Numbers of so many digits would take long to convert."""
+    return int(text) if len(text) <= _MAX_DIGITS else _BadNumber("a number has too many digits")
 
 
-def _check_values(document: Any, levels: int) -> None:
-    """Refuse lone surrogates, and arrays and objects nested deeper than ``levels``."""
+def _too_deep(path: tuple[str, ...]) -> JsonRefused:
+    return _refused(path, f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _refused(path: tuple[str, ...], problem: str) -> JsonRefused:
+    place = ".".join(path)
+    return JsonRefused(f"{problem}, in the field {place[:100]!a}" if place else problem)
+
+
+def _deepest_field(text: str) -> tuple[str, ...]:
+    """The field in which a document becomes too deep; its text is well-formed up to there."""
+    depth, field = 0, ""
+    for token in _TOKEN.finditer(text):
+        match token[0][0]:
+            case "[" | "{":
+                depth += 1
+            case "]" | "}":
+                depth -= 1
+            case _ if depth == 1:
+                field = token[0][1:-1]
+        if depth > MAX_DEPTH:
+            break
+    return (field,) if field else ()
+
+
+def _check_values(document: Any, path: tuple[str, ...]) -> None:
+    """Refuse bad numbers, lone surrogates, and arrays and objects that are nested too deep."""
     if isinstance(document, str):
         try:
             document.encode("utf-8")
         except UnicodeEncodeError:
-            raise JsonRefused("a string holds a lone surrogate") from None
+            raise _refused(path, "a string holds a lone surrogate") from None
+    elif isinstance(document, _BadNumber):
+        raise _refused(path, document.problem)
     elif isinstance(document, dict | list):
-        if levels == 0:
-            raise _too_deep()
+        if len(path) == MAX_DEPTH:
+            raise _too_deep(path)
         if isinstance(document, dict):
-            for key in document:
-                _check_values(key, 0)
-        for value in document.values() if isinstance(document, dict) else document:
-            _check_values(value, levels - 1)
+            for key, value in document.items():
+                _check_values(key, (*path, key))
+                _check_values(value, (*path, key))
+        else:
+            for number, value in enumerate(document):
+                _check_values(value, (*path, str(number)))
 
 
 PART_NAME = "jarfile"

@@ -8,6 +8,7 @@ that no orphan ever touches a sink (see ``parent_watch.py``).
 from __future__ import annotations
 
 import gc
+import importlib
 import logging
 import os
 import shutil
@@ -23,7 +24,29 @@ from ckpt_runtime.processes import handles
 from ckpt_runtime.processes.held_directory import hold
 from ckpt_runtime.spark.parent_watch import ParentWatch
 from ckpt_runtime.spark.worker_processes import WorkerStart
+from ckpt_runtime.state import registry
 from ckpt_runtime.structured_log import LogSettings, keep_lines_in, log_of_process, start_logging
+
+_HEAVY_MODULES = (
+    "pyarrow.compute",
+    "pyarrow.dataset",
+    "pyarrow.acero",
+    "pyarrow.parquet",
+    "pyspark.sql.datasource",
+    "pyspark.sql.types",
+    "pyspark.sql.streaming.stateful_processor",
+    "ckpt_runtime.frontend.program",
+    "ckpt_runtime.task.operator_factory",
+)
+
+
+def warm_up() -> None:
+    """Imports and compiles; takes seconds the first time on a machine and a fraction of one later."""
+    for module in _HEAVY_MODULES:
+        importlib.import_module(module)
+    registry.warm_up()
+    importlib.import_module("ckpt_runtime.state.kernels").warm_up()
+
 
 logger = logging.getLogger(__name__)
 
@@ -46,12 +69,12 @@ def prepare() -> None:
     gc.disable()  # everything loaded here stays alive: collecting it would take a quarter of the time
     import pyarrow as pa
 
-    from ckpt_runtime.task import worker, worker_warm_up
+    from ckpt_runtime.task import worker
 
     del worker
     # By default Arrow uses a thread per core, in each worker of the machine.
     pa.set_cpu_count(1)
-    worker_warm_up.warm_up()
+    warm_up()
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)

@@ -21,11 +21,12 @@ from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
+from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.scheduler.deployment import (
     Channel,
     Deployment,
@@ -45,8 +46,29 @@ from ckpt_runtime.task.restore import create_keyed_backend
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
 from ckpt_runtime.task.task_thread import TaskThread
-from ckpt_runtime.task.waiting_input import waiting_input
 from ckpt_runtime.task.wakeup import Wakeup
+
+
+def waiting_input(gate: InputGate) -> WaitingInput:
+    """Called from the subtask's thread; producers may append meanwhile. Meant for gates that hold few elements.
+
+    The barrier of a savepoint that stops the job with drain comes after the end of data: it waits for all rows before
+    it. Other barriers do not wait.
+    """
+    found = WaitingInput.NOTHING
+    for channel in gate.channels:
+        for element in tuple(channel.queue):
+            match element:
+                case CheckpointBarrier(options=options) if options.properties.is_synchronous:
+                    break
+                case CheckpointBarrier() | EndOfData(drain=False) | EndOfPartition() | BaseException():
+                    return WaitingInput.BARRIER
+                case EndOfData() | Watermark():
+                    continue
+                case _:
+                    found = WaitingInput.ROWS
+    return found
+
 
 ROW_MODE_BUFFER_ROWS = 512
 """A row-mode operator takes about 10 us per row: a few ms per buffer, tenths of a second for all in flight."""

@@ -21,7 +21,7 @@ from tests.simulation.jobs.schedules import JOBS
 from tests.simulation.jobs.world import World
 from tests.simulation.schedules.runner import read_seeds
 
-SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "300"))
+SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "100"))
 """All but the rarest of the planted bugs show in a few dozen of them."""
 SEEDS_OF_A_LONG_RUN = max(SEEDS, 5_000)
 BLOCK = 100
@@ -50,29 +50,29 @@ def test_a_kept_seed_holds(seed: int) -> None:
 def test_the_schedules_are_worth_running() -> None:
     """Guards against a simulation in which nothing happens."""
     seen: Counter[str] = Counter()
-    for seed in range(100):
+    for seed in range(50):
         world = World(seed)
         world.run()
         seen.update(world.seen)
         seen["runs"] += world.runs
         seen["restores"] += world.restores
         seen["completed"] += world.completed
-    assert seen["runs"] > 75
-    assert seen["restores"] > 100
-    assert seen["completed"] > 110
-    assert seen["with in-flight data"] > 25
-    assert seen["with output data"] > 12
-    assert seen["restores with in-flight data"] > 7
-    assert seen["rescaled with in-flight data"] > 3
-    assert seen["rescaled live"] > 10
-    assert seen["rescale NOT_STORED"] > 5
-    assert seen["increments"] > 12
-    assert seen["takeovers"] > 5
-    assert seen["claimed"] > 2
+    assert seen["runs"] > 37
+    assert seen["restores"] > 50
+    assert seen["completed"] > 55
+    assert seen["with in-flight data"] > 12
+    assert seen["with output data"] > 6
+    assert seen["restores with in-flight data"] > 3
+    assert seen["rescaled with in-flight data"] > 1
+    assert seen["rescaled live"] > 5
+    assert seen["rescale NOT_STORED"] > 2
+    assert seen["increments"] > 6
+    assert seen["takeovers"] > 2
+    assert seen["claimed"] > 0
 
 
 def test_the_same_seed_gives_the_same_trace_under_any_hash_seed() -> None:
-    assert_same_trace_under_any_hash_seed("tests.simulation.jobs.world", 12)
+    assert_same_trace_under_any_hash_seed("tests.simulation.jobs.world", 5)
 
 
 # --- what a job must make of its rows is computed without the engine

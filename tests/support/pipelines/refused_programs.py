@@ -18,10 +18,7 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     writer = frame.writeStream.format("parquet")
     if case == "memory":
         writer = writer.format("memory")
-    if case == "table":
-        writer.toTable("orders")
-    else:
-        writer.start(output)
+    writer.start(output)
 
 
 def sessions(rows: DataFrame, gap: Column | str) -> DataFrame:

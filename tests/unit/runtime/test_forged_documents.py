@@ -33,7 +33,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     check_state,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
-from ckpt_runtime.cli.session_file import read_session
+from ckpt_runtime.cli.framework import read_session
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import VERTEX_BOUNDS

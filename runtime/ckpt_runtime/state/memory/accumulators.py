@@ -2,7 +2,7 @@
 
 SQL's rules: nulls are ignored, ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums
 that leave 64 bits raise :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float.
-One thread changes an accumulator; ``frozen_columns.py`` describes how a snapshot gets its columns.
+One thread changes an accumulator; ``aggregate_table.py`` describes how a snapshot gets its columns.
 """
 
 from __future__ import annotations

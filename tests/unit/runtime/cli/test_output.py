@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ckpt_runtime.cli.exit_codes import CommandError, ExitCode, code_of
+from ckpt_runtime.cli.framework import CommandError, ExitCode, code_of
 from ckpt_runtime.cli.output import CommandOutput, duration_text, size_text, time_text
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable
 

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.cli import session_commands
+from ckpt_runtime.cli.framework import read_session, session_path, write_session
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.cli.session_file import read_session, session_path, write_session
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.rest.app import create_app

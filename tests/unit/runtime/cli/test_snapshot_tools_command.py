@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim

@@ -12,8 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.cli.exit_codes import ExitCode, code_of
-from ckpt_runtime.cli.framework import Cli, Settings
+from ckpt_runtime.cli.framework import Cli, ExitCode, Settings, code_of
 from ckpt_runtime.cli.output import CommandOutput
 from ckpt_runtime.cli.snapshot_commands import StartedOperation
 from ckpt_runtime.client import requests

@@ -7,6 +7,7 @@ import os
 import string
 import struct
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.connectors.delta_source import DeltaReader
 from ckpt_runtime.graph.delta_options import DeltaTableError
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.unit.runtime.connectors.split_jobs import Job
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
@@ -315,3 +318,15 @@ def test_backlog_counts_the_rows_that_the_log_says_of_files(tmp_path: Path) -> N
         reader = job.readers[0]._reader
         assert reader is not None
         assert (len(job.rows), reader.backlog()) == (1, 2)
+
+
+def test_backlog_of_files_of_which_the_log_says_no_number_comes_from_their_footers(tmp_path: Path) -> None:
+    append(tmp_path, 1, 2, 3)
+    with closing(Job("delta", options(tmp_path), most_rows=1)) as job:
+        job.discover()
+        [opened] = job.readers[0]._open.values()
+        split = replace(opened.split, description={**opened.split.description, "rows": None})
+        reader = DeltaReader(source_options("delta", options(tmp_path)), pa.schema([("n", pa.int64())]))
+        reader.add(split, 1)
+        MiniCluster.wait_until(lambda: reader.backlog() == 2, "the footer to be read")
+        reader.close()

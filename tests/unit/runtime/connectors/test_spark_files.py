@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pc
 import pytest
 
-from ckpt_runtime.connectors import spark_files
+from ckpt_runtime.connectors import staged_sinks
 from ckpt_runtime.connectors.file_sink import PendingFile
 from ckpt_runtime.connectors.part_directory import PartDirectory
 from ckpt_runtime.connectors.sink_operators import PreparingSinkOperator
@@ -93,7 +93,7 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
     world: World, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     moves = 0
-    move, finish = spark_files.move_file, spark_files.SparkFiles.finish
+    move, finish = staged_sinks.move_file, staged_sinks.SparkFiles.finish
     delete = PartDirectory.delete
 
     def crashing_move(source: Any, target: Any) -> None:
@@ -110,13 +110,13 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
             raise Crash
         delete(directory, name)
 
-    def crashing_finish(files: spark_files.SparkFiles, transaction: Transaction) -> None:
+    def crashing_finish(files: staged_sinks.SparkFiles, transaction: Transaction) -> None:
         if step == "staged rows deleted":
             raise Crash
         finish(files, transaction)
 
-    monkeypatch.setattr(spark_files, "move_file", crashing_move)
-    monkeypatch.setattr(spark_files.SparkFiles, "finish", crashing_finish)
+    monkeypatch.setattr(staged_sinks, "move_file", crashing_move)
+    monkeypatch.setattr(staged_sinks.SparkFiles, "finish", crashing_finish)
     monkeypatch.setattr(PartDirectory, "delete", crashing_delete)
     with pytest.raises(Crash):
         world.commit(0)

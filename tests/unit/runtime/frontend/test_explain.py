@@ -171,11 +171,9 @@ def test_mode_about_the_execution_by_spark_is_refused(mode: str) -> None:
 @pytest.mark.parametrize(
     ("call", "named"),
     [
-        (lambda frame: frame.writeStream.toTable("orders"), "toTable: .*'orders'.*LOCATION"),
-        (lambda frame: frame.sparkSession.readStream.table("orders").schema, "readStream.table: .*load"),
         (lambda frame: frame.observe("seen", frame.amount).schema, "observe: .*second query"),
     ],
 )
-def test_operation_on_tables_and_metrics_is_refused_with_the_way_out(call: Any, named: str) -> None:
+def test_operation_on_metrics_is_refused_with_the_way_out(call: Any, named: str) -> None:
     with pytest.raises(PlanError, match=named):
         explained(call)

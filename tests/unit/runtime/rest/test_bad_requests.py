@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from typing import Any
 
@@ -189,6 +190,23 @@ def test_the_depth_of_a_body_is_limited(levels: int, fine: bool) -> None:
         else:
             with pytest.raises(JsonRefused, match="nested deeper than 32 levels"):
                 parse_json(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ('{"a": {"b": NaN}}', "NaN is not a JSON number, in the field 'a.b'"),
+        ('{"a": [1, -1e999]}', "a number is too large, in the field 'a.1'"),
+        ('{"a": %s}' % ("9" * 5_000), "a number has too many digits, in the field 'a'"),
+        ('{"a": "\\ud800"}', "a string holds a lone surrogate, in the field 'a'"),
+        ('{"b": "[[", "a": %s}' % ("[" * 40 + "]" * 40), "nested deeper than 32 levels, in the field 'a.0"),
+        ('{"b": "[[", "a": %s}' % ("[" * 5_000 + "]" * 5_000), "nested deeper than 32 levels, in the field 'a'"),
+        ('{"a": {"b": 1, "b": 2}}', "the key 'b' occurs twice"),
+    ],
+)
+def test_a_value_that_json_does_not_have_is_refused_with_its_place(body: str, problem: str) -> None:
+    with pytest.raises(JsonRefused, match=re.escape(problem)):
+        parse_json(body.encode())
 
 
 def test_brackets_in_a_text_are_no_nesting() -> None:

@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 
 from ckpt_runtime.jobmaster.event_log import EventLog, EventType
-from ckpt_runtime.rest import event_stream, http_protocol, server
+from ckpt_runtime.rest import event_stream, server
 from ckpt_runtime.rest.app import create_app
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
@@ -123,7 +123,7 @@ def test_slow_reader_gets_reset_and_is_disconnected_and_delays_no_other_stream(s
 def test_a_reader_that_reads_nothing_at_all_is_cut_off(
     serve: Callable[..., Served], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(http_protocol, "UNREAD_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(server, "UNREAD_TIMEOUT_S", 0.1)
     served = serve(capacity=1_000)
     with socket.create_connection(("127.0.0.1", served.port)) as deaf:
         deaf.sendall(b"GET /events HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.rest import http_protocol, request_body, server
+from ckpt_runtime.rest import request_body, server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB
@@ -106,7 +106,7 @@ def test_bytes_that_are_no_clean_request_are_4xx(line: bytes) -> None:
 
 @pytest.mark.parametrize("start", [b"", b"GET /jobs HT", b"GET /overview HTTP/1.1\r\nHost: localhost\r\nX: "])
 def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
-    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(server, "HEAD_TIMEOUT_S", 0.05)
 
     async def run() -> bytes:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
@@ -189,7 +189,7 @@ def test_an_answer_before_the_end_of_the_body_is_the_connections_last(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
     """Whatever the client goes on sending, and how slowly."""
-    monkeypatch.setattr(http_protocol, "LINGER_S", 0.05)
+    monkeypatch.setattr(server, "LINGER_S", 0.05)
 
     async def run() -> bytes:
         running, port = await server.start(create_app(FakeGateway(), token="right"), "127.0.0.1", 0)
@@ -254,8 +254,8 @@ def test_a_connection_too_many_gets_503_until_another_one_ends() -> None:
 
 def test_connections_that_were_refused_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that says nothing is closed soon; further ones get no answer."""
-    monkeypatch.setattr(http_protocol, "MAX_REFUSED", 1)
-    monkeypatch.setattr(http_protocol, "REFUSED_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(server, "MAX_REFUSED", 1)
+    monkeypatch.setattr(server, "REFUSED_TIMEOUT_S", 0.3)
 
     async def run() -> None:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0, max_connections=1)

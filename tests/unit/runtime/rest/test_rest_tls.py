@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.cli.exit_codes import ExitCode
+from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import Unreachable

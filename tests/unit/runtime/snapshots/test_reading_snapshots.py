@@ -20,7 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots import trial
+from ckpt_runtime.snapshots import snapshot as snapshot_module
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_in_place, open_snapshot
 from ckpt_runtime.storage.channel_state_reader import ElementKind, InFlightWatermark, frame_header, watermark_body
 from ckpt_runtime.storage.checksums import checksum_of
@@ -204,9 +204,9 @@ def test_large_metadata_is_tried_in_a_process_of_its_own(directory: Location, mo
     assert open_snapshot(directory).metadata == checkpoint
 
     with pytest.raises(CorruptFileError, match=r"n is damaged or foreign: its content has another shape: .*`\$.id`"):
-        trial.try_metadata(encode({**checkpoint.to_json(), "id": "one"}), "n")
+        snapshot_module.try_metadata(encode({**checkpoint.to_json(), "id": "one"}), "n")
     with pytest.raises(CorruptFileError, match="n is damaged or foreign: it is too short"):
-        trial.try_metadata(b"", "n")
+        snapshot_module.try_metadata(b"", "n")
 
 
 def test_what_is_no_snapshot_is_refused(directory: Location) -> None:

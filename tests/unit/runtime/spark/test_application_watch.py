@@ -7,15 +7,15 @@ from collections.abc import Callable
 
 import pytest
 
-from ckpt_runtime.spark import application_watch
-from ckpt_runtime.spark.application_watch import ApplicationWatch
+from ckpt_runtime.spark import session
+from ckpt_runtime.spark.session import ApplicationWatch
 
 TIMEOUT_S = 60
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(application_watch, "INTERVAL_S", 0.005)
+    monkeypatch.setattr(session, "WATCH_INTERVAL_S", 0.005)
 
 
 def watched(stopped: Callable[[], bool]) -> str:

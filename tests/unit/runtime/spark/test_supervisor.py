@@ -23,7 +23,7 @@ TIMEOUT_S = 60
 SCRIPT = """
 import json, os, signal, subprocess, sys, time
 from pathlib import Path
-from ckpt_runtime.spark.supervisor import keep
+from ckpt_runtime.spark.template_main import keep
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a suite that runs under nohup hands on that it is ignored
 directory, ending = sys.argv[1:]

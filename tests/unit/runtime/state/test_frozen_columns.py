@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.memory.frozen_columns import FrozenColumns
+from ckpt_runtime.state.memory.aggregate_table import FrozenColumns
 
 
 def slots(*numbers: int) -> AnyArray:

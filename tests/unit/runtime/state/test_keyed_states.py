@@ -13,7 +13,7 @@ from pyspark.sql import Row
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.layered_dict import FrozenView
+from ckpt_runtime.state.memory.keyed_state import FrozenView
 from ckpt_runtime.state.states import TimeToLive
 from tests.support.inline_snapshots import CHECKPOINT, InlineReader
 from tests.unit.runtime.state.conftest import Snapshots

@@ -35,9 +35,9 @@ from ckpt_runtime.network.elements import (
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
+from ckpt_runtime.task.deployed_job import waiting_input
 from ckpt_runtime.task.output import BufferLimits, ResultPartition
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.waiting_input import waiting_input
 from tests.support.effort import examples
 from tests.unit.runtime.task.conftest import TaskKit
 

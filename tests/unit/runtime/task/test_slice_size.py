@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -58,6 +59,44 @@ def test_it_follows_an_operator_that_becomes_slow_and_fast_again() -> None:
     assert work_off(size, 0.02, 0.000_01) == [16_384]
     assert max(work_off(size, 0.02, 1.0, rows=2_000)) * 1.0 <= SLICE_MS * 1.1
     assert work_off(size, 0.02, 0.000_01) == [16_384]
+
+
+def test_it_follows_an_operator_whose_rows_take_twice_as_long_now() -> None:
+    size = SliceSize()
+    work_off(size, 0.01, 0.1)
+    assert max(work_off(size, 0.01, 0.2)[:-1]) * 0.2 <= SLICE_MS * 1.1
+
+
+def fluctuating(call_ms: float, row_ms: float, seed: int) -> list[float]:
+    """The duration of each slice of 20,000 rows in buffers of 1,000, on a machine on which others work, too."""
+    size, noise, durations = SliceSize(), random.Random(seed), []
+    for _ in range(20):
+        left = 1_000
+        while left:
+            rows = min(left, size.rows)
+            durations.append((call_ms + row_ms * rows) * math.exp(noise.gauss(0, 0.6)))
+            size.took(rows, durations[-1])
+            left -= rows
+    return sorted(durations)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_an_expensive_call_do_not_come_one_by_one_because_its_time_fluctuates(seed: int) -> None:
+    """Forty aggregates of a query take 30 ms for one row and for a thousand."""
+    assert len(fluctuating(30, 0.02, seed)) < 400
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_slices_of_slow_rows_stay_short_although_their_time_fluctuates(seed: int) -> None:
+    durations = fluctuating(0.05, 0.5, seed)
+    assert durations[len(durations) * 9 // 10] < 10 * SLICE_MS
+
+
+def test_fixed_cost_is_found_although_the_first_slices_of_one_size_take_different_times() -> None:
+    size = SliceSize()
+    for rows, ms in ((4, 30.0), (1, 60.0), (1, 30.0), (1, 35.0)):
+        size.took(min(rows, size.rows), ms)
+    assert len(work_off(size, call_ms=30, row_ms=0, buffers=1, rows=1_000)) < 20
 
 
 @given(st.floats(0, 100), st.floats(0, 10), st.integers(0, 2**32))

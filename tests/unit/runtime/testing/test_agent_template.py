@@ -18,8 +18,7 @@ from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import ShutdownAgent, SpawnWorker
 from ckpt_runtime.processes import handles
 from ckpt_runtime.testing.agent_template import AGENT
-from ckpt_runtime.testing.local_slots import LocalSlotProvider
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from ckpt_runtime.testing.mini_cluster import LocalSlotProvider, MiniCluster
 from tests.support.processes import children, command_name, living, parent
 from tests.support.slot_agents import SlotListener, until
 
@@ -159,7 +158,9 @@ def other_session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
+@pytest.mark.parametrize(
+    "killed", [pytest.param(True, id="killed"), pytest.param(False, id="ends", marks=pytest.mark.long)]
+)
 def test_all_end_with_the_process_that_has_asked_for_them(killed: bool, other_session: subprocess.Popen[str]) -> None:
     started = children(other_session.pid)
     assert {AGENT, handles.TEMPLATE, handles.WORKER} <= {command_name(pid) for pid in started}

@@ -11,9 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ckpt_runtime.testing import local_slots
-from ckpt_runtime.testing.local_slots import LocalSlotProvider
-from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, MiniCluster
+from ckpt_runtime.testing import mini_cluster
+from ckpt_runtime.testing.mini_cluster import ClusterTimeoutError, LocalSlotProvider, MiniCluster
 
 TIMEOUT_S = 60
 Ended = "queue.Queue[tuple[str, BaseException | None]]"
@@ -27,13 +26,13 @@ def use_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
             f"#!{sys.executable} -IS\nimport json, os, signal, sys\nstart = json.load(sys.stdin)\n{body}\n"
         )
         script.chmod(0o755)
-        monkeypatch.setattr(local_slots, "sys", SimpleNamespace(executable=str(script), path=sys.path))
+        monkeypatch.setattr(mini_cluster, "sys", SimpleNamespace(executable=str(script), path=sys.path))
 
     return use
 
 
 def launch(*slots: str) -> tuple[LocalSlotProvider, Ended]:
-    provider = LocalSlotProvider(start_agent=local_slots.spawned_agent)
+    provider = LocalSlotProvider(start_agent=mini_cluster.spawned_agent)
     ended: Ended = queue.Queue()
     for slot in slots:
         provider.launch(slot, 1234, "secret", lambda slot, error: ended.put((slot, error)))

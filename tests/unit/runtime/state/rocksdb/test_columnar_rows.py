@@ -27,6 +27,7 @@ from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.rocksdb.stored_row_buffers import StoredRowBuffer
 from ckpt_runtime.state.states import RowBufferSpec
+from tests.support.effort import THOROUGH
 from tests.support.inline_snapshots import CANONICAL, CHECKPOINT, restore, written
 from tests.support.joins import LEFT as LEFT_SIDE
 from tests.support.joins import RIGHT as RIGHT_SIDE
@@ -113,7 +114,7 @@ def act(buffers: RowBuffers, choice: Random, number: int) -> None:
 
 
 @pytest.mark.parametrize(("specs", "rows"), [(SPECS, 1000), (SPECS, 10), (PLAIN_SPECS, 10), (PLAIN_SPECS, 60)])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(2 if THOROUGH else 1))
 def test_every_snapshot_holds_what_memory_holds(
     seed: int, specs: list[RowBufferSpec], rows: int, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,7 +126,7 @@ def test_every_snapshot_holds_what_memory_holds(
     assert isinstance(model, RowBuffers)
     choice, same, picks = Random(seed), Random(seed), Random(seed)
     late: list[tuple[Any, Any]] = []
-    for number in range(40):
+    for number in range(40 if THOROUGH else 21):
         for _ in range(4):
             act(buffers, choice, number)
             act(model, same, number)

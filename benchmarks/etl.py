@@ -1,0 +1,41 @@
+"""Rows per second of a directory of Parquet files through a filter and windows by a string key into another directory:
+the same program in the engine and in Structured Streaming, one after the other. The rows of both have to be equal.
+
+The time is from the start of the query, in a process that is warm, to its end. Spark's is without its analysis.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from benchmarks.harness import PIPELINES, emit, parser_for, positive_int, run_main
+from benchmarks.pipelines.etl import totals
+from benchmarks.process_tree import PeakMemory
+from benchmarks.windows import beside_spark
+
+NAME = "etl"
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
+    parser.add_argument("--rows", type=positive_int, default=20_000_000, help="rows in all")
+    parser.add_argument("--files", type=positive_int, default=10, help="files, each a micro-batch of Spark's")
+    parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-etl-"))
+    try:
+        with PeakMemory(os.getpid()) as memory:
+            measures = beside_spark(options, directory, PIPELINES / "etl.py", totals)
+        emit(NAME, options, measures, round(memory.peak_mb))
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,37 @@
+"""Numbers into a sink, as fast as they go, and times, at a rate: what ``benchmarks.sink`` runs."""
+
+from __future__ import annotations
+
+import json
+
+from pyspark.sql import DataFrame, SparkSession
+
+
+def pipeline(spark: SparkSession, sink: str, target: str, options: str, rows: str) -> None:
+    """``rows`` numbers, each with its key, into a sink."""
+    numbers = spark.readStream.format("numbers").option("rows", rows).option("rowNumber", "true").load()
+    _write(numbers.hint("uid", "numbers").selectExpr("key", "value", "row"), sink, target, json.loads(options))
+
+
+def times(spark: SparkSession, sink: str, target: str, options: str, rows_per_s: str) -> None:
+    """Rows that say when they were due, in microseconds since the epoch."""
+    rows = spark.readStream.format("rate").option("rowsPerSecond", rows_per_s).load().hint("uid", "times")
+    due = rows.selectExpr("value AS key", "value", "unix_micros(timestamp) AS row")
+    _write(due, sink, target, json.loads(options))
+
+
+def _write(rows: DataFrame, sink: str, target: str, options: dict[str, str]) -> None:
+    if sink == "foreachBatch":
+
+        def write(batch: DataFrame, batch_id: int) -> None:
+            batch.write.mode("overwrite").parquet(f"{target}/{batch_id}")
+
+        rows.writeStream.foreachBatch(write).queryName("sink").start()
+        return
+    if sink == "kafka":
+        rows = rows.selectExpr("CAST(key AS STRING) AS key", "CAST(row AS STRING) AS value")
+    writer = rows.writeStream.format(sink).options(**options).queryName("sink")
+    if sink in ("parquet", "delta"):
+        writer.start(target)
+    else:
+        writer.start()

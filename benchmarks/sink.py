@@ -1,0 +1,265 @@
+"""Rows per second into a sink: exactly once, with a checkpoint per interval, against at least once, in turns.
+
+For ``kafka`` the other side is the sink's own ``deliveryGuarantee=at-least-once`` under the same checkpoints. The other
+sinks have none; their other side is a job without any checkpoint before its end, which no guarantee can be faster than.
+The time is from the first RUNNING to FINISHED, the last commit included. Afterwards the target is read by another
+library: it has to hold each row once. ``kafka`` and ``delta`` also measure how old a row is when a reader sees it.
+
+Kafka's broker and PostgreSQL's server are those of the tests.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+from uuid import uuid4
+
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from benchmarks.harness import (
+    PIPELINES,
+    BenchmarkError,
+    emit,
+    not_negative,
+    parser_for,
+    percentile,
+    positive_int,
+    progress,
+    run_main,
+)
+from benchmarks.process_tree import PeakMemory
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+
+NAME = "sink"
+ROWS = {"parquet": 6_000_000, "delta": 6_000_000, "foreachBatch": 3_000_000, "postgresql": 300_000, "kafka": 300_000}
+_AT_LEAST = "at_least_once"
+_EXACTLY = "exactly_once"
+
+
+def main() -> None:
+    """The command line."""
+    parser = parser_for(NAME, __doc__ or "")
+    parser.add_argument("--sink", choices=(*ROWS, "postgres"), default="parquet", help="postgres is postgresql")
+    parser.add_argument("--rows", type=positive_int, help="rows of one run; the default differs by sink")
+    parser.add_argument("--rounds", type=positive_int, default=3, help="runs of each side")
+    parser.add_argument("--interval-ms", type=positive_int, default=1000, help="checkpoint interval")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks")
+    parser.add_argument("--latency-s", type=not_negative, default=10.0, help="how long latency is measured")
+    parser.add_argument("--rows-per-s", type=positive_int, default=1000, help="rate while latency is measured")
+    options = parser.parse_args()
+    options.sink = options.sink.replace("postgresql", "postgres").replace("postgres", "postgresql")
+    options.rows = options.rows or ROWS[options.sink]
+    directory = Path(tempfile.mkdtemp(prefix="ckpt-sink-"))
+    builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "1g").getOrCreate()
+    try:
+        with PeakMemory(os.getpid()) as memory, _target(options.sink, directory) as target, MiniCluster() as cluster:
+            measures = Runs(cluster, target, options, directory).measured()
+        emit(NAME, options, measures, round(memory.peak_mb))
+    finally:
+        spark.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class Target:
+    """Where rows go: a new place for each run, the options that lead there, and a look at what it holds."""
+
+    def __init__(self, kind: str, directory: Path, server: Any = None) -> None:
+        self.kind = kind
+        self.server = server
+        self._directory = directory
+        self.place = ""
+
+    def new(self) -> dict[str, str]:
+        """Makes a new place, and returns the sink's options for it."""
+        name = f"t{uuid4().hex[:12]}"
+        self.place = name if self.server is not None else str(self._directory / name)
+        if self.kind == "kafka":
+            self.server.create_topic(name, 2)
+            return {"kafka.bootstrap.servers": self.server.servers, "topic": name}
+        if self.kind == "postgresql":
+            self._query(f"CREATE TABLE {name} (key bigint, value bigint, row bigint)")
+            return {"url": self.server, "dbtable": name}
+        return {}
+
+    def rows(self) -> tuple[int, int]:
+        """How many rows the place holds, and the sum of their numbers."""
+        if self.kind == "kafka":
+            numbers = [int(message.value()) for message in self.server.consume(self.place, 2)]
+            return len(numbers), sum(numbers)
+        if self.kind == "postgresql":
+            count, total = self._query(f"SELECT count(*), sum(row) FROM {self.place}")
+            return int(count), int(total)
+        import duckdb
+
+        if self.kind == "delta":
+            from deltalake import DeltaTable
+
+            files = ", ".join(f"'{uri}'" for uri in DeltaTable(self.place).file_uris())
+        else:
+            files = f"'{self.place}/**/*.parquet'"
+        connection = duckdb.connect()
+        count, total = connection.execute(f"SELECT count(*), sum(row) FROM read_parquet([{files}])").fetchall()[0]
+        return int(count), int(total)
+
+    def _query(self, statement: str) -> Any:
+        import psycopg
+
+        with psycopg.connect(self.server, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchone() if cursor.description else None
+
+
+@contextmanager
+def _target(kind: str, directory: Path) -> Iterator[Target]:
+    if kind == "kafka":
+        from tests.support.kafka_broker import kafka_broker
+
+        with kafka_broker(directory) as broker:
+            yield Target(kind, directory, broker)
+    elif kind == "postgresql":
+        from tests.support.postgres_server import postgres_server
+
+        with postgres_server() as url:
+            yield Target(kind, directory, url)
+    else:
+        yield Target(kind, directory)
+
+
+class Runs:
+    """The runs of one sink in one session."""
+
+    def __init__(self, cluster: MiniCluster, target: Target, options: Any, directory: Path) -> None:
+        self._cluster = cluster
+        self._target = target
+        self._options = options
+        self._checkpoints = f"{directory}/checkpoints"
+
+    def measured(self) -> dict[str, Any]:
+        """Both sides in turns, after one run that warms up."""
+        options = self._options
+        self._run(_EXACTLY, max(1, options.rows // 10))
+        rates: dict[str, list[float]] = {_EXACTLY: [], _AT_LEAST: []}
+        for number in range(options.rounds):
+            sides = list(rates) if number % 2 else list(rates)[::-1]
+            for side in sides:
+                rates[side].append(options.rows / self._run(side, options.rows))
+                progress(f"{side}: {rates[side][-1]:,.0f} rows/s")
+        exactly, at_least = median(rates[_EXACTLY]), median(rates[_AT_LEAST])
+        measures: dict[str, Any] = {
+            "exactly_once_rows_per_s": round(exactly),
+            "at_least_once_rows_per_s": round(at_least),
+            "ratio": round(exactly / at_least, 3),
+            "other_side": "deliveryGuarantee=at-least-once"
+            if options.sink == "kafka"
+            else "no checkpoint before the end",
+        }
+        if options.sink in ("kafka", "delta") and options.latency_s:
+            measures |= self._latency()
+        return measures
+
+    def _run(self, side: str, rows: int) -> float:
+        """The seconds that a job takes. Raises BenchmarkError if its target does not hold each row once."""
+        given, configuration = self._target.new(), self._configuration()
+        if side == _AT_LEAST and self._options.sink == "kafka":
+            given["deliveryGuarantee"] = "at-least-once"
+        elif side == _AT_LEAST:
+            del configuration["execution.checkpointing.interval"]
+        job = self._submitted("pipeline", given, str(rows), configuration)
+        started = time.monotonic()
+        self._cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=900)
+        took = time.monotonic() - started
+        wanted, found = (rows, rows * (rows - 1) // 2), self._target.rows()
+        if found != wanted:
+            raise BenchmarkError(f"the target holds {found} (rows, sum), and has to hold {wanted}")
+        return took
+
+    def _latency(self) -> dict[str, Any]:
+        """How old rows are when a reader sees them, in ms."""
+        given = self._target.new()
+        job = self._submitted("times", given, str(self._options.rows_per_s), self._configuration())
+        try:
+            seen = {"kafka": self._ages_in_kafka, "delta": self._ages_in_delta}[self._options.sink]()
+        finally:
+            self._cluster.call(self._cluster.dispatcher.cancel_job(job))
+            self._cluster.wait_for_status(job, JobStatus.CANCELED)
+        if len(seen) < self._options.rows_per_s:
+            raise BenchmarkError(f"only {len(seen)} rows were seen while latency was measured")
+        shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
+        return {f"latency_ms_{name}": round(percentile(seen, share) or 0.0) for name, share in shares.items()}
+
+    def _ages_in_kafka(self) -> list[float]:
+        from confluent_kafka import Consumer, TopicPartition
+
+        settings = {"bootstrap.servers": self._target.server.servers, "group.id": "latency"}
+        consumer = Consumer({**settings, "isolation.level": "read_committed", "enable.auto.commit": False})
+        consumer.assign([TopicPartition(self._target.place, partition, 0) for partition in range(2)])
+
+        def look() -> list[tuple[float, int]]:
+            messages = [message for message in consumer.consume(1000, 0.02) if message.error() is None]
+            return [(time.time(), int(message.value())) for message in messages]
+
+        try:
+            return self._ages(look)
+        finally:
+            consumer.close()
+
+    def _ages_in_delta(self) -> list[float]:
+        log, known = Path(self._target.place) / "_delta_log", set[str]()
+
+        def look() -> list[tuple[float, int]]:
+            found: list[tuple[float, int]] = []
+            for file in sorted(log.glob("*.json")):
+                if file.name in known:
+                    continue
+                known.add(file.name)
+                actions = [json.loads(line) for line in file.read_text().splitlines()]
+                for path in (action["add"]["path"] for action in actions if "add" in action):
+                    due = pq.read_table(log.parent / path, columns=["row"]).column("row").to_pylist()
+                    found += [(file.stat().st_mtime, at) for at in due]
+            time.sleep(0.02)
+            return found
+
+        return self._ages(look)
+
+    def _ages(self, look: Callable[[], list[tuple[float, int]]]) -> list[float]:
+        """Looks for the given time, and leaves out the rows that were due while the job was starting."""
+        ages: list[float] = []
+        first = time.monotonic() + 3.0
+        while time.monotonic() < first + self._options.latency_s:
+            seen = look()
+            if time.monotonic() >= first:
+                ages += [(at - due / 1e6) * 1000 for at, due in seen]
+        return ages
+
+    def _configuration(self) -> dict[str, str]:
+        return {
+            "execution.checkpointing.interval": f"{self._options.interval_ms} ms",
+            "execution.checkpointing.dir": self._checkpoints,
+            "restart-strategy.type": "none",
+        }
+
+    def _submitted(self, entry: str, given: dict[str, str], amount: str, configuration: dict[str, str]) -> str:
+        job = self._cluster.submit(
+            PIPELINES / "sink.py",
+            entry=f"sink:{entry}",
+            arguments=[self._options.sink, self._target.place, json.dumps(given), amount],
+            configuration=configuration,
+            parallelism=self._options.parallelism,
+        )
+        self._cluster.wait_for_status(job, JobStatus.RUNNING, timeout_s=300)
+        return job
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,508 @@
+"""Format ``postgresql`` as a source: the rows of a table in the order of a column whose values grow.
+
+Values that grow do not become visible in their order: a transaction that drew a value may commit after one that drew a
+greater value, and a reader that has passed the greater value would miss the row. Therefore a value is read up to only
+when no row below it can appear any more. An INSERT draws the value of a sequence while it holds a lock of the table, up
+to the end of its transaction. So the enumerator notes the greatest value, then which transactions hold such a lock, and
+waits until they have ended, as CREATE INDEX CONCURRENTLY does. It blocks nobody. With option ``settleTime`` it waits
+for that time instead, where values come from elsewhere.
+
+A split is a range of values; its position is the last value that was emitted. Never writes to the database.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from queue import Empty, Full, Queue, SimpleQueue
+from threading import Event
+from typing import Any, TypedDict
+
+import pyarrow as pa
+
+from ckpt_runtime.connectors.postgres_sink import Database
+from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.graph.options import duration_ms
+from ckpt_runtime.graph.postgres_options import import_driver
+from ckpt_runtime.graph.postgres_source_options import LATEST, readable_types, settle_ms, starting_value
+from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+
+_LOG = logging.getLogger(__name__)
+_RECONNECT_S = 1.0
+_STEP_S = 0.1
+_PAGES = 2
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LEAST_VALUES = 10_000
+_LEAST_MICROSECONDS = 60_000_000
+"""How many values, or microseconds, a split has at least; below, a range is not divided."""
+
+_CATALOG = """
+SELECT c.oid, c.relkind, a.attnotnull, a.attidentity <> '' OR pg_get_expr(d.adbin, d.adrelid) LIKE 'nextval(%%',
+    s.seqcache, s.seqincrement, s.seqcycle, pg_is_in_recovery(),
+    EXISTS (SELECT FROM pg_subscription_rel WHERE srrelid = c.oid),
+    EXISTS (SELECT FROM pg_index WHERE indrelid = c.oid AND indkey[0] = a.attnum AND indpred IS NULL AND indisvalid)
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+LEFT JOIN pg_attrdef d ON d.adrelid = c.oid AND d.adnum = a.attnum
+LEFT JOIN pg_sequence s ON s.seqrelid =
+    pg_get_serial_sequence(format('%%I.%%I', %(schema)s::text, %(table)s::text), a.attname)::regclass
+WHERE c.oid = format('%%I.%%I', %(schema)s::text, %(table)s::text)::regclass AND a.attname = %(column)s AND a.attnum > 0
+"""
+_WRITERS = """
+WITH RECURSIVE parts(oid) AS (
+    SELECT %s::oid UNION SELECT inhrelid FROM pg_inherits JOIN parts ON inhparent = parts.oid
+)
+SELECT virtualtransaction FROM pg_locks JOIN parts ON relation = parts.oid
+WHERE locktype = 'relation' AND mode = 'RowExclusiveLock' AND granted
+    AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+"""
+_PREPARED = "-1/"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _SAID_AFTER_S = 0.02, 0.5, 30.0
+
+
+class _ReadUpTo(TypedDict):
+    """The state of an enumerator: whether it has ``looked`` at the table and so begun where ``startingValue`` says; the
+    value up to which rows were sent, None before the first row; and the number of splits so far, for their ids."""
+
+    looked: bool
+    upto: int | None
+    splits: NonNegative
+
+
+class _ValueRange(TypedDict):
+    """The rows of a split: with greater values than ``after``, up to ``upto``. Timestamps are microseconds."""
+
+    after: int
+    upto: int
+
+
+class PostgresSource(Source):
+    """The source behind format ``postgresql``."""
+
+    state_type: Any = _ReadUpTo
+    description_type: Any = _ValueRange
+    position_type: Any = int
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        super().__init__(options)
+        self._values = source_options("postgresql", options)
+
+    @classmethod
+    def name(cls) -> str:
+        return "postgresql"
+
+    def schema(self, declared: pa.Schema | None) -> pa.Schema:
+        return source_schema("postgresql", self.options, declared)
+
+    def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
+        return PostgresEnumerator(self._values, schema, state, bounded=bounded)
+
+    def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
+        return PostgresReader(self._values, schema)
+
+
+class GrowingTable:
+    """A connection to the table. Raises ValueError for a table that cannot be read exactly."""
+
+    def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
+        self._column = options["growingColumn"]
+        self._is_time = pa.types.is_timestamp(schema.field(self._column).type)
+        self._has_zone = self._is_time and schema.field(self._column).type.tz is not None
+        self._settle_ms = settle_ms(options)
+        self._schema = schema
+        self._database = Database(options)
+        try:
+            self._oid = self._checked()
+            self._database.run("SET TIME ZONE 'UTC'")
+        except BaseException:
+            self.close()
+            raise
+        self._columns = self._database.sql.SQL(", ").join(
+            self._database.sql.SQL("{}::text" if field.type == pa.string() else "{}").format(
+                self._database.sql.Identifier(field.name)
+            )
+            for field in schema
+        )
+
+    def bounds(self) -> tuple[int, int] | None:
+        """The least and the greatest value of the rows that are visible now; None if there are none."""
+        least, greatest = self._run("SELECT min({column}), max({column}) FROM {target}").fetchone()
+        return None if greatest is None else (self._number(least), self._number(greatest))
+
+    def writers(self) -> set[str]:
+        """The transactions that have written to the table, or are about to, and have not ended."""
+        return {writer for (writer,) in self._run(_WRITERS, (self._oid,)).fetchall()}
+
+    def count(self, after: int, upto: int) -> int:
+        """The number of rows of a range."""
+        condition = "{column} > %s AND {column} <= %s"
+        values = (self._value(after), self._value(upto))
+        return int(self._run(f"SELECT count(*) FROM {{target}} WHERE {condition}", values).fetchone()[0])
+
+    def page(self, after: int, upto: int, rows: int) -> pa.RecordBatch | None:
+        """The next rows of a range in order, some more than ``rows`` if they share a value; None behind the last."""
+        found = self._run(
+            "SELECT {columns} FROM {target} WHERE {column} > %s AND {column} <= %s ORDER BY {column} "
+            f"FETCH FIRST {rows:d} ROWS WITH TIES",
+            (self._value(after), self._value(upto)),
+            columns=self._columns,
+        ).fetchall()
+        if not found:
+            return None
+        columns = []
+        for field, values in zip(self._schema, zip(*found, strict=True), strict=True):
+            try:
+                columns.append(pa.array(values, field.type))
+            except (pa.ArrowException, ValueError, OverflowError) as error:
+                raise ValueError(f"a value of column {field.name!r} does not fit into {field.type}: {error}") from error
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def numbers(self, batch: pa.RecordBatch) -> list[int]:
+        """The values of the growing column, as positions have them."""
+        found: list[int] = batch.column(self._column).cast(pa.int64()).to_pylist()
+        return found
+
+    def close(self) -> None:
+        self._database.close()
+
+    def _run(self, text: str, values: Sequence[Any] | None = None, **names: Any) -> Any:
+        return self._database.run(text, values, column=self._column, **names)
+
+    def _number(self, value: Any) -> int:
+        if not self._is_time:
+            return int(value)
+        moment = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return int((moment - _EPOCH) // timedelta(microseconds=1))
+
+    def _value(self, number: int) -> Any:
+        if not self._is_time:
+            return number
+        moment = _EPOCH + timedelta(microseconds=number)
+        return moment if self._has_zone else moment.replace(tzinfo=None)
+
+    def _checked(self) -> int:
+        """Checks types, and whether the order of values can be relied on. Returns the id of the table."""
+        database = self._database
+        known = database.column_types()
+        for field in self._schema:
+            if field.name not in known:
+                raise ValueError(f"table {database.table!r} has no column {field.name!r}; it has {', '.join(known)}")
+            allowed = readable_types(field)
+            if known[field.name][0] not in allowed:
+                raise ValueError(
+                    f"column {field.name!r} is {known[field.name][0]} in table {database.table!r} and was declared as "
+                    f"{field.type}, which reads {', '.join(allowed)}"
+                )
+        place = {"schema": database.schema, "table": database.table, "column": self._column}
+        row = database.connection.execute(_CATALOG, place).fetchone()
+        oid, kind, required, is_drawn, cache, increment, cycles, is_standby, is_subscribed, has_index = row
+        name = f"column {self._column!r} of table {database.table!r}"
+        if kind not in ("r", "p"):
+            raise ValueError(f"{database.table!r} is no table, and a stream reads tables")
+        if not required:
+            raise ValueError(f"{name} may be null, and such rows would never be read: ALTER COLUMN ... SET NOT NULL")
+        if not has_index:
+            _LOG.warning(
+                "postgresql: %s has no index, and the whole table is read each time that rows are looked for", name
+            )
+        if self._settle_ms is None:
+            self._check_order(name, is_drawn and cache is not None, cache, increment, cycles, is_standby, is_subscribed)
+        return int(oid)
+
+    @staticmethod
+    def _check_order(
+        name: str,
+        is_drawn: bool,
+        cache: int | None,
+        increment: int | None,
+        cycles: bool | None,
+        is_standby: bool,
+        is_subscribed: bool,
+    ) -> None:
+        """Raises ValueError if the locks of the table do not show which rows are still to come."""
+        problem = None
+        if not is_drawn:
+            problem = "its values do not come from a sequence of its own (serial, or GENERATED AS IDENTITY)"
+        elif cache != 1 or cycles or (increment or 0) < 1:
+            problem = f"its sequence has CACHE {cache}, INCREMENT {increment}, {'CYCLE' if cycles else 'NO CYCLE'}"
+        elif is_standby:
+            problem = "the server is a standby, which does not show who writes"
+        elif is_subscribed:
+            problem = "the table is the target of a subscription, which brings values in the order of commits"
+        if problem is not None:
+            raise ValueError(
+                f"{name}: {problem}, so that rows may appear below a value that was read. Set option settleTime to the "
+                "time after which no such row comes any more"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """Rows up to ``upto`` are complete; ``least`` is the least value of the table then. None: the table is empty."""
+
+    least: int | None
+    upto: int | None
+
+
+class PostgresEnumerator(SplitEnumerator):
+    """Sends ranges of values below which no row can appear any more. A thread asks the database."""
+
+    idle_ms = 50
+
+    def __init__(self, options: dict[str, Any], schema: pa.Schema, state: Any, *, bounded: bool) -> None:
+        self._options = options
+        self._schema = schema
+        self._bounded = bounded
+        self._upto: int | None = None if state is None else state["upto"]
+        self._splits = 0 if state is None else state["splits"]
+        start = starting_value(options)
+        self._is_first = state is None or not state["looked"]
+        self._skips = self._is_first and start == LATEST
+        if self._is_first and isinstance(start, int):
+            self._upto = start
+        is_time = pa.types.is_timestamp(schema.field(options["growingColumn"]).type)
+        self._least_width = _LEAST_MICROSECONDS if is_time else _LEAST_VALUES
+        self._found: SimpleQueue[_Settled | Exception] = SimpleQueue()
+        self._taken, self._closed = Event(), Event()
+        self._ended = False
+        self._thread = HelperThread(target=self._watch, name="postgresql values", daemon=True)
+        self._thread.start()
+
+    def discover(self) -> Sequence[Split]:
+        if self._ended:
+            return ()
+        try:
+            found = self._found.get(timeout=_STEP_S) if self._bounded else self._found.get_nowait()
+        except Empty:
+            # An empty range keeps a bounded source open while transactions are waited for.
+            return [self._split(0, 0)] if self._bounded else ()
+        if isinstance(found, Exception):
+            raise found
+        self._ended = self._bounded
+        splits: list[Split] = []
+        if found.upto is not None and found.least is not None and (self._upto is None or found.upto > self._upto):
+            after = found.least - 1 if self._upto is None else self._upto
+            if not self._skips:
+                splits = [self._split(*part) for part in self._parts(after, found.upto)]
+            self._upto = found.upto
+        self._is_first = self._skips = False
+        self._taken.set()
+        return splits
+
+    def snapshot(self) -> Any:
+        return {"looked": not self._is_first, "upto": self._upto, "splits": self._splits}
+
+    def close(self) -> None:
+        self._closed.set()
+        self._taken.set()
+        self._thread.join(5.0)
+
+    def _split(self, after: int, upto: int) -> Split:
+        self._splits += 1
+        return Split(f"values#{self._splits}", {"after": after, "upto": upto})
+
+    def _parts(self, after: int, upto: int) -> list[tuple[int, int]]:
+        """Divides a range into at most ``numPartitions`` parts of equal width."""
+        width = upto - after
+        count = max(1, min(self._options["numPartitions"], width // self._least_width))
+        ends = [after + width * part // count for part in range(count + 1)]
+        return list(pairwise(ends))
+
+    def _watch(self) -> None:
+        """Looks for settled values periodically. While the database does not answer, it keeps trying."""
+        operational = import_driver().OperationalError
+        pause_s = duration_ms("pollInterval", self._options["pollInterval"], "ms") / 1000
+        sent: int | None = self._upto
+        table: GrowingTable | None = None
+        was_connected = False
+        while not self._closed.is_set():
+            try:
+                if table is None:
+                    table = GrowingTable(self._options, self._schema)
+                    was_connected = True
+                settled = self._settle(table, sent)
+            except operational as error:
+                if not was_connected:
+                    self._found.put(error)
+                    break
+                _LOG.warning("postgresql: the table cannot be read now: %s", error)
+                if table is not None:
+                    table.close()
+                    table = None
+                self._closed.wait(_RECONNECT_S)
+                continue
+            except Exception as error:
+                self._found.put(error)
+                break
+            if settled is not None:
+                self._taken.clear()
+                self._found.put(settled)
+                if self._bounded:
+                    break
+                self._taken.wait()
+                sent = settled.upto if settled.upto is not None else sent
+            self._closed.wait(pause_s)
+        if table is not None:
+            table.close()
+
+    def _settle(self, table: GrowingTable, sent: int | None) -> _Settled | None:
+        """Waits until rows up to the greatest value of now are complete; None if there is no greater one than before.
+
+        An empty table and one without new rows are a result, too, where it is waited for: for a bounded source, and for
+        one that begins behind the latest value.
+        """
+        bounds = table.bounds()
+        is_new = bounds is not None and (sent is None or bounds[1] > sent)
+        if not is_new and not (self._bounded or self._skips):
+            return None
+        wait_ms = settle_ms(self._options)
+        if wait_ms is None:
+            self._wait_for_writers(table)
+        elif is_new:
+            self._closed.wait(wait_ms / 1000)
+        return _Settled(*(bounds or (None, None)))
+
+    def _wait_for_writers(self, table: GrowingTable) -> None:
+        """Returns when the transactions that write to the table now have ended."""
+        pause_s, waited_s = _FIRST_PAUSE_S, 0.0
+        before = table.writers()
+        while before and not self._closed.wait(pause_s):
+            # A transaction that is prepared for a commit in two phases gets another name.
+            before = {now for now in table.writers() if now in before or now.startswith(_PREPARED)}
+            waited_s += pause_s
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            if waited_s >= _SAID_AFTER_S and before:
+                waited_s = 0.0
+                _LOG.warning(
+                    "postgresql: new rows of %s wait for open transactions that have written to it, in pg_locks "
+                    "virtualtransaction %s",
+                    self._options["dbtable"],
+                    ", ".join(sorted(before)[:10]),
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Page:
+    """Rows of a split with their values; no rows at its end."""
+
+    split_id: str
+    batch: pa.RecordBatch | None
+    numbers: Sequence[int]
+
+
+class PostgresReader(SplitReader):
+    """Reads ranges of values, one after the other. A thread fetches the next rows while these are processed."""
+
+    def __init__(self, options: dict[str, Any], schema: pa.Schema) -> None:
+        self._options = options
+        self._schema = schema
+        self._waiting: SimpleQueue[tuple[Split, int | None]] = SimpleQueue()
+        self._pages: Queue[_Page | Exception] = Queue(_PAGES)
+        self._positions: dict[str, int] = {}
+        self._counts: dict[str, int | None] = {}
+        self._rest: _Page | None = None
+        self._closed = Event()
+        self._thread: HelperThread | None = None
+
+    def add(self, split: Split, position: Any) -> None:
+        self._positions[split.id] = split.description["after"] if position is None else position
+        self._counts[split.id] = None
+        self._waiting.put((split, position))
+        if self._thread is None:
+            self._thread = HelperThread(target=self._fetch, name="postgresql rows", daemon=True)
+            self._thread.start()
+
+    def read(self, most_rows: int) -> SplitRows | None:
+        if self._rest is None:
+            try:
+                found = self._pages.get_nowait()
+            except Empty:
+                return None
+            if isinstance(found, Exception):
+                raise found
+            self._rest = found
+        page, name = self._rest, self._rest.split_id
+        if page.batch is None:
+            self._rest = None
+            del self._counts[name]
+            return SplitRows(name, self._positions.pop(name), ended=True)
+        cut = min(most_rows, len(page.numbers))
+        while cut < len(page.numbers) and page.numbers[cut] == page.numbers[cut - 1]:
+            cut += 1  # a position is behind all rows of one value
+        rest = _Page(name, page.batch.slice(cut), page.numbers[cut:])
+        self._rest = rest if rest.numbers else None
+        self._positions[name] = page.numbers[cut - 1]
+        if (count := self._counts[name]) is not None:
+            self._counts[name] = max(0, count - cut)
+        return SplitRows(name, self._positions[name], page.batch.slice(0, cut))
+
+    def backlog(self) -> int | None:
+        counts = list(self._counts.values())
+        return None if None in counts else sum(filter(None, counts))
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+
+    def _fetch(self) -> None:
+        try:
+            self._fetch_all()
+        except Exception as error:
+            self._put(error)
+
+    def _fetch_all(self) -> None:
+        """Fetches the pages of splits. While the database does not answer, it keeps trying."""
+        operational = import_driver().OperationalError
+        table: GrowingTable | None = None
+        was_connected = False
+        split: Split | None = None
+        after = 0
+        try:
+            while not self._closed.is_set():
+                if split is None:
+                    try:
+                        split, position = self._waiting.get(timeout=_STEP_S)
+                    except Empty:
+                        continue
+                    after = split.description["after"] if position is None else position
+                try:
+                    if table is None:
+                        table = GrowingTable(self._options, self._schema)
+                        was_connected = True
+                    page = self._next_page(table, split, after)
+                except operational as error:
+                    if not was_connected:
+                        raise
+                    _LOG.warning("postgresql: rows cannot be read now: %s", error)
+                    if table is not None:
+                        table.close()
+                        table = None
+                    self._closed.wait(_RECONNECT_S)
+                    continue
+                self._put(page)
+                split, after = (None, 0) if page.batch is None else (split, page.numbers[-1])
+        finally:
+            if table is not None:
+                table.close()
+
+    def _next_page(self, table: GrowingTable, split: Split, after: int) -> _Page:
+        upto = split.description["upto"]
+        if after >= upto:
+            return _Page(split.id, None, ())
+        if self._counts.get(split.id) is None:
+            self._counts[split.id] = table.count(after, upto)
+        batch = table.page(after, upto, self._options["fetchsize"])
+        return _Page(split.id, batch, () if batch is None else table.numbers(batch))
+
+    def _put(self, item: _Page | Exception) -> None:
+        while not self._closed.is_set():
+            try:
+                self._pages.put(item, timeout=_STEP_S)
+                return
+            except Full:
+                continue

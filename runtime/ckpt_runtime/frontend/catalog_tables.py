@@ -1,0 +1,145 @@
+"""Tables of Spark's catalog that streams write (``toTable``) and read (``readStream.table``).
+
+A table is a directory of files and an entry in the catalog. The engine reads and writes the files itself, so while a
+program is planned only the entry is read. A table that does not exist yet is created when the program is submitted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.frontend.batch_writers import SPARK_FILES
+from ckpt_runtime.frontend.catalyst import items
+from ckpt_runtime.frontend.typed_plan import CatalogTable, TableRequest
+from ckpt_runtime.graph.specs import FILE_FORMATS
+
+_FORMATS = FILE_FORMATS | SPARK_FILES
+_UNTRACKED = "spark.sql.hive.manageFilesourcePartitions"
+"""An option of Spark: the catalog lists the partitions of a table, or else each reader looks for their directories."""
+
+
+@dataclass(slots=True)
+class NewTables:
+    """The tables that one program writes and that do not exist, with the statements that create them, by full name."""
+
+    tables: dict[str, CatalogTable] = field(default_factory=dict)
+    statements: dict[str, str] = field(default_factory=dict)
+
+    def create(self, session: Any) -> None:
+        """Creates the tables that do not exist. Blocks. Raises Py4JJavaError for Spark's errors."""
+        session.conf().set(_UNTRACKED, "false")  # the engine adds directories and no entries of the catalog
+        for statement in self.statements.values():
+            session.sql(statement)
+
+
+def table_to_read(session: Any, request: TableRequest, new: NewTables) -> CatalogTable:
+    """Returns the table that a stream reads, which may be one that the same program writes.
+
+    Raises UnsupportedExpressionError for what is not a table of files, and Py4JJavaError for an unknown table.
+    """
+    catalog = session.sessionState().catalog()
+    identifier = _identifier(session, request.name)
+    name = identifier.unquotedString()
+    if name in new.tables:
+        return new.tables[name]
+    entry = catalog.getTableMetadata(identifier)
+    if entry.tableType().name() == "VIEW":
+        raise UnsupportedExpressionError(f"the view {name} as a stream", "read the table below it")
+    return _existing(name, entry)
+
+
+def table_to_write(session: Any, request: TableRequest, schema: Any, new: NewTables) -> CatalogTable:
+    """Returns the table that a stream with the columns ``schema`` writes; notes in ``new`` if it has to be created.
+
+    As in Spark, an existing table has to have the format of the query, and no column is compared with it. Raises
+    UnsupportedExpressionError for a table that the engine cannot write so that readers find all rows.
+    """
+    catalog = session.sessionState().catalog()
+    identifier = _identifier(session, request.name)
+    name = identifier.unquotedString()
+    format_ = request.format.lower()
+    if format_ not in _FORMATS:
+        raise UnsupportedExpressionError(
+            f"format {request.format!r} in toTable", f"tables are written as {', '.join(sorted(_FORMATS))}"
+        )
+    if catalog.tableExists(identifier):
+        return _writable(name, catalog.getTableMetadata(identifier), request)
+    if name in new.tables:
+        return new.tables[name]
+    location = request.path or str(catalog.defaultTablePath(identifier).toString())
+    columns = schema.asNullable()
+    table = CatalogTable(name, format_, _path(location), str(columns.json()), request.partitioned_by)
+    new.tables[name] = table
+    new.statements[name] = _statement(name, request, columns.toDDL())
+    return table
+
+
+def _statement(name: str, request: TableRequest, columns: str) -> str:
+    quoted = ".".join(_quoted(part) for part in name.split("."))
+    statement = f"CREATE TABLE IF NOT EXISTS {quoted} ({columns}) USING {request.format}"
+    if request.partitioned_by:
+        statement += f" PARTITIONED BY ({', '.join(map(_quoted, request.partitioned_by))})"
+    if request.path:
+        text = request.path.replace("\\", "\\\\").replace("'", "\\'")
+        statement += f" LOCATION '{text}'"
+    return statement
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
+
+
+def _identifier(session: Any, name: str) -> Any:
+    """Returns the full name of a table of the session's own catalog. Raises UnsupportedExpressionError for others."""
+    catalog = session.sessionState().catalog()
+    parser = session.sessionState().sqlParser()
+    parts = [str(part) for part in items(parser.parseMultipartIdentifier(name))]
+    if len(parts) > 3 or (len(parts) == 3 and parts[0] != "spark_catalog"):
+        raise UnsupportedExpressionError(
+            f"the catalog {parts[0]}", "streams write and read tables of Spark's own catalog by name"
+        )
+    return catalog.qualifyIdentifier(parser.parseTableIdentifier(".".join(map(_quoted, parts[-2:]))))
+
+
+def _existing(name: str, entry: Any) -> CatalogTable:
+    provider = str(entry.provider().get()).lower() if entry.provider().isDefined() else ""
+    properties = entry.storage().properties()
+    options = {str(pair._1()): str(pair._2()) for pair in items(properties.toSeq())}
+    options = {key: value for key, value in options.items() if key.lower() not in ("path", "serialization.format")}
+    partitioned_by = tuple(map(str, items(entry.partitionColumnNames())))
+    location = _path(str(entry.location().toString()))
+    return CatalogTable(name, provider, location, str(entry.schema().json()), partitioned_by, options)
+
+
+def _writable(name: str, entry: Any, request: TableRequest) -> CatalogTable:
+    if entry.tableType().name() == "VIEW":
+        raise UnsupportedExpressionError(f"toTable to the view {name}", "streams write tables, as in Spark")
+    table = _existing(name, entry)
+    if table.format != request.format.lower():
+        raise UnsupportedExpressionError(
+            f"format {request.format!r} in toTable", f"the table {table.name} has the format {table.format!r}"
+        )
+    if entry.bucketSpec().isDefined():
+        raise UnsupportedExpressionError(f"toTable to {table.name}", "the engine does not write buckets")
+    if request.partitioned_by != table.partitioned_by:
+        raise UnsupportedExpressionError(
+            f"partitionBy in toTable to {table.name}",
+            f"the table is partitioned by {list(table.partitioned_by)}; name the same columns",
+        )
+    if table.partitioned_by and entry.tracksPartitionsInCatalog():
+        raise UnsupportedExpressionError(
+            f"toTable to {table.name}",
+            f"the catalog lists its partitions, and would not know the new ones; create it while {_UNTRACKED} is false",
+        )
+    return table
+
+
+def _path(location: str) -> str:
+    """Returns a location of Spark as sinks and sources take it: a path if it is in the local file system."""
+    if location.startswith("file:"):
+        from urllib.parse import unquote, urlsplit
+
+        return unquote(urlsplit(location).path)
+    return location

@@ -1,0 +1,67 @@
+"""An archive of Spark's classes: with it, a Java machine of the tests starts with half of the work.
+
+``python -m tests.support.java_archive`` makes it in the virtual environment, unless it is there. A Java machine whose
+version or class path does not fit ignores the archive.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+
+ARCHIVE = Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Java machines of tests live for a minute or two: compiling for the long run would be half of their work."""
+_QUIET = "-Xlog:disable -Xlog:all=error:stderr"
+"""The warning about an archive that does not fit would go to the standard output, which programs read."""
+
+
+def java_options() -> str:
+    """For ``JDK_JAVA_OPTIONS``."""
+    return f"{SHORT_LIVED} {_QUIET} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else SHORT_LIVED
+
+
+def main() -> None:
+    """Runs a small program in Spark, whose Java machine writes the classes that it has loaded."""
+    if ARCHIVE.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=sys.prefix) as directory:
+        made = Path(directory) / ARCHIVE.name
+        environment = {
+            **os.environ,
+            "JDK_JAVA_OPTIONS": f"{SHORT_LIVED} {_QUIET} -XX:ArchiveClassesAtExit={made}",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+        }
+        subprocess.run([sys.executable, "-c", _PROGRAM, directory], check=True, env=environment)
+        os.replace(made, ARCHIVE)
+
+
+_PROGRAM = """
+import sys
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1"}
+spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+spark.sparkContext.setLogLevel("ERROR")
+rows, totals = sys.argv[1] + "/rows", sys.argv[1] + "/totals"
+spark.range(100).selectExpr("id", "timestamp_seconds(id) AS t").write.parquet(rows)
+stream = spark.readStream.schema("id LONG, t TIMESTAMP").parquet(rows).withWatermark("t", "1 second")
+counts = stream.groupBy("t").count().writeStream.format("parquet").option("checkpointLocation", totals + "-checkpoint")
+counts.trigger(availableNow=True).start(totals).awaitTermination()
+spark.read.parquet(totals).collect()
+spark.range(10).rdd.map(lambda row: row.id).collect()
+spark.stop()
+gateway = SparkContext._gateway
+gateway.shutdown()
+gateway.proc.stdin.close()
+gateway.proc.wait()
+"""
+
+if __name__ == "__main__":
+    main()
