@@ -236,6 +236,7 @@ def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: Min
     assert 0 < sum(table.num_rows for table in batches) - len(passed - {-1}) < 12, "some rows are late"
 
 
+@pytest.mark.long
 @pytest.mark.row("io.2")
 def test_a_processor_behind_an_outer_join(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
     """It gets the same rows, none of them late, and the same timers; Spark gives unmatched rows a call of their own."""

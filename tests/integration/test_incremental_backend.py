@@ -91,7 +91,7 @@ def local_files(cluster: MiniCluster) -> set[Path]:
     return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
-@pytest.fixture(params=["hashmap", "rocksdb"])
+@pytest.fixture(params=[pytest.param("hashmap", marks=pytest.mark.long), "rocksdb"])
 def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
     """By the first name the pipeline's module registers the tests' backend."""
     return FileBackedJob(cluster, tmp_path, request.param)

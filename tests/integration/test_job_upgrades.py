@@ -121,6 +121,7 @@ def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded,
             {"configuration": {"restart-strategy.type": "none"}},
             "session_is_there",
             id="fails when it opens its state",
+            marks=pytest.mark.long,
         ),
     ],
 )

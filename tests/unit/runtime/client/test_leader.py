@@ -131,16 +131,13 @@ def test_one_client_follows_to_the_next_leader(directory: Directory, two: tuple[
     assert all(dead in str(error) for error in away)
 
 
-def test_an_asynchronous_client_follows_too(directory: Directory, two: tuple[str, str]) -> None:
-    async def run() -> None:
-        async with AsyncCkptClient(directory.source(), token=TOKEN, retry_timeout_s=20) as client:
-            waiting = asyncio.create_task(client.cluster_overview())
-            await asyncio.sleep(0)
-            directory.lead(two[0])
-            await waiting
-            assert client.url == two[0]
-
-    asyncio.run(run())
+async def test_an_asynchronous_client_follows_too(directory: Directory, two: tuple[str, str]) -> None:
+    async with AsyncCkptClient(directory.source(), token=TOKEN, retry_timeout_s=20) as client:
+        waiting = asyncio.create_task(client.cluster_overview())
+        await asyncio.sleep(0)
+        directory.lead(two[0])
+        await waiting
+        assert client.url == two[0]
 
 
 def forged(url: str) -> Callable[[Directory], None]:

@@ -28,58 +28,49 @@ async def raw(port: int, request: bytes) -> bytes:
     return answer
 
 
-def test_start_on_a_free_port_serve_and_stop() -> None:
-    async def run() -> None:
-        before = signal.getsignal(signal.SIGINT)
-        running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-            assert (await client.get("/v1/overview")).status_code == 200
-        assert signal.getsignal(signal.SIGINT) == before
-        await server.stop(running)
-        await server.stop(running)
-        with pytest.raises(OSError, match=r"(?i)connect"):
-            await raw(port, b"GET / HTTP/1.1\r\n\r\n")
-
-    asyncio.run(run())
+async def test_start_on_a_free_port_serve_and_stop() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        assert (await client.get("/v1/overview")).status_code == 200
+    assert signal.getsignal(signal.SIGINT) == before
+    await server.stop(running)
+    await server.stop(running)
+    with pytest.raises(OSError, match=r"(?i)connect"):
+        await raw(port, b"GET / HTTP/1.1\r\n\r\n")
 
 
-def test_a_connection_that_is_made_while_the_server_ends_is_ended_too() -> None:
+async def test_a_connection_that_is_made_while_the_server_ends_is_ended_too() -> None:
     """It is no longer among those that are asked to close; its requests are not answered for ever."""
 
-    async def run() -> None:
-        running, _ = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
-        stopping = asyncio.create_task(server.stop(running))
-        while running.servers[0].is_serving():
-            await asyncio.sleep(0)
-        ours, theirs = socket.socketpair()
-        theirs.setblocking(False)
+    running, _ = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
+    stopping = asyncio.create_task(server.stop(running))
+    while running.servers[0].is_serving():
+        await asyncio.sleep(0)
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
 
-        def accepted() -> asyncio.Protocol:
-            factory: Any = running.config.http_protocol_class
-            made: asyncio.Protocol = factory(config=running.config, server_state=running.server_state, app_state={})
-            return made
+    def accepted() -> asyncio.Protocol:
+        factory: Any = running.config.http_protocol_class
+        made: asyncio.Protocol = factory(config=running.config, server_state=running.server_state, app_state={})
+        return made
 
-        await asyncio.get_running_loop().connect_accepted_socket(accepted, theirs)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        await stopping
-        assert running.server_state.connections == set()
-        with contextlib.suppress(ConnectionError):
-            writer.write(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            await writer.drain()
-            assert await asyncio.wait_for(reader.read(), 60) == b""
-        writer.close()
-
-    asyncio.run(run())
+    await asyncio.get_running_loop().connect_accepted_socket(accepted, theirs)
+    reader, writer = await asyncio.open_connection(sock=ours)
+    await stopping
+    assert running.server_state.connections == set()
+    with contextlib.suppress(ConnectionError):
+        writer.write(b"GET /v1/overview HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        await writer.drain()
+        assert await asyncio.wait_for(reader.read(), 60) == b""
+    writer.close()
 
 
-def test_a_taken_port_is_an_os_error() -> None:
-    async def run() -> None:
-        running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
-        with pytest.raises(OSError, match="in use"):
-            await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", port)
-        await server.stop(running)
-
-    asyncio.run(run())
+async def test_a_taken_port_is_an_os_error() -> None:
+    running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
+    with pytest.raises(OSError, match="in use"):
+        await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", port)
+    await server.stop(running)
 
 
 @pytest.mark.parametrize(
@@ -228,28 +219,25 @@ def test_a_client_that_sends_its_body_after_the_answer_reads_the_answer() -> Non
     assert b"A valid bearer token is required" in asyncio.run(run())
 
 
-def test_a_connection_too_many_gets_503_until_another_one_ends() -> None:
-    async def run() -> None:
-        running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0, max_connections=2)
-        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        try:
-            for reader, writer in held:
-                writer.write(REQUEST)
-                assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 200 ")
-            for _ in range(3):
-                head, body = (await raw(port, REQUEST)).split(b"\r\n\r\n")
-                assert head.startswith(b"HTTP/1.1 503 ")
-                assert b"\r\nretry-after: 1" in head.lower()
-                assert json.loads(body) == {"errors": ["the server has 2 connections already; try again"]}
-            held[0][1].close()
-            answer = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
-            while not (await raw(port, answer)).startswith(b"HTTP/1.1 200 "):
-                await asyncio.sleep(0.01)
-        finally:
-            held[1][1].close()
-            await server.stop(running)
-
-    asyncio.run(run())
+async def test_a_connection_too_many_gets_503_until_another_one_ends() -> None:
+    running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0, max_connections=2)
+    held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+    try:
+        for reader, writer in held:
+            writer.write(REQUEST)
+            assert (await asyncio.wait_for(reader.readline(), 60)).startswith(b"HTTP/1.1 200 ")
+        for _ in range(3):
+            head, body = (await raw(port, REQUEST)).split(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nretry-after: 1" in head.lower()
+            assert json.loads(body) == {"errors": ["the server has 2 connections already; try again"]}
+        held[0][1].close()
+        answer = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        while not (await raw(port, answer)).startswith(b"HTTP/1.1 200 "):
+            await asyncio.sleep(0.01)
+    finally:
+        held[1][1].close()
+        await server.stop(running)
 
 
 def test_connections_that_were_refused_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
