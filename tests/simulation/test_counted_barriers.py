@@ -5,6 +5,7 @@ task has failed. The handler of barriers is the real one; tasks, channels and th
 from __future__ import annotations
 
 from collections import Counter, deque
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -18,12 +19,17 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     ResumeChannels,
     TakeSnapshot,
 )
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from tests.simulation.jobs.observation import Observation
+from tests.simulation.jobs.scenario import random_scenario
+from tests.simulation.jobs.world import World
+from tests.simulation.schedules.violation import Violation
 
 SOURCES, MIDDLES, ROWS = 3, 2, 30
-SEEDS = 100
+SEEDS, WHOLE_JOBS = 100, 20
 COUNTED = CheckpointOptions(CheckpointProperties(), "", exactly_once=False)
 SAVEPOINT = CheckpointOptions(CheckpointProperties(CheckpointType.SYNC_SAVEPOINT), "")
 
@@ -209,6 +215,29 @@ def test_failures_lose_no_row() -> None:
     # Otherwise the schedules would prove nothing of what they are about.
     assert failed > SEEDS // 2
     assert repeated > SEEDS // 20
+
+
+def test_whole_jobs_whose_barriers_are_counted_are_exact_while_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Real subtasks, channels and coordinator. Their checker of snapshots asks for the cut of aligned barriers."""
+    extra: list[str] = []
+
+    def check(observation: Observation, checkpoint: CompletedCheckpoint, options: CheckpointOptions | None) -> None:
+        try:
+            checked(observation, checkpoint, options)
+        except Violation as violation:
+            extra.append(str(violation))
+
+    checked = Observation.check
+    monkeypatch.setattr(Observation, "check", check)
+    completed = 0
+    for seed in range(WHOLE_JOBS):
+        scenario = random_scenario(seed)
+        submitted = replace(scenario.submitted, exactly_once=False, unaligned_enabled=False, interval_ms=10)
+        world = World(seed, replace(scenario, submitted=submitted, actions=(), fault_scale=0.0))
+        world.run()
+        completed += world.completed
+    assert completed > WHOLE_JOBS
+    assert extra, "no snapshot holds more than what came before the barriers"
 
 
 class _Early(BarrierHandler):
