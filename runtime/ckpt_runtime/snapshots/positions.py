@@ -19,7 +19,7 @@ from msgspec import Struct
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
-from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import InvalidLocationError
 
@@ -33,9 +33,13 @@ def start_position(text: str, now_ms: int) -> StartPosition:
         return StartPosition(given.lower())  # type: ignore[arg-type]
     if given.startswith("{"):
         try:
-            return StartPosition("offsets", offsets=json.loads(given))
+            offsets = json.loads(given)
+            check_values(offsets, "the offsets")
+        except RecursionError:
+            raise ValueError("the offsets are nested too deeply") from None
         except ValueError as error:
             raise ValueError(f"the offsets are no JSON: {error}") from None
+        return StartPosition("offsets", offsets=offsets)
     try:
         at = datetime.fromisoformat(given)
     except ValueError:

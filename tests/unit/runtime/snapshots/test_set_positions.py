@@ -74,6 +74,7 @@ def test_a_position_is_read_from_text(text: str, position: StartPosition) -> Non
         ("2099-01-01", "has to be a time between 1970 and now"),
         ("1969-12-31", "has to be a time between 1970 and now"),
         ('{"orders"', "the offsets are no JSON"),
+        ('{"a":' * 50_000, "offsets"),
         ("", "is no position"),
     ],
 )
