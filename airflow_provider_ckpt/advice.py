@@ -49,7 +49,7 @@ def _on_answer(text: str, error: CkptApiError, conn_id: str) -> str:
         return _with(text, f"The log of the session of the connection {conn_id!r} may have more")
     if isinstance(error, UnexpectedAnswer) or error.status < 400 or error.status == 403:
         ways = f"Check host, port and scheme of the connection {conn_id!r}"
-        return _with(text, f"{ways}, and any proxy on the way: what answers there may be no job manager")
+        return _with(text, f"{ways}, and any proxy on the way: another service may answer there")
     return text
 
 

@@ -17,7 +17,7 @@ INSTALL_REQUIRES = [
 ]
 
 EXTRAS_REQUIRE = {
-    # The engine's server and kernels, wherever sessions run: spark/runtime_guard.py checks for them.
+    # The engine's server and kernels, wherever sessions run: spark/installation.py checks for them.
     "session": [
         "fastapi>=0.115",
         "msgspec>=0.19",

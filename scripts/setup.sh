@@ -39,6 +39,6 @@ grep -v '^pyspark==' "$LOCK" | "$VENV/bin/python" -m pip install --quiet --requi
 "$VENV/bin/python" -m pip install --quiet --force-reinstall --no-deps "$pyspark"
 "$VENV/bin/python" -m pip install --quiet --no-deps --editable runtime --editable .
 "$VENV/bin/python" -m pip check
-"$VENV/bin/python" -c 'from ckpt_runtime.spark.pyspark_guard import check_pyspark; print("PySpark", check_pyspark())'
+"$VENV/bin/python" -c 'from ckpt_runtime.spark.installation import check_pyspark; print("PySpark", check_pyspark())'
 touch "$stamp"
 echo "$VENV is ready."

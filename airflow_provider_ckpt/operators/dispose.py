@@ -22,7 +22,7 @@ _RECORD = "ckpt_disposal"
 class DisposeSavepointOperator(CkptOperator):
     """Deletes a savepoint, or a retained checkpoint, with all of its files.
 
-    What a living job needs or has claimed, and a directory that is no snapshot, is refused, and nothing is deleted. A
+    A snapshot that a living job needs or has claimed, and a directory that is not a snapshot, are refused. A
     retry finds the disposal of the try before; a cleared success returns, since a savepoint is deleted once.
 
     Returns ``{"savepoint_path"}``.

@@ -12,12 +12,14 @@ import shutil
 import tempfile
 import time
 from argparse import Namespace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.nexmark.chart import write_chart
 from benchmarks.nexmark.expected import Expected
 from benchmarks.nexmark.pipeline.events import EVENTS_PER_S
 from benchmarks.nexmark.pipeline.queries import QUERIES
@@ -29,6 +31,7 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 NAME = "nexmark"
 _PIPELINE = Path(__file__).resolve().parent / "pipeline"
 _TIMEOUT_S = 1_800
+_PEERS = {"spark": "Structured Streaming"}
 _CHECKED_S = 40
 """The event time of the compared events: three windows of ten seconds end within it."""
 
@@ -42,7 +45,10 @@ def main() -> None:
     parser.add_argument("--events-per-split", type=positive_int, default=20_000, help="events that one reader reads")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
     parser.add_argument("--peer", choices=("none", "spark"), default="none", help="the system to compare with")
+    parser.add_argument("--plot", help="where to write a chart of the queries beside the peer, as SVG")
     options = parser.parse_args()
+    if options.plot is not None and options.peer == "none":
+        parser.error("--plot draws a query beside that of a peer: give --peer, too")
     names = list(QUERIES) if options.query == "all" else options.query.split(",")
     if unknown := [name for name in names if name not in QUERIES]:
         parser.error(f"--query {unknown[0]}: it has to be one of {', '.join(QUERIES)}")
@@ -50,6 +56,9 @@ def main() -> None:
     try:
         with PeakMemory(os.getpid()) as memory:
             queries = _measured(names, options, directory)
+        if options.plot is not None:
+            note = f"{options.events:,} events, {options.parallelism} subtasks, {date.today()}"
+            write_chart(Path(options.plot), queries, _PEERS[options.peer], note)
         emit(NAME, options, {"queries": queries}, round(memory.peak_mb))
     finally:
         shutil.rmtree(directory, ignore_errors=True)

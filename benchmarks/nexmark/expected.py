@@ -133,9 +133,12 @@ class Expected:
 
 
 def _without_zone(table: pa.Table) -> pa.Table:
-    """Timestamps as DuckDB compares them without its extension for time zones: UTC."""
-    fields = [
-        pa.field(field.name, pa.timestamp("us") if pa.types.is_timestamp(field.type) else field.type)
-        for field in table.schema
-    ]
+    """Timestamps as DuckDB compares them without its extension for time zones: UTC. Dictionaries are decoded."""
+    fields = [pa.field(field.name, _plain(field.type)) for field in table.schema]
     return table.cast(pa.schema(fields))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us")
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

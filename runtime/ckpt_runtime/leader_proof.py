@@ -84,11 +84,11 @@ def _parsed(data: bytes) -> dict[str, Any]:
     try:
         document = json.loads(data)
     except ValueError as error:
-        raise DamagedDocument(f"it is no JSON: {error}") from error
+        raise DamagedDocument(f"it is not JSON: {error}") from error
     except RecursionError as error:
         raise DamagedDocument("it is nested too deeply") from error
     if not isinstance(document, dict):
-        raise DamagedDocument("it is no object")
+        raise DamagedDocument("it is not an object")
     return document
 
 

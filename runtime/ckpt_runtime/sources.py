@@ -39,7 +39,9 @@ class Split:
 class SplitRows:
     """What a reader has read: rows of one split, and the ``position`` behind them, as a value of JSON.
 
-    ``batch`` None stands for no rows. ``ended``: the split has no more rows; the reader has forgotten it.
+    ``batch`` None stands for no rows. Columns of text may be dictionary-encoded: expressions over such a column are
+    evaluated once for each value of the dictionary, and once for all batches that share one. ``ended``: the split has
+    no more rows; the reader has forgotten it.
     """
 
     split_id: str

@@ -27,7 +27,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.configuration.cluster_options import LogFormat
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.secret_keys import without_secrets
 

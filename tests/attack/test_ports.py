@@ -148,20 +148,23 @@ import grpc, json, sys
 from pyspark.sql.connect.proto import AnalyzePlanRequest, AnalyzePlanResponse
 request = AnalyzePlanRequest(session_id="0" * 8 + "-0000-4000-8000-" + "0" * 12)
 request.spark_version.SetInParent()
+asked = []
+for port in sys.argv[2:]:
+    channel = grpc.insecure_channel(f"127.0.0.1:{port}")
+    call = channel.unary_unary(
+        "/spark.connect.SparkConnectService/AnalyzePlan",
+        AnalyzePlanRequest.SerializeToString,
+        AnalyzePlanResponse.FromString,
+    )
+    for token in ("", "wrong"):
+        metadata = (("authorization", f"Bearer {token}"),)
+        asked.append((port, channel, call.future(request, timeout=float(sys.argv[1]), metadata=metadata)))
 answers = {}
-for port in sys.argv[1:]:
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
-        call = channel.unary_unary(
-            "/spark.connect.SparkConnectService/AnalyzePlan",
-            AnalyzePlanRequest.SerializeToString,
-            AnalyzePlanResponse.FromString,
-        )
-        for token in ("", "wrong"):
-            try:
-                answer = call(request, timeout=5, metadata=(("authorization", f"Bearer {token}"),))
-                answers[port] = answer.spark_version.version
-            except grpc.RpcError as error:
-                answers.setdefault(port, error.code().name)
+for port, channel, answer in asked:
+    try:
+        answers[port] = answer.result().spark_version.version
+    except grpc.RpcError as error:
+        answers.setdefault(port, error.code().name)
 print(json.dumps(answers))
 """
 
@@ -176,7 +179,7 @@ def test_spark_connect_and_spark_s_service_behind_it_answer_nothing_without_thei
     url = f"sc://localhost:{attacked.connect_port}/;token={attacked.info.token}"
     assert run(SCHEMA, url) == "['id']\n"
     ports = {str(port): name for port, name in attacked.ports().items()}
-    answers = json.loads(run(CALLS, *ports))
+    answers = json.loads(run(CALLS, str(patient(5)), *ports))
     refused = [ports[port] for port, answer in answers.items() if answer == "UNAUTHENTICATED"]
     assert sorted(name[:4] for name in refused) == ["java", "pyth"], answers
     assert [answer for answer in answers.values() if answer.startswith("4.")] == []

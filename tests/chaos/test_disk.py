@@ -47,7 +47,7 @@ def test_an_open_waits_until_the_disk_is_healed(disk: Disk) -> None:
     assert disk.heal() == 0
 
 
-def test_an_open_takes_as_long_as_it_was_told(disk: Disk) -> None:
+def test_an_open_takes_the_configured_time(disk: Disk) -> None:
     begun = time.monotonic()
     if not disk.slow_down(0.5):
         pytest.skip("the kernel does not let opens wait here")

@@ -89,3 +89,21 @@ def test_type_that_delta_lacks_is_refused_when_the_program_is_planned(cluster: M
     pq.write_table(pa.table({"n": pa.array([1], pa.duration("us")), "name": ["a"]}), source)
     with pytest.raises(SubmissionFailed, match=r"column 'n' is duration\[us\]"):
         cluster.submit(PROGRAM, entry="killed_delta:written", arguments=[str(source), str(tmp_path / "table")])
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.row("ends.5")
+def test_program_reads_a_delta_table_by_the_name_of_the_format_into_another_one(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    rows = pa.table({"n": pa.array([1, None, 3], pa.int64()), "part": ["a/b", "é", None]})
+    for _ in range(2):
+        deltalake.write_deltalake(source, rows, mode="append", partition_by=["part"])
+    arguments = [str(source), str(target)]
+    program = PIPELINES / "read_tables.py"
+    job = cluster.submit(program, entry="read_tables:delta", arguments=arguments, configuration=fast())
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    wanted = [{**row, "twice": row["n"] and 2 * row["n"]} for row in 2 * rows.to_pylist()]
+    found = deltalake.DeltaTable(target).to_pyarrow_table().select(["n", "part", "twice"])
+    assert Counter(map(str, found.to_pylist())) == Counter(map(str, wanted))

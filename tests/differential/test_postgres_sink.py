@@ -52,3 +52,23 @@ def test_program_appends_to_a_table_of_postgres_by_the_name_of_the_format(cluste
         job = cluster.submit(PROGRAM, entry="killed_postgres:written", arguments=arguments, configuration=fast())
         cluster.wait_for_status(job, JobStatus.FINISHED)
         assert Counter(content(database)) == Counter([1, None, 3])
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.row("ends.5")
+def test_program_reads_a_table_of_postgres_by_the_name_of_the_format_into_a_delta_table(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
+    with postgres_server() as url, psycopg.connect(url, autocommit=True) as database:
+        database.execute("CREATE TABLE numbers (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, n int)")
+        database.execute("INSERT INTO numbers (n) SELECT n - 500 FROM generate_series(0, 999) n")
+        job = cluster.submit(
+            PIPELINES / "read_tables.py",
+            entry="read_tables:postgres",
+            arguments=[url, "numbers", str(tmp_path / "target")],
+            configuration=fast(),
+        )
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+        found = deltalake.DeltaTable(tmp_path / "target").to_pyarrow_table().column("n").to_pylist()
+        assert sorted(found) == list(range(1, 500))

@@ -244,7 +244,7 @@ def test_a_state_with_a_wider_schema(spark: SparkSession, cluster: MiniCluster, 
 
 
 @pytest.mark.long
-def test_a_row_that_nobody_reads_does_not_reach_the_next_call(both: Both) -> None:
+def test_an_unread_row_does_not_reach_the_next_call(both: Both) -> None:
     theirs, ours = both(Case("Habits", [words(("first", 1), ("first", 2)), words(("first", 3))], SCHEMA))
     assert ours == theirs
     assert [row["said"] for row in theirs] == ["1", "3"]

@@ -95,7 +95,7 @@ def test_parquet_directory_with_partitions_gives_the_rows_of_spark(
         directory = source / f"country={country}" / f"number={at}"
         directory.mkdir(parents=True)
         pq.write_table(typed_table(20 + at), directory / "part-0.parquet", row_group_size=8)
-        (directory / "_hidden.parquet").write_text("this is no file of Parquet")
+        (directory / "_hidden.parquet").write_text("this is not a file of Parquet")
     schema = (
         "FLAG BOOLEAN, small INT, big BIGINT, real DOUBLE, price DECIMAL(12,2), name STRING, day DATE, at TIMESTAMP, "
         "tags ARRAY<STRING>, missing STRING, country STRING, number INT"

@@ -93,7 +93,7 @@ OF_PYTHON = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} |Traceback |  File
 
 
 def of_engine(log: Path) -> list[dict[str, Any]]:
-    """Its lines, beside which the JVM says what it says; none that any Python process has said is no object."""
+    """Its lines, beside which the JVM says what it says; none that any Python process has said is not an object."""
     found = []
     # When an executor is to end it ends its Python processes as they are, PySpark's own daemon among them.
     said, _, _ = log.read_text().partition("Driver commanded a shutdown")

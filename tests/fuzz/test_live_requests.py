@@ -102,5 +102,5 @@ def test_checkpoint_configuration(
         assert http.delete(f"/jobs/{job.job_id}/checkpoints/configuration").json()["overrides"] == []
 
 
-def test_the_job_goes_on(job: SequenceJob) -> None:
+def test_the_job_continues(job: SequenceJob) -> None:
     job.cluster.wait_for_checkpoints(job.job_id, 2)

@@ -17,7 +17,7 @@ ROWS = 12_000
 
 
 @pytest.mark.row("203.7")
-def test_version_2_goes_on_from_a_savepoint_of_version_1(cluster: MiniCluster, tmp_path: Path) -> None:
+def test_version_2_continues_from_a_savepoint_of_version_1(cluster: MiniCluster, tmp_path: Path) -> None:
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     out = tmp_path / "out"
 

@@ -28,7 +28,7 @@ _BARE = ("Error(", "Traceback", "KeyError", "TypeError", "ValueError", "IndexErr
 class Requests:
     """One of each request that takes a document, to a job that runs.
 
-    What would start or end a job is refused as it stands, for a reason of its own: ``nothing`` is no savepoint, and
+    What would start or end a job is refused as it stands, for a reason of its own: ``nothing`` is not a savepoint, and
     ``ended`` is a job that has ended.
     """
 

@@ -198,7 +198,7 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
         cluster.wait_for_status(job, JobStatus.RUNNING)
         url = f"{client.url}/jobs/{job}/checkpoints/configuration"
         before = httpx.get(url).json()
-        for given, values in (
+        for given, named in (
             (
                 {"checkpointInterval": 30_000},
                 ("30000 ms after", "take 30000 ms", "60000 ms after which Kafka's brokers"),
@@ -207,10 +207,10 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
         ):
             answer = httpx.patch(url, json=given)
             assert answer.status_code == 400
-            assert all(value in answer.text for value in values), answer.text
+            assert all(part in answer.text for part in named), answer.text
         assert httpx.get(url).json() == before
         options = {"configuration": {"execution.checkpointing.timeout": "60 s"}}
-        refused = httpx.patch(f"{client.url}/jobs/{job}/configuration", json=options)
+        refused = httpx.patch(f"{client.url}/jobs/{job}/config", json=options)
         assert (refused.status_code, "60000 ms" in refused.text) == (400, True), refused.text
         assert httpx.patch(url, json={"checkpointTimeout": 20_000}).status_code == 200
         cluster.wait_until(lambda: values(committed(broker, topic)) == ["1", "2"], "the messages to be copied")

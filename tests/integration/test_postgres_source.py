@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.integration.test_source_splits import Copy, ended
+from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 from tests.support.postgres_server import postgres_server
 from tests.unit.runtime.connectors.split_jobs import Job
@@ -263,3 +273,66 @@ def test_options_that_cannot_be_are_refused(given: dict[str, str], schema: pa.Sc
     options = {"url": "postgresql://h/d", "dbtable": "t", "growingColumn": "id", **given}
     with pytest.raises(PlanError, match=problem):
         source_schema("postgresql", options, schema)
+
+
+class Writers:
+    """Threads that insert values in transactions which commit, or are rolled back, out of order."""
+
+    def __init__(self, table: Table) -> None:
+        self.table = table
+        self.committed: Counter[int] = Counter()
+        self._lock = threading.Lock()
+        self._next = iter(range(1 << 30))
+        self._stops = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(seed,)) for seed in range(3)]
+
+    def __enter__(self) -> Writers:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        self._stops.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _write(self, seed: int) -> None:
+        chance = random.Random(seed)
+        with psycopg.connect(self.table.url) as connection:
+            while not self._stops.is_set():
+                with self._lock:
+                    given = [next(self._next) for _ in range(chance.randint(1, 20))]
+                for value in given:
+                    connection.execute(f"INSERT INTO {self.table.name} (value) VALUES (%s)", (value,))
+                    self._stops.wait(chance.random() * 0.02)
+                if chance.random() < 0.2:
+                    connection.rollback()
+                    continue
+                connection.commit()
+                with self._lock:
+                    self.committed.update(given)
+
+
+@pytest.mark.row("ends.4")
+def test_a_job_reads_each_committed_row_once_through_kills_a_rescale_and_commits_out_of_order(
+    client: CkptClient, cluster: MiniCluster, table: Table, tmp_path: Path
+) -> None:
+    copy = Copy(cluster, tmp_path, "postgresql", table.options(), schema="id BIGINT, value INT")
+    with ended(copy) as job, Writers(table) as writers:
+        job.start()
+        for number in range(2):
+            job.has(writers.committed.total())
+            os.kill(cluster.worker_pids(job.job_id)[number % 2], signal.SIGKILL)
+            job.has(writers.committed.total())
+        client.rescale(job.job_id, dict.fromkeys(client.resource_requirements(job.job_id), 1), timeout_s=patient(180))
+        savepoint = job.stop()
+        job.start(3, savepoint)
+        job.has(writers.committed.total())
+        writers.stop()
+        job.has(writers.committed.total())
+        job.stop()
+        assert Counter(visible(job.out).value.tolist()) == writers.committed
+        assert hidden(job.out) == []

@@ -321,7 +321,7 @@ def test_bytes_that_are_no_message_are_refused(body: bytes, decoder: MessageDeco
     ],
 )
 def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[Any], body: bytes) -> None:
-    with pytest.raises(MalformedMessageError, match="is no message"):
+    with pytest.raises(MalformedMessageError, match="is not a message"):
         decoder.decode(body)
 
 

@@ -10,10 +10,20 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 
-ARCHIVE = Path(sys.prefix) / f"spark-{version('pyspark')}.jsa"
+
+def _archive() -> Path:
+    """It fits the files of one installation of PySpark only."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    installed = (Path(spec.origin).parent / "jars").stat().st_mtime_ns
+    return Path(sys.prefix) / f"spark-{installed}.jsa"
+
+
+ARCHIVE = _archive()
 SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Java machines of tests live for a minute or two: compiling for the long run would be half of their work."""
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
@@ -38,6 +48,8 @@ def main() -> None:
             "PYSPARK_PYTHON": sys.executable,
         }
         subprocess.run([sys.executable, "-c", _PROGRAM, directory], check=True, env=environment)
+        for earlier in Path(sys.prefix).glob("spark-*.jsa"):
+            earlier.unlink()
         os.replace(made, ARCHIVE)
 
 

@@ -13,8 +13,8 @@ import threading
 from pathlib import Path
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
+from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.structured_log import LogSettings, start_logging
 from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from benchmarks.nexmark.chart import bars, write_chart
 from benchmarks.nexmark.pipeline.events import EVENT, GROUP, Generator, NexmarkSource
 from ckpt_runtime.sources import Split, SplitRows
 
@@ -82,3 +84,13 @@ def test_enumerator_finds_each_event_once_across_a_restore() -> None:
 def test_option_that_is_no_number_of_whole_groups_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*{value}"):
         NexmarkSource({name: value})
+
+
+def test_chart_shows_the_queries_that_both_have_run_with_the_ratio(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    both = {"events_per_s_core": 900_000, "peer_events_per_s_core": 300_000}
+    write_chart(tmp_path / "nexmark.svg", {"q0": both, "q6": {"events_per_s_core": 1}}, "a peer", "a note")
+    text = (tmp_path / "nexmark.svg").read_text()
+    assert bars({"q0": both, "q6": {"events_per_s_core": 1}}) == [("q0", 900.0, 300.0)]
+    assert "<!-- 3.0× -->" in text
+    assert "<!-- q6 -->" not in text

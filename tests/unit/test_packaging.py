@@ -136,7 +136,7 @@ def test_a_missing_java_is_refused(tmp_path: Path) -> None:
     assert "No Java found" in refused.stderr
 
 
-def test_a_python_is_found_or_the_way_out_is_told(tmp_path: Path) -> None:
+def test_a_python_is_found_or_the_message_names_the_remedy(tmp_path: Path) -> None:
     found = run(FIND_PYTHON, PYTHON=sys.executable)
     assert found.stdout.strip() == sys.executable
     old = executable(tmp_path / "old" / "python3", "exit 1")

@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from ckpt_runtime.jobmaster.leadership import LeaseSignature
-from ckpt_runtime.spark.runtime_guard import MODULES
+from ckpt_runtime.spark.installation import MODULES
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.version import VERSION
 from tests.unit.provider.conftest import JOB, JobManager
@@ -169,7 +169,7 @@ def test_the_engine_without_airflow_imports_all_that_a_session_runs(
     code = f"""
 import importlib, importlib.util
 assert importlib.util.find_spec("airflow") is None
-from ckpt_runtime.spark.runtime_guard import check_runtime
+from ckpt_runtime.spark.installation import check_runtime
 check_runtime()
 for name in {names}:
     importlib.import_module(name)

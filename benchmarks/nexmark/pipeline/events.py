@@ -2,8 +2,9 @@
 
 The rules are those of the generator that is published with Nexmark for Flink: of 50 events one is a person, three are
 auctions and 46 are bids; half of the bids go to one hot auction of the latest hundred, three quarters come from a hot
-bidder, three quarters of the auctions from a hot seller; the columns have the published sizes. Strings come from pools
-of some thousand values. Within each group of 1,000 events arrival and event time have different orders.
+bidder, three quarters of the auctions from a hot seller; the columns have the published sizes. Strings come from
+pools of some thousand values; those which the published generator takes from lists of its own are dictionary-encoded.
+Within each group of 1,000 events arrival and event time have different orders.
 """
 
 from __future__ import annotations
@@ -151,6 +152,16 @@ def _texts(number: int, count: int, least: int, most: int) -> list[str]:
 POOLS = Pools()
 
 
+def _from_list(values: pa.Array, places: Hashes) -> pa.DictionaryArray:
+    """Text that the published generator takes from a list of its own: the list as a dictionary, and positions."""
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), values, safe=False)
+
+
+def _batch(columns: Sequence[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """The columns under the schema's names, as they are encoded."""
+    return pa.RecordBatch.from_arrays(list(columns), names=schema.names)
+
+
 def _last_person(numbers: Numbers) -> Numbers:
     """The number of the latest person among the events up to each number."""
     return numbers // _PROPORTION
@@ -200,15 +211,15 @@ class Generator:
         h = mixed(numbers.astype(np.uint64))
         columns = [
             pa.array(_last_person(numbers) + _FIRST_ID),
-            POOLS.names.take(pa.array(_below(h, 1, len(POOLS.names)))),
+            _from_list(POOLS.names, _below(h, 1, len(POOLS.names))),
             POOLS.emails.take(pa.array(_bits(h, 8, 12))),
             POOLS.cards.take(pa.array(_bits(h, 20, 12))),
-            POOLS.cities.take(pa.array(_below(h, 32, len(POOLS.cities)))),
-            POOLS.states.take(pa.array(_below(h, 40, len(POOLS.states)))),
+            _from_list(POOLS.cities, _below(h, 32, len(POOLS.cities))),
+            _from_list(POOLS.states, _below(h, 40, len(POOLS.states))),
             self.times(numbers),
             POOLS.person_extras.take(pa.array(_bits(mixed(h), 0, 12))),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=PERSON)
+        return _batch(columns, PERSON)
 
     def auctions(self, numbers: Numbers) -> pa.RecordBatch:
         """The auctions that have these numbers."""
@@ -231,7 +242,7 @@ class Generator:
             pa.array(_FIRST_CATEGORY + _below(g, 32, 5).astype(np.int64)),
             POOLS.auction_extras.take(pa.array(_bits(g, 48, 12))),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=AUCTION)
+        return _batch(columns, AUCTION)
 
     def bids(self, numbers: Numbers) -> pa.RecordBatch:
         """The bids that have these numbers."""
@@ -248,12 +259,12 @@ class Generator:
             pa.array(auction),
             pa.array(bidder),
             pa.array(POOLS.prices[_bits(g, 0, 16)]),
-            POOLS.channels.take(pa.array(channel)),
-            POOLS.urls.take(pa.array(channel)),
+            _from_list(POOLS.channels, channel),
+            _from_list(POOLS.urls, channel),
             self.times(numbers),
             POOLS.bid_extras.take(pa.array(_bits(g, 48, 12))),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=BID)
+        return _batch(columns, BID)
 
     def events(self, first: int, end: int) -> pa.RecordBatch:
         """The events that arrive from place ``first`` to ``end`` - 1, as rows of :data:`EVENT`."""
@@ -269,7 +280,7 @@ class Generator:
             _spread(self.auctions(numbers[is_auction]), is_auction),
             _struct(list(self.bids(numbers)), BID, kinds == 2),
         ]
-        return pa.RecordBatch.from_arrays(columns, schema=EVENT)
+        return _batch(columns, EVENT)
 
 
 def _spread(rows: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.StructArray:
@@ -279,7 +290,10 @@ def _spread(rows: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.StructArray
     children = []
     for column in rows:
         buffers = column.buffers()
-        if pa.types.is_string(column.type):
+        if pa.types.is_dictionary(column.type):
+            places = np.append(column.indices.to_numpy(), np.int32(0))[rank[:-1]]
+            children.append(pa.DictionaryArray.from_arrays(pa.array(places), column.dictionary, safe=False))
+        elif pa.types.is_string(column.type):
             offsets = np.frombuffer(buffers[1], np.int32)[: rows.num_rows + 1][rank]
             children.append(pa.StringArray.from_buffers(len(mask), pa.py_buffer(offsets), buffers[2]))
         else:
@@ -289,7 +303,8 @@ def _spread(rows: pa.RecordBatch, mask: npt.NDArray[np.bool_]) -> pa.StructArray
 
 
 def _struct(children: Sequence[pa.Array], schema: pa.Schema, valid: npt.NDArray[np.bool_]) -> pa.StructArray:
-    return pa.StructArray.from_arrays(list(children), fields=list(schema), mask=pa.array(~valid))
+    fields = [field.with_type(child.type) for field, child in zip(schema, children, strict=True)]
+    return pa.StructArray.from_arrays(list(children), fields=fields, mask=pa.array(~valid))
 
 
 class NexmarkSource(Source):

@@ -66,7 +66,7 @@ def read_session(path: Path) -> SessionInfo | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise CommandError(f"{path} is no session file: {error}", ExitCode.USAGE) from error
+        raise CommandError(f"{path} is not a session file: {error}", ExitCode.USAGE) from error
 
 
 def write_session(path: Path, info: SessionInfo) -> None:

@@ -127,9 +127,9 @@ def _read(file: Path) -> dict[str, str]:
     try:
         document = json.loads(file.read_text())
     except ValueError as error:
-        raise CommandError(f"what the editor left is no JSON: {error}", ExitCode.USAGE) from error
+        raise CommandError(f"the edited text is not JSON: {error}", ExitCode.USAGE) from error
     if not isinstance(document, dict) or not all(isinstance(value, str) for value in document.values()):
-        raise CommandError("what the editor left is no JSON object of keys and texts", ExitCode.USAGE)
+        raise CommandError("the edited text is not JSON object of keys and texts", ExitCode.USAGE)
     return document
 
 

@@ -19,6 +19,7 @@ from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.configuration.validation import validate
+from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runtime
 from ckpt_runtime.spark.launch import (
     LOOPBACK,
     TERMINATION,
@@ -29,7 +30,6 @@ from ckpt_runtime.spark.launch import (
     stop_session,
 )
 from ckpt_runtime.spark.protection import AUTHENTICATION_SECRET
-from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_runtime
 
 DEFAULT_READY_TIMEOUT = "2 min"
 

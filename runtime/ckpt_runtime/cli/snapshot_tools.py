@@ -17,7 +17,7 @@ from msgspec import structs
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import size_text, time_text
 from ckpt_runtime.cli.snapshot_commands import FormatChoice
-from ckpt_runtime.spark.runtime_guard import MODULES
+from ckpt_runtime.spark.installation import MODULES
 
 if TYPE_CHECKING:
     from ckpt_runtime.snapshots.snapshot import Snapshot

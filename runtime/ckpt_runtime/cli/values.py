@@ -16,7 +16,7 @@ _HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
 def job_id(text: str) -> str:
     """Parse a job id: 32 hex digits, in lower case."""
     if not _HEX_ID.fullmatch(text):
-        raise typer.BadParameter(f"{text!r} is no job id, it must be 32 hexadecimal digits")
+        raise typer.BadParameter(f"{text!r} is not a job id, it must be 32 hexadecimal digits")
     return text.lower()
 
 

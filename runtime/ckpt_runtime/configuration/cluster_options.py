@@ -1,4 +1,7 @@
-"""Options of the session cluster: heartbeats, slots, buffers, the job manager. Declarations only."""
+"""Options of the session cluster: slots, job manager, logs, high availability, TLS, Spark Connect. Declarations only.
+
+Names are those of Flink where it has them. Certificates and keys are PEM files here.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from ckpt_runtime.configuration.value_types import (
     BOOLEAN,
     DURATION,
     KEYS,
+    NON_EMPTY_STRING,
     DurationType,
     EnumType,
     IntegerType,
@@ -205,4 +209,145 @@ class JobManagerOptions:
         120_000,
         "How long Spark may take to read a static table while a PySpark program is planned. Its tasks need cores that "
         "no job of the session holds.",
+    )
+
+
+class HighAvailabilityType(StrEnum):
+    """Where a session stores the data that its successor needs."""
+
+    NONE = "none"
+    FILESYSTEM = "filesystem"
+
+
+class HighAvailabilityOptions:
+    """Data that outlives the driver. A new session with the same directory and cluster id continues all jobs."""
+
+    TYPE = cluster_option(
+        "high-availability.type",
+        EnumType(HighAvailabilityType),
+        HighAvailabilityType.NONE,
+        "filesystem keeps jobs, their changes, pointers to their checkpoints and their results in a directory.",
+    )
+    STORAGE_DIRECTORY = cluster_option(
+        "high-availability.storageDir",
+        NON_EMPTY_STRING,
+        None,
+        "Directory (path or URL) that every driver of this cluster reaches. Needed by type filesystem.",
+    )
+    CLUSTER_ID = cluster_option(
+        "high-availability.cluster-id",
+        NON_EMPTY_STRING,
+        "default",
+        "Name of the cluster below the directory. Sessions of the same name take over from each other.",
+    )
+
+
+class LogFormat(StrEnum):
+    """How a line of the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class LoggingOptions:
+    """The file that the session's output goes to, with that of workers in local mode, and its lines."""
+
+    FORMAT = cluster_option(
+        "env.log.format",
+        EnumType(LogFormat),
+        LogFormat.TEXT,
+        "How driver, slot agents and workers write their lines. `json`: one object each, with ids.",
+    )
+
+    MAX_SIZE = cluster_option(
+        "env.log.max-size",
+        MemorySizeType(minimum=4_096),
+        64 << 20,
+        "A log file that has grown beyond this size is emptied; its last part of this size is kept beside it.",
+    )
+    MAX_FILES = cluster_option(
+        "env.log.max",
+        IntegerType(minimum=1, maximum=1_000),
+        5,
+        "How many old log files are kept (`<file>.1` is the newest).",
+    )
+
+
+class QueryStop(StrEnum):
+    """What ``StreamingQuery.stop()`` does with the query's job."""
+
+    CANCEL = "CANCEL"
+    SAVEPOINT = "SAVEPOINT"
+
+
+class ConnectOptions:
+    """The endpoint for PySpark clients (``sc://host:port``)."""
+
+    ENABLED = cluster_option(
+        "connect.enabled",
+        BOOLEAN,
+        False,
+        "Whether the session serves Spark Connect. A client can run any code in Spark and in the driver's JVM.",
+    )
+    PORT = cluster_option(
+        "connect.port",
+        IntegerType(minimum=0, maximum=65_535),
+        15_002,
+        "Port of Spark Connect; 0 takes any free one. It listens on rest.bind-address, speaks TLS where the REST API "
+        "does, and asks for the same token.",
+    )
+    STOP = cluster_option(
+        "connect.query.stop",
+        EnumType(QueryStop),
+        QueryStop.CANCEL,
+        "What StreamingQuery.stop() does: CANCEL ends the job, SAVEPOINT takes a savepoint in "
+        "execution.checkpointing.savepoint-dir first and keeps the job running if that fails.",
+    )
+
+
+class SecurityOptions:
+    """TLS. Off by default."""
+
+    REST_ENABLED = cluster_option(
+        "security.ssl.rest.enabled", BOOLEAN, False, "The REST API speaks TLS (1.2 or later) and nothing else."
+    )
+    REST_CERTIFICATE = cluster_option(
+        "security.ssl.rest.certificate",
+        NON_EMPTY_STRING,
+        None,
+        "PEM file with the server's certificate, and those between it and an authority that clients trust. It has to "
+        "name the address that clients use.",
+    )
+    REST_KEY = cluster_option(
+        "security.ssl.rest.key-file",
+        NON_EMPTY_STRING,
+        None,
+        "PEM file with the certificate's private key, without a passphrase, readable by the session's user.",
+    )
+    INTERNAL_ENABLED = cluster_option(
+        "security.ssl.internal.enabled",
+        BOOLEAN,
+        False,
+        "Control and data sockets speak TLS 1.3, and both sides show a certificate. The secret of the session has to "
+        "be proved all the same.",
+    )
+    INTERNAL_CERTIFICATE = cluster_option(
+        "security.ssl.internal.certificate",
+        NON_EMPTY_STRING,
+        None,
+        "PEM file with the certificate that driver, agents and workers show each other: a path that is there on every "
+        "machine of the session.",
+    )
+    INTERNAL_KEY = cluster_option(
+        "security.ssl.internal.key-file",
+        NON_EMPTY_STRING,
+        None,
+        "PEM file with its private key, without a passphrase, on every machine of the session.",
+    )
+    INTERNAL_AUTHORITY = cluster_option(
+        "security.ssl.internal.ca",
+        NON_EMPTY_STRING,
+        None,
+        "PEM file with the authority, of this session or cluster alone, that has signed these certificates; on every "
+        "machine of the session. Host names in them are not looked at.",
     )

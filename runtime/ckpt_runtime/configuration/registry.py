@@ -6,19 +6,19 @@ from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, StateRecoveryOptions
 from ckpt_runtime.configuration.cluster_options import (
+    ConnectOptions,
     HeartbeatOptions,
+    HighAvailabilityOptions,
     JobManagerOptions,
+    LoggingOptions,
+    SecurityOptions,
     SlotOptions,
     TaskManagerOptions,
 )
-from ckpt_runtime.configuration.connect_options import ConnectOptions
-from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions
-from ckpt_runtime.configuration.logging_options import LoggingOptions
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
-from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 
 GROUPS: tuple[tuple[str, type], ...] = (

@@ -14,16 +14,20 @@ from collections.abc import Callable
 from difflib import get_close_matches
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
-from ckpt_runtime.configuration.cluster_options import HeartbeatOptions, TaskManagerOptions
+from ckpt_runtime.configuration.cluster_options import (
+    HeartbeatOptions,
+    HighAvailabilityOptions,
+    HighAvailabilityType,
+    SecurityOptions,
+    TaskManagerOptions,
+)
 from ckpt_runtime.configuration.configuration import Configuration, shown_value
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
-from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
-from ckpt_runtime.configuration.security_options import SecurityOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 

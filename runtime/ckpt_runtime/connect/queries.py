@@ -21,8 +21,8 @@ from google.protobuf.json_format import MessageToDict
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.connect_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobTerminated

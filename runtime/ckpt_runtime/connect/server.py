@@ -25,10 +25,9 @@ from pyspark.sql.connect.proto import base_pb2 as messages
 from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
 from pyspark.sql.types import LongType
 
+from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.connect_options import ConnectOptions
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.requests import code_in, reads_stream
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions

@@ -77,7 +77,7 @@ def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> Stream
         reader = instance.simpleStreamReader(struct)
     except NotImplementedError:
         problem = f"{type(instance).__name__} makes neither a streamReader nor a simpleStreamReader"
-        raise PlanError("format", f"{problem}: it is no stream source") from None
+        raise PlanError("format", f"{problem}: it is not a stream source") from None
     return _SimplePlanner(reader, schema, available_now)
 
 
@@ -175,7 +175,7 @@ def _offset(offset: Any, method: str) -> Offset:
     try:
         return json.dumps(offset)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{method}() returned an offset that is no JSON: {error}") from None
+        raise TypeError(f"{method}() returned an offset that is not JSON: {error}") from None
 
 
 def _same(one: Offset, other: Offset) -> bool:

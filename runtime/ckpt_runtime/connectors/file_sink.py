@@ -265,7 +265,7 @@ class _PartCommitter(SinkCommitter):
         files = [(pending, part_of(pending)) for pending in committables]
         for pending in committables:
             if any("=" not in step for step in pending.partition.split("/") if step):
-                raise CommitError(f"restored state names {pending.partition!r}, which is no directory of a partition")
+                raise CommitError(f"restored state names {pending.partition!r}, which is not a partition's directory")
         for pending, part in files:
             try:
                 found = self._directory_of(pending).commit(part, pending.partition)

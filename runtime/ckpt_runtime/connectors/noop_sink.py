@@ -20,6 +20,7 @@ class NoopSink(Operator):
     """The operator behind format ``noop``. Keeps no state."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: SinkSpec) -> None:
         """``spec`` has no options."""

@@ -202,7 +202,7 @@ class GrowingTable:
         oid, kind, required, is_drawn, cache, increment, cycles, is_standby, is_subscribed, has_index = row
         name = f"column {self._column!r} of table {database.table!r}"
         if kind not in ("r", "p"):
-            raise ValueError(f"{database.table!r} is no table, and a stream reads tables")
+            raise ValueError(f"{database.table!r} is not a table, and a stream reads tables")
         if not required:
             raise ValueError(f"{name} may be null, and such rows would never be read: ALTER COLUMN ... SET NOT NULL")
         if not has_index:

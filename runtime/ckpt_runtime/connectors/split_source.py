@@ -21,6 +21,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
@@ -81,9 +82,8 @@ class _StoredEndedSplit(Struct, Generic[D]):
     split: _StoredSplit[D]
 
 
-_FIRST_ROWS = 1024
-_LEAST_ROWS, _MOST_ROWS = 16, 32_768
-_SHORT_MS, _LONG_MS = 5.0, 20.0
+_FIRST_ROWS, _MOST_ROWS = 1024, 32_768
+_SLICE_MS = 10.0
 _COUNT_EVERY_MS = 200
 
 
@@ -186,7 +186,7 @@ class SplitReaderOperator(SplitHost):
         self._open: dict[str, _OpenSplit] = {}
         self._ended: list[Split] = []
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
-        self._most_rows = _FIRST_ROWS
+        self._size = SliceSize(_FIRST_ROWS, _MOST_ROWS, _SLICE_MS)
         self._in_range = False
         self._counted_at: float | None = None
 
@@ -227,7 +227,7 @@ class SplitReaderOperator(SplitHost):
 
     def read_step(self) -> int | None:
         assert self._reader is not None
-        rows = self._reader.read(self._most_rows)
+        rows = self._reader.read(self._size.rows)
         self._count_pending(now=rows is None or rows.ended)
         if rows is None:
             if not self._reader.holds_event_time:
@@ -294,11 +294,7 @@ class SplitReaderOperator(SplitHost):
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""
         before = self.context.monotonic_ms()
         self.output.emit(batch)
-        took = self.context.monotonic_ms() - before
-        if took > _LONG_MS:
-            self._most_rows = max(self._most_rows // 2, _LEAST_ROWS)
-        elif took < _SHORT_MS and batch.num_rows >= self._most_rows:
-            self._most_rows = min(self._most_rows * 2, _MOST_ROWS)
+        self._size.took(batch.num_rows, self.context.monotonic_ms() - before)
 
 
 def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:

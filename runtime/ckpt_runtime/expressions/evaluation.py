@@ -11,12 +11,14 @@ A value is an Arrow array of the frame's length, or an Arrow scalar where it is 
 from __future__ import annotations
 
 import decimal
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.types import is_fractional, is_integral, is_year_month, value_type
@@ -59,10 +61,60 @@ def literal_scalar(literal: Literal) -> pa.Scalar:
 Value: TypeAlias = "pa.Array | pa.Scalar"
 
 
+class _KeptRows(Sequence[pa.Array]):
+    """The rows of columns for which a mask is true. A column, or a field of one, is filtered when it is first read."""
+
+    def __init__(self, columns: Sequence[pa.Array], mask: pa.Array) -> None:
+        self._columns = columns
+        self._mask = mask
+        self._kept: dict[int, pa.Array] = {}
+        self._fields: dict[tuple[int, int], pa.Array] = {}
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def __getitem__(self, index: Any) -> Any:
+        found = self._kept.get(index)
+        if found is None:
+            found = self._kept[index] = self._columns[index].filter(self._mask)
+        return found
+
+    def field(self, index: int, ordinal: int) -> pa.Array:
+        """A field of a column of structs: the other fields are not filtered for it."""
+        found = self._fields.get((index, ordinal))
+        if found is None:
+            found = self._fields[index, ordinal] = field_of(self._columns, index, ordinal).filter(self._mask)
+        return found
+
+
+def field_of(columns: Sequence[pa.Array], index: int, ordinal: int) -> pa.Array:
+    """The values of a field of a column of structs; null where the struct is."""
+    if isinstance(columns, _KeptRows | OneColumn):
+        return columns.field(index, ordinal)
+    return struct_child(columns[index], ordinal)
+
+
+def struct_child(structs: pa.Array, ordinal: int) -> pa.Array:
+    """The values of a field of structs; null where the struct is. Values are shared with the structs if possible."""
+    child = structs.field(ordinal)
+    if structs.null_count == 0:
+        return child
+    kind = child.type
+    simple = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if simple and child.null_count == 0 and child.offset == structs.offset:
+        buffers = [structs.buffers()[0], *child.buffers()[1:]]
+        return pa.Array.from_buffers(kind, len(child), buffers, structs.null_count, child.offset)
+    if pa.types.is_dictionary(kind):
+        indices = pc.if_else(structs.is_valid(), child.indices, pa.scalar(None, kind.index_type))
+        return pa.DictionaryArray.from_arrays(indices, child.dictionary, safe=False)
+    return pc.if_else(structs.is_valid(), child, pa.scalar(None, kind))
+
+
 class Frame:
     """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas.
 
-    ``moment`` is the current time for these rows, in microseconds since 1970.
+    ``moment`` is the current time for these rows, in microseconds since 1970. ``memo`` has the values of parts that
+    several expressions share, by the numbers that :func:`compile_all` gave them.
     """
 
     def __init__(
@@ -76,12 +128,12 @@ class Frame:
         self.length = length
         self.variables = variables or {}
         self.moment = moment
+        self.memo: dict[int, Value] = {}
 
     def part(self, mask: pa.Array) -> Frame:
-        """Returns the rows for which ``mask``, without nulls, is true."""
-        columns = [column.filter(mask) for column in self.columns]
+        """Returns the rows for which ``mask`` is true."""
         variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
-        return Frame(columns, pc.sum(mask).as_py() or 0, variables, self.moment)
+        return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
         """Returns the same rows with the arguments of one more lambda."""
@@ -192,14 +244,116 @@ def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
     return lambda *values: call(values, options)
 
 
-def compile_expression(tree: Expression) -> Evaluator:
-    """Returns the function that evaluates a tree over a frame.
+class _SharedParts:
+    """The calls that stand more than once in some trees. Calls over arguments of lambdas are left out."""
+
+    def __init__(self, trees: Sequence[Expression]) -> None:
+        self._numbers: dict[object, int] = {}
+        self._of_node: dict[int, int] = {}
+        self._counts: Counter[int] = Counter()
+        self._local: set[int] = set()
+        for tree in trees:
+            self._number(tree)
+
+    def number(self, call: Call) -> int | None:
+        """The number of a call that stands more than once, the same for equal calls; None for any other call."""
+        number = self._of_node.get(id(call))
+        return None if number is None or self._counts[number] < 2 or number in self._local else number
+
+    def _number(self, tree: Expression) -> int:
+        if not isinstance(tree, Call):
+            number = self._numbers.setdefault(repr(tree), len(self._numbers))
+            if isinstance(tree, Lambda | Variable):
+                self._local.add(number)
+            return number
+        arguments = tuple(map(self._number, tree.arguments))
+        key = (tree.function, arguments, repr(tree.type), tree.mode, repr(tree.settings))
+        number = self._numbers.setdefault(key, len(self._numbers))
+        self._counts[number] += 1
+        self._of_node[id(tree)] = number
+        if not self._local.isdisjoint(arguments):
+            self._local.add(number)
+        return number
+
+
+def compile_all(trees: Sequence[Expression]) -> list[Evaluator]:
+    """Compiles trees that are evaluated over the same frames: a call that stands in them twice is evaluated once.
+
+    Raises as :func:`compile_expression`.
+    """
+    shared = _SharedParts(trees)
+    return [compile_expression(tree, shared) for tree in trees]
+
+
+def _remembered(number: int, evaluator: Evaluator) -> Evaluator:
+    def run(frame: Frame) -> Value:
+        found = frame.memo.get(number)
+        if found is None:
+            found = frame.memo[number] = evaluator(frame)
+        return found
+
+    return run
+
+
+def is_read(tree: Expression) -> bool:
+    """Whether a tree is a column, or a field of a column of structs."""
+    match tree:
+        case Column() | Call(function="GetStructField", arguments=(Column(), *_)):
+            return True
+    return False
+
+
+def _reader(tree: Expression) -> Evaluator:
+    """Returns the function that reads a column or a field as it is encoded."""
+    if isinstance(tree, Column):
+        index = tree.index
+        return lambda frame: frame.columns[index]
+    assert isinstance(tree, Call)
+    (structs,), ordinal = tree.arguments, int(tree.settings["ordinal"])
+    assert isinstance(structs, Column)
+    of = structs.index
+    return lambda frame: field_of(frame.columns, of, ordinal)
+
+
+def _decoding(tree: Expression) -> Evaluator:
+    read = _reader(tree)
+    return lambda frame: decoded(read(frame))
+
+
+_OF_THE_MOMENT = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"})
+
+
+def text_read_by(tree: Call) -> Expression | None:
+    """The only column or field that a tree reads, if it is text and the value of the tree depends on nothing else."""
+    found: list[Expression] = []
+
+    def reads_one(part: Expression) -> bool:
+        if is_read(part):
+            found.append(part)
+            return part == found[0]
+        if isinstance(part, Call):
+            return part.function not in _OF_THE_MOMENT and all(map(reads_one, part.arguments))
+        return isinstance(part, Literal)
+
+    return found[0] if reads_one(tree) and found and found[0].type in ("string", "binary") else None
+
+
+def compile_encoded(trees: Sequence[Expression]) -> list[Evaluator]:
+    """As :func:`compile_all`; columns and values of text may be dictionaries, and then keep this encoding."""
+    return [
+        _reader(tree) if is_read(tree) else evaluator.encoded if isinstance(evaluator, OverDictionary) else evaluator
+        for tree, evaluator in zip(trees, compile_all(trees), strict=True)
+    ]
+
+
+def compile_expression(tree: Expression, shared: _SharedParts | None = None, *, inside: bool = False) -> Evaluator:
+    """Returns the function that evaluates a tree over a frame. ``inside`` an expression over a dictionary is none.
 
     Raises UnsupportedExpressionError for a function or a type that the engine does not have.
     """
     match tree:
-        case Column(index=index):
-            return lambda frame: frame.columns[index]
+        case Column():
+            return _decoding(tree)
         case Literal():
             scalar = literal_scalar(tree)
             return lambda frame: scalar
@@ -211,8 +365,19 @@ def compile_expression(tree: Expression) -> Evaluator:
     if builder is None:
         raise refusal(tree.function)
     value_type(tree.type)
+    if is_read(tree):
+        return _decoding(tree)
+    source = None if inside else text_read_by(tree)
+    if source is not None:
+        over_values = compile_expression(tree, inside=True)
+        over_rows = compile_expression(tree, shared, inside=True)
+        return OverDictionary(
+            _reader(source), over_rows, lambda values: over_values(Frame(OneColumn(values), len(values)))
+        )
     plain = [argument for argument in tree.arguments if not isinstance(argument, Lambda)]
-    return builder(tree, [compile_expression(argument) for argument in plain])
+    evaluator = builder(tree, [compile_expression(argument, shared, inside=inside) for argument in plain])
+    number = None if shared is None else shared.number(tree)
+    return evaluator if number is None else _remembered(number, evaluator)
 
 
 def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array:
@@ -220,6 +385,13 @@ def evaluate(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array
     value = evaluator(frame)
     array = broadcast(value, frame.length)
     return array if array.type == type_ else array.cast(type_)
+
+
+def evaluate_encoded(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> pa.Array:
+    """As :func:`evaluate`; the values may be dictionaries."""
+    array = broadcast(evaluator(frame), frame.length)
+    kind = array.type
+    return array if kind == type_ or plain_type(kind) == type_ else array.cast(type_)
 
 
 def broadcast(value: Value, length: int) -> pa.Array:

@@ -6,7 +6,7 @@ them, row by row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.expressions.nodes import Call, Expression
+from ckpt_runtime.expressions.json_reader import MalformedJson, Members, json_text, read_json
+from ckpt_runtime.expressions.nodes import Call, Expression, Literal
 from ckpt_runtime.expressions.types import arrow_type
 
 IntArray: TypeAlias = "np.ndarray[Any, Any]"
@@ -46,10 +47,12 @@ def compile_generator(tree: Expression) -> Generator:
                 return _elements_of(tree)
             case "Stack":
                 return _stack(tree)
+            case "JsonTuple":
+                return _json_tuple(tree)
     name = tree.function if isinstance(tree, Call) else "the expression"
-    if name == "JsonTuple":
-        raise UnsupportedExpressionError("the generator JsonTuple", "call get_json_object for each field, or from_json")
-    raise UnsupportedExpressionError(f"the generator {name}", "the engine has explode, posexplode, inline and stack")
+    raise UnsupportedExpressionError(
+        f"the generator {name}", "the engine has explode, posexplode, inline, stack and json_tuple"
+    )
 
 
 def _elements_of(tree: Call) -> Generator:
@@ -95,6 +98,34 @@ def _stack(tree: Call) -> Generator:
         return Elements(np.arange(frame.length, dtype=np.int64) * rows, counts, columns)
 
     return generate
+
+
+def _json_tuple(tree: Call) -> Generator:
+    """``json_tuple(text, names...)`` makes one row with the texts of an object's members."""
+    compute = compile_expression(tree.arguments[0])
+    names = [name.value for name in tree.arguments[1:] if isinstance(name, Literal)]
+    if len(names) < len(tree.arguments) - 1:
+        raise UnsupportedExpressionError("json_tuple with names that are not constant")
+
+    def generate(frame: Frame) -> Elements:
+        found = [_members(text, names) for text in evaluate(compute, frame, pa.string()).to_pylist()]
+        columns = [pa.array([row.get(name) for row in found], pa.string()) for name in names]
+        every = np.arange(frame.length, dtype=np.int64)
+        return Elements(every, np.ones(frame.length, dtype=np.int64), columns)
+
+    return generate
+
+
+def _members(text: str | None, names: Collection[Any]) -> dict[Any, str]:
+    """Returns the members of an object as texts: of equal names the last one that is not null."""
+    try:
+        document = None if text is None else read_json(text, non_numeric=False)
+    except MalformedJson:
+        return {}
+    if not isinstance(document, Members):
+        return {}
+    wanted = [(name, value) for name, value in document if name in names and value is not None]
+    return {name: str(value) if type(value) is str else json_text(value) for name, value in wanted}
 
 
 def _fields(tree: Call) -> list[dict[str, Any]]:

@@ -56,7 +56,12 @@ def aggregate_call(expression: Any, function: Expression, condition: Expression 
         arguments, settings["precision"] = (_hashed(arguments[0]),), _precision(jvm.relativeSD())
         settings[TABLES] = _tables(settings["precision"])
     if name == "Percentile":
-        settings["percentages"], arguments = _percentages(arguments)
+        if not isinstance(arguments[2], Literal) or arguments[2].value != "1":
+            raise UnsupportedExpressionError("percentile with a frequency")
+        settings["percentages"], arguments = _percentages(arguments[1]), arguments[:1]
+    if name == "ApproximatePercentile":
+        settings["percentages"], settings["accuracy"] = _percentages(arguments[1]), _constant(arguments[2])
+        arguments = arguments[:1]
     mode = function.mode
     if name in _MODES:
         mode = _EVAL_MODES[_MODES[name](jvm).toString()]
@@ -73,21 +78,20 @@ def _only_if(condition: Expression, argument: Expression) -> Expression:
     return Call("If", (condition, argument, Literal(None, argument.type)), argument.type)
 
 
-def _percentages(arguments: tuple[Expression, ...]) -> tuple[Any, tuple[Expression, ...]]:
-    value, shares, frequency = arguments
-    if not isinstance(frequency, Literal) or frequency.value != "1":
-        raise UnsupportedExpressionError("percentile with a frequency")
+def _percentages(shares: Expression) -> Any:
+    while isinstance(shares, Call) and shares.function == "Cast":
+        shares = shares.arguments[0]
     several = isinstance(shares, Call) and shares.function == "CreateArray"
     parts = shares.arguments if isinstance(shares, Call) and several else (shares,)
     constants = [_constant(part) for part in parts]
-    return (constants if several else constants[0]), (value,)
+    return constants if several else constants[0]
 
 
 def _constant(share: Expression) -> float:
     while isinstance(share, Call) and share.function == "Cast":
         share = share.arguments[0]
     if not isinstance(share, Literal) or not isinstance(share.value, str):
-        raise UnsupportedExpressionError("percentile", "its percentages must be constants")
+        raise UnsupportedExpressionError("percentile", "its percentages and accuracy must be constants")
     return float(share.value)
 
 

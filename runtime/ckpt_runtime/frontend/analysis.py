@@ -19,7 +19,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.catalog_tables import NewTables, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
-from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, read_functional
+from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, has_initial_state, read_functional
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.table_reader import StaticTables, check_static
 from ckpt_runtime.frontend.typed_plan import (
@@ -56,8 +56,8 @@ class Analyzer:
         """Returns the JSON texts of the answers to a JSON list of requests, by the requests' digests. Blocks.
 
         ``tables`` collects the static tables whose rows are requested, and tables that have to be created; tables of
-        requests that ``known`` answers are not read again. Raises DocumentError for a text that is no list of requests:
-        a program could have written it.
+        requests that ``known`` answers are not read again. Raises DocumentError for a text that is not a list of
+        requests: a program could have written it.
         """
         try:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
@@ -371,8 +371,9 @@ class PlanReader:
             columns, ids = output(plan.output())
             return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
         children = items(plan.children())
-        # Spark adds an empty initial state to a processor without one.
-        inputs = tuple(self._node(child) for child in (children[:1] if name in PROCESSORS else children))
+        if name in PROCESSORS and not has_initial_state(name, plan):
+            children = children[:1]  # Spark adds an empty initial state
+        inputs = tuple(self._node(child) for child in children)
         return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
 
     def _relation(self, name: str, plan: Any, inputs: tuple[int, ...]) -> int:

@@ -131,6 +131,8 @@ def _computed_in_python(trees: Sequence[Expression]) -> Iterator[str]:
         if not isinstance(tree, Call):
             continue
         todo += tree.arguments
+        if tree.function == "JsonTuple":
+            yield tree.function
         builder = FUNCTIONS.get(tree.function)
         if builder is None:
             continue  # a generator, which repeats rows

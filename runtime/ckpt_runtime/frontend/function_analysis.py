@@ -21,14 +21,19 @@ PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWit
 """The relations that keep state with a function of the author."""
 FUNCTIONAL = _MAPS | PROCESSORS | {"Generate", "Join", "UpdateEventTimeWatermarkColumn"}
 """The relations that :func:`read_functional` reads."""
-_PANDAS = 211
-"""PySpark's number for processors of pandas frames."""
+_PANDAS = (211, 212)
+"""PySpark's numbers for processors of pandas frames, without and with an initial state."""
+
+
+def has_initial_state(name: str, plan: Any) -> bool:
+    """Returns whether a relation with a processor has an initial state, its second input."""
+    return name == "TransformWithStateInPySpark" and bool(plan.hasInitialState())
 
 
 def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
     """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
     if name in PROCESSORS:
-        return _stateful(reader, name, plan, inputs[0])
+        return _stateful(reader, name, plan, inputs)
     if name == "UpdateEventTimeWatermarkColumn":
         return _with_event_time(reader, plan, inputs[0])
     columns, ids = output(plan.output())
@@ -59,12 +64,13 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
     return reader.add(node, ids)
 
 
-def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
+def _stateful(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
     """Adds an operator with the author's function. Spark passes it the keys before the other columns."""
     columns, ids = output(plan.output())
+    input_, initial = inputs[0], inputs[1:]
     group_state = name == "FlatMapGroupsInPandasWithState"
-    if not group_state and plan.hasInitialState():
-        raise UnsupportedExpressionError("initialState", "start the job from a savepoint that holds the state")
+    if any(not isinstance(reader.nodes[at], StaticTable) for at in initial):
+        raise UnsupportedExpressionError("initialState", "it has to be a static frame, as in Spark")
     project, known = reader.nodes[input_], reader.ids[input_]
     keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
     # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
@@ -82,11 +88,11 @@ def _stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
         trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
         node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
         rows = reader.add(node, known[width:])
-    kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() == _PANDAS else "rows"
+    kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() in _PANDAS else "rows"
     return reader.add(
         StatefulFunction(
             columns=columns,
-            inputs=(rows,),
+            inputs=(rows, *initial),
             plan_id=reader.plan_id(plan),
             function=function_number(plan.functionExpr().func()),
             kind=kind,

@@ -14,8 +14,9 @@ from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.joins import Side, conditions_of
 from ckpt_runtime.frontend.python_functions import functions_spec, separated
 from ckpt_runtime.frontend.stateful import arrow_schema
-from ckpt_runtime.frontend.stateful_functions import stateful_spec
+from ckpt_runtime.frontend.stateful_functions import check_initial_state, stateful_spec
 from ckpt_runtime.frontend.static_joins import static_join_spec
+from ckpt_runtime.frontend.static_tables import path_of
 from ckpt_runtime.frontend.typed_plan import (
     Filter,
     Generate,
@@ -62,7 +63,14 @@ def add_functional(
             )
             return mapper.apply(specs.MapInArrowSpec(function, schema, form), inputs[0], schema, node.plan_id)
         case StatefulFunction():
-            spec = stateful_spec(node, mapper.capture.called, inputs[0], arrow_schema(below), schema)
+            initial = None
+            if node.inputs[1:]:
+                table = nodes[node.inputs[1]]
+                assert isinstance(table, StaticTable)
+                check_initial_state(node, arrow_schema(below), table)
+                mapper.capture.tables.add(table.digest)
+                initial = path_of(mapper.capture.directory, table.digest)
+            spec = stateful_spec(node, mapper.capture.called, inputs[0], arrow_schema(below), schema, initial)
             return mapper.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
 
 

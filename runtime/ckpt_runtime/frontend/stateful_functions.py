@@ -6,9 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.group_state import GroupStateProcessor
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
-from ckpt_runtime.frontend.typed_plan import StatefulFunction
+from ckpt_runtime.frontend.typed_plan import StatefulFunction, StaticTable
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column, has_watermark
 from ckpt_runtime.graph.logical import LogicalInput
@@ -32,10 +33,12 @@ def stateful_spec(
     inputs: tuple[LogicalInput, ...],
     rows: pa.Schema,
     output: pa.Schema,
+    initial_state: str | None = None,
 ) -> ProcessSpec:
     """Returns the operator. ``rows`` is the schema of what the author's function gets.
 
-    Raises PlanError for keys that are nested, and for event time without a watermark.
+    ``initial_state`` is the file of the initial state. Raises PlanError for keys that are nested, and for event time
+    without a watermark.
     """
     keys = tuple(rows.names[at] for at in node.keys)
     for key in keys:
@@ -66,4 +69,17 @@ def stateful_spec(
         event_time_column(inputs) if time_mode == "EventTime" else None,
         node.kind != "rows",
         None if node.event_time is None else output.names[node.event_time],
+        initial_state,
     )
+
+
+def check_initial_state(node: StatefulFunction, rows: pa.Schema, table: StaticTable) -> None:
+    """Raises PlanError for an initial state that is grouped by columns of other types than the stream ``rows``."""
+    wanted = [rows.types[at] for at in node.keys]
+    given = [arrow_type(column.type) for column in table.columns[: len(wanted)]]
+    if given != wanted:
+        raise PlanError(
+            "initialState",
+            f"it is grouped by {', '.join(map(str, given))}, and the stream by {', '.join(map(str, wanted))}: group "
+            "both by columns of the same types",
+        )

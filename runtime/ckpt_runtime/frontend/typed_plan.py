@@ -131,6 +131,7 @@ class MapPartitions(_Node, frozen=True, tag="map_partitions", kw_only=True):
 class StatefulFunction(_Node, frozen=True, tag="stateful_function", kw_only=True):
     """``transformWithState`` (of rows or of pandas frames) or ``applyInPandasWithState`` (of a group's state).
 
+    A second input is the initial state, whose first columns are its keys.
     Rows are grouped by the input columns ``keys``. ``time`` is Spark's name of the time mode or timeout, ``state`` the
     type of a group's state, and ``event_time`` the output column that is event time for what follows.
     """

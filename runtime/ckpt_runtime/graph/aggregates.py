@@ -90,6 +90,13 @@ def _numbers_of_64_bits(types: Types) -> bool:
     return bool(pa.types.is_integer(types[0]) or pa.types.is_floating(types[0]))
 
 
+def _ranked(types: Types) -> bool:
+    kind = types[0]
+    if pa.types.is_decimal(kind):
+        return bool(kind.precision <= 15)  # a double has no more digits
+    return bool(_numbers_of_64_bits(types) or pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
 _F = AggregateFunction
 AGGREGATES: Mapping[str, AggregateFunction] = {
     "Count": _F("count", _anything, "the number of rows in which no argument is null"),
@@ -124,6 +131,7 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "HyperLogLogPlusPlus": _F("registers", _anything, "Spark's estimate of the number of distinct values"),
     "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
     "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
+    "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
     "Mode": _F("mode", _ordered, "the most frequent value"),
 }
 """By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT."""

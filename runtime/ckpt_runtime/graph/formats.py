@@ -92,7 +92,7 @@ def _parquet_schema(path: str) -> pa.Schema:
             files = [file.path for file in filesystem.get_file_info(fs.FileSelector(root)) if file.is_file]
         files = sorted(file for file in files if file == root or is_parquet_name(file.rsplit("/", 1)[-1]))
         if not files:
-            raise FileNotFoundError(f"{path!r} is no Parquet file and no directory with Parquet files")
+            raise FileNotFoundError(f"{path!r} is not a Parquet file and no directory with Parquet files")
         schema = pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
         return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
     except (OSError, pa.ArrowException) as error:

@@ -66,7 +66,7 @@ def transaction_timeout_ms(options: Mapping[str, str]) -> int:
     """The age at which brokers abort an open transaction. Raises PlanError for a bad value."""
     text = transaction_settings(options)[_TRANSACTION_TIMEOUT]
     if not (text.isascii() and text.isdigit()):
-        raise PlanError(f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'", f"{text!r} is no number of milliseconds")
+        raise PlanError(f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'", f"{text!r} is not a number of milliseconds")
     return int(text)
 
 

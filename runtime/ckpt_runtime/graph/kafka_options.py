@@ -195,7 +195,7 @@ def _json_object(key: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise PlanError(f"option {key!r}", f"it is no JSON: {error}") from None
+        raise PlanError(f"option {key!r}", f"it is not JSON: {error}") from None
     if not isinstance(value, dict):
         raise PlanError(f"option {key!r}", "expected a JSON object with the names of topics")
     return value

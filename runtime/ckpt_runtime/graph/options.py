@@ -85,5 +85,5 @@ def duration_ms(key: str, text: str, without_unit: str) -> float:
     """A duration as Spark's options have it: a whole number and us, ms, s, m, min, h or d. Raises PlanError."""
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
-        raise PlanError(f"option {key!r}", f"{text!r} is no duration such as 10s, 5m or 7d")
+        raise PlanError(f"option {key!r}", f"{text!r} is not a duration such as 10s, 5m or 7d")
     return int(match[1]) * _MS_OF[match[2] or without_unit]

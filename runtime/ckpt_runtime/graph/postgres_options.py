@@ -36,7 +36,7 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")
     if marker and (schema.field(marker).type != pa.bool_() or marker in keys):
-        raise PlanError("option 'deleteColumn'", f"column {marker!r} has to be a BOOLEAN that is no key")
+        raise PlanError("option 'deleteColumn'", f"column {marker!r} has to be a BOOLEAN that is not a key")
     for field in schema:
         database_types(field)
     import_driver()

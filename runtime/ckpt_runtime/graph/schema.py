@@ -78,4 +78,4 @@ def _inside(value: Any, where: str) -> Iterable[Any]:
         raise DocumentError(f"{where} has an object with another key than text")
     if value is None or isinstance(value, _SCALARS):
         return ()
-    raise DocumentError(f"{where} has a {type(value).__name__}, which is no JSON value")
+    raise DocumentError(f"{where} has a {type(value).__name__}, which is not JSON value")

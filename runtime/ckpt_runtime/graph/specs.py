@@ -262,7 +262,7 @@ class ProcessSpec:
 
     ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: the
     processor gets and returns frames, not rows. ``output_event_time`` is the event time column of its output, if it has
-    one.
+    one. ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
     """
 
     keys: tuple[str, ...]
@@ -273,6 +273,7 @@ class ProcessSpec:
     event_time_column: str | None = None
     in_pandas: bool = False
     output_event_time: str | None = None
+    initial_state: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckpt_runtime.configuration.cluster_options import JobManagerOptions, TaskManagerOptions
+from ckpt_runtime.configuration.cluster_options import (
+    HighAvailabilityOptions,
+    HighAvailabilityType,
+    JobManagerOptions,
+    TaskManagerOptions,
+)
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.high_availability_options import HighAvailabilityOptions, HighAvailabilityType
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Leadership, LeaseSignature

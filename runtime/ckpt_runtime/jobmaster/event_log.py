@@ -100,7 +100,7 @@ class EventLog:
         """The number in the last id that a client saw. Raises EventsMissedError for an id of another session."""
         session, _, number = event_id.rpartition("-")
         if session != self.session_id or not number.isascii() or not number.isdigit() or len(number) > 18:
-            raise EventsMissedError("that was another session")
+            raise EventsMissedError("the id belongs to another session")
         return int(number)
 
     def listen(self, wake: Callable[[], None]) -> Callable[[], None]:

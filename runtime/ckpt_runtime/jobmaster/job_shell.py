@@ -18,8 +18,7 @@ from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
-from ckpt_runtime.configuration.cluster_options import CpuPinning, TaskManagerOptions
-from ckpt_runtime.configuration.security_options import SecurityOptions
+from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
 from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer

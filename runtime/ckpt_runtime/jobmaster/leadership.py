@@ -164,12 +164,12 @@ class Leadership:
                     self._own.renewed(begun)
                     return info
             except NotLeaderError:
-                logger.info("another driver was faster")
+                logger.info("another driver has claimed the lease first")
             except StorageError as error:
                 # Storage has never answered: probably the directory is wrong, not just unavailable for a moment.
                 if watch.epoch is None:
                     raise
-                logger.warning("cannot see who leads: %s", error)
+                logger.warning("cannot read which driver leads: %s", error)
             await asyncio.sleep(self._lease_timeout_s / 10)
 
     async def release(self, *, ended: bool = False) -> None:

@@ -186,7 +186,7 @@ class Lineages:
         for job in same_name:
             if not job.status.is_globally_terminal and job.job_id != job_id:
                 shared = f"the name {job.name!r}"
-                raise LineageLives(job, shared, "give this one another pipeline.name, or not pipeline.unique-name")
+                raise LineageLives(job, shared, "use another pipeline.name, or leave out pipeline.unique-name")
             held = None if job.lineage is None else self.held(job.lineage.id)
             if held is not None and held.owner != condition.owner:
                 raise LineageHeld(held)

@@ -208,7 +208,7 @@ class Planner:
         while result.needed:
             if len(order.analyses) >= MOST_ANALYSES:
                 raise SubmissionFailed(
-                    f"the pipeline {order.entry} asks Spark more than {MOST_ANALYSES} questions while it is planned"
+                    f"the pipeline {order.entry} sends Spark more than {MOST_ANALYSES} requests while it is planned"
                 )
             try:
                 order.analyses.update(ANALYZER.answer(result.needed, tables, known or {}))

@@ -94,5 +94,5 @@ class SavepointCatalogue:
             raise Conflict(str(error)) from error
         except StorageError as error:
             if error.errno in NOT_ALLOWED:
-                raise InvalidRequest(field, given, f"this session may not do that: {error}") from error
+                raise InvalidRequest(field, given, f"this session has no permission to do that: {error}") from error
             raise NotReady(str(error)) from error

@@ -437,7 +437,7 @@ class SlotPool:
             case Following():
                 worker = slot.adopting
                 if worker is None or worker.peer is not peer:
-                    raise MalformedMessageError("a worker says that it follows an agent, and was not asked to")
+                    raise MalformedMessageError("a worker reports that it follows an agent without a request")
                 slot.adopting = None
                 self._worker_ready(slot, worker)
             case _:

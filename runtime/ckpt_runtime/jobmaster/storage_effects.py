@@ -186,7 +186,7 @@ class SnapshotDeletions:
             deletion.failures += 1
         self._waiting.extend(failed)
         for given_up in self._waiting[:-MAX_WAITING]:
-            logger.error("gave up to %s: too many deletions wait", given_up.what)
+            logger.error("cannot %s: too many deletions are waiting", given_up.what)
         del self._waiting[:-MAX_WAITING]
         # The lowest failure count sets the pause: a deletion that has failed for hours must not delay a fresh one.
         least = min(deletion.failures for deletion in failed)
@@ -489,7 +489,7 @@ class StorageEffects:
         self._late = {key: late for key, late in self._late.items() if not late.returned.is_set()}
         if call.checkpoint_id in self._late:
             # Asking again would only make another thread hang.
-            hangs = StorageTimeoutError("an earlier call hangs", "storage")
+            hangs = StorageTimeoutError("an earlier storage call hangs", "storage")
             # Deferred like an answer of the pool, which never comes from within the call that asks for it.
             self._host.call_later(0, partial(self._failed, call, hangs))
             return
@@ -530,7 +530,7 @@ class StorageEffects:
             try:
                 event = result()
             except StorageError as error:
-                logger.warning("cannot see what was left behind, will try again: %s", error)
+                logger.warning("cannot list the files that were left behind, will try again: %s", error)
                 again = partial(self._look_for_leftovers, states, below, attempt + 1)
                 self._host.call_later(backoff_ms(attempt), again)
             else:
@@ -630,7 +630,7 @@ class StorageEffects:
             claimed = () if self._claims is None else self._claims.unused(states)
             return replace(found, shared=(*found.shared, *claimed))
         except InvalidLocationError as error:
-            logger.warning("cannot tell what was left behind, so it stays: %s", error)
+            logger.warning("cannot find out which files were left behind, so they stay: %s", error)
             return on.LeftoversFound(())
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:

@@ -54,7 +54,7 @@ class MessageDecoder(Generic[M]):
             with malformed():
                 name = _TAG.decode(body).type
         except DocumentError:
-            return f"what {self._sender} sent is no message: {fault}"
+            return f"what {self._sender} sent is not a message: {fault}"
         if name in self._names:
             return f"the message {name} of {self._sender} is malformed: {fault}"
         return f"{self._sender} sends no message {printable(name, 100)!r} here"

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
+from ckpt_runtime.configuration.cluster_options import SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.security_options import SecurityOptions
 from ckpt_runtime.network.authentication import AuthenticationError
 
 T = TypeVar("T")

@@ -47,6 +47,11 @@ class FrameGroups(RowGroups):
 
         return tuple(map(scalar, key))
 
+    def _all_columns(
+        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
+    ) -> Iterator[tuple[Key, list[Any]]]:
+        return self._frames(ids, sizes, batch)
+
     def _frames(
         self, ids: Iterable[Key], sizes: Iterable[int], batch: pa.RecordBatch
     ) -> Iterator[tuple[Key, list[Any]]]:

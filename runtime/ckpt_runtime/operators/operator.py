@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 from msgspec import Meta
@@ -44,6 +44,14 @@ class Output(Protocol):
 
     def emit_end_of_range(self) -> None:
         """Signals that all rows of a stream reader's range were emitted: see :meth:`Operator.process_end_of_range`."""
+
+
+@runtime_checkable
+class SelectingOutput(Output, Protocol):
+    """An output that takes a batch with a mask, so that the next operator copies only the columns that it reads."""
+
+    def emit_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
+        """Hands over the rows for which ``mask`` is true; there is at least one."""
 
 
 class OperatorStateStore:
@@ -132,6 +140,9 @@ class Operator(ABC):
     A subtask ends with its data if this is false for all of its operators (FLIP-147).
     """
 
+    takes_dictionaries: bool = False
+    """Whether columns of text in its batches may be dictionary-encoded. They are decoded for all other operators."""
+
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 
@@ -163,6 +174,10 @@ class Operator(ABC):
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         """Processes one non-empty batch of the given input gate."""
+
+    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
+        """Processes the rows of a batch for which ``mask`` is true; there is at least one."""
+        self.process_batch(batch.filter(mask), input_index)
 
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
         """Puts rows that ``process_batch`` must get in one call next to each other, and returns where each run ends.

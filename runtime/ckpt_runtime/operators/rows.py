@@ -60,6 +60,20 @@ class RowGroups:
         ends: list[int] = np.cumsum(sizes).tolist()
         return batch, ends
 
+    def beside(self, keys: pa.RecordBatch, rows: pa.RecordBatch) -> Iterator[tuple[Key, list[Any]]]:
+        """Yields as :meth:`of`, for rows whose keys are the columns of another batch."""
+        ids, numbers = self._numbered(keys)
+        rows, sizes = adjacent(rows, numbers, len(ids))
+        return self._all_columns(ids, sizes.tolist(), rows)
+
+    def _all_columns(
+        self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
+    ) -> Iterator[tuple[Key, list[Any]]]:
+        """Yields each key with its rows, which lie next to each other in a batch that may have no key columns."""
+        groups = RowGroups(())
+        groups._adapt(batch.schema)
+        return groups._several(ids, sizes, batch)
+
     def _numbered(self, batch: pa.RecordBatch) -> tuple[dict[Key, int], list[int]]:
         """The keys with their numbers, and the number of each row's key."""
         if self._schema is None or not batch.schema.equals(self._schema):

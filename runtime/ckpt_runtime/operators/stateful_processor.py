@@ -26,6 +26,7 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, StatefulP
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
+from ckpt_runtime.frontend.static_tables import read_table
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
@@ -38,6 +39,7 @@ from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
 from ckpt_runtime.operators.task_context import new_task, running
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import decoded_type
+from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.state.states import Key, RowBufferSpec
 
 GATHERED = "$rows"
@@ -159,7 +161,30 @@ class StatefulProcessorOperator(Operator):
             self._processor.init(handle)
         handle.end_of_init()
         self._handle = handle
+        # A snapshot has what the initial state has become.
+        if self._spec.initial_state is not None and self.context.restored_checkpoint_id is None:
+            self._take_initial_state(self._spec.initial_state)
         self._ask_for_next_timer()
+
+    def _take_initial_state(self, path: str) -> None:
+        """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
+
+        An attempt that ends before its first checkpoint loses its state, and the next one takes the rows again.
+        """
+        width = len(self._spec.keys)
+        for batch in read_table(path).combine_chunks().to_batches():
+            keys = pa.RecordBatch.from_arrays(batch.columns[:width], list(self._spec.keys))
+            groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
+            own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
+            rows = batch.select(list(range(width, batch.num_columns)))
+            for key, its_rows in type(self._groups)(self._spec.keys).beside(keys.filter(own), rows.filter(own)):
+                self._backend.prefetch([key])
+                given = key if self._frames is None else self._frames.given(key)
+                with self._user_code("handleInitialState", key):
+                    self._cursor.key = key
+                    for row in its_rows:
+                        self._processor.handleInitialState(given, row, self._timer_values())
+                self._backend.maintain()
 
     def _gather(self, schema: pa.Schema) -> None:
         """Starts to gather rows if the trigger needs it. Rows gathered before a restore wait for the trigger too."""

@@ -2,57 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import (
+    Frame,
+    compile_all,
+    compile_encoded,
+    compile_expression,
+    evaluate,
+    evaluate_encoded,
+)
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
 
 
 class ConditionOperator(Operator):
     """Keeps the rows for which a condition is true; null counts as false. Rows keep their order."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: ConditionSpec) -> None:
         self._holds = compile_expression(spec.condition)
+        self._selecting: SelectingOutput | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._selecting = output if isinstance(output, SelectingOutput) else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         mask = evaluate(self._holds, _frame(batch, self.context), pa.bool_())
-        kept = batch.filter(mask)
-        if kept.num_rows:
-            self.output.emit(kept)
+        rows = mask.true_count
+        if rows == batch.num_rows:
+            self.output.emit(batch)
+        elif rows and self._selecting is not None:
+            self._selecting.emit_selected(batch, mask)
+        elif rows:
+            self.output.emit(batch.filter(mask))
 
 
 class EvaluateOperator(Operator):
     """Computes columns from a batch."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: EvaluateSpec) -> None:
         self._schema = spec.schema
-        self._columns = [
-            (compile_expression(tree), field.type) for (_, tree), field in zip(spec.columns, spec.schema, strict=True)
-        ]
+        self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
+        """The schema by the types of its columns: text may be encoded in dictionaries."""
+        self._columns = list(zip(compile_encoded([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = _frame(batch, self.context)
-        arrays = [evaluate(compute, frame, kind) for compute, kind in self._columns]
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+        self._evaluate(_frame(batch, self.context))
+
+    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
+        self._evaluate(_frame(batch, self.context).part(mask))
+
+    def _evaluate(self, frame: Frame) -> None:
+        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+        schema = self._schema
+        if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
+            kinds = tuple(array.type for array in arrays)
+            schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
+        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+_MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
+
+
+def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
+    if list(kinds) == schema.types:
+        return schema
+    return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
 class ExpandOperator(Operator):
     """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: ExpandSpec) -> None:
         self._schema = spec.schema
-        self._rows = [[compile_expression(tree) for tree in row] for row in spec.rows]
+        compiled = iter(compile_all([tree for row in spec.rows for tree in row]))
+        self._rows = [[next(compiled) for _ in row] for row in spec.rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = _frame(batch, self.context)
+        self._expand(_frame(batch, self.context))
+
+    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
+        self._expand(_frame(batch, self.context).part(mask))
+
+    def _expand(self, frame: Frame) -> None:
         for row in self._rows:
             arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
             self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))

@@ -41,6 +41,7 @@ class WatermarkOperator(Operator):
     """
 
     requires_final_checkpoint = False
+    takes_dictionaries = True
 
     def __init__(self, spec: WatermarkSpec) -> None:
         self._column = spec.column

@@ -169,7 +169,7 @@ def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
     """
     if not exists(_open_mark(target, prefix)):
         _take_back(target, files)
-        raise StorageError(f"a part of {target.url} came too late: the write has ended", target.url)
+        raise StorageError(f"a part of {target.url} came too late: the write had already ended", target.url)
 
 
 def _take_back(target: Location, files: UnsharedFiles) -> None:

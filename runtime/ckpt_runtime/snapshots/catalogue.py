@@ -313,5 +313,5 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
                 lambda: described(snapshot.metadata),
             )
         except (StorageError, ValueError) as error:  # full storage must not prevent a deletion that frees space
-            logger.warning("deleting %s, and nothing says so until it is done: %s", snapshot.directory.url, error)
+            logger.warning("deleting %s without a record of the disposal: %s", snapshot.directory.url, error)
     disposal.execute(release)

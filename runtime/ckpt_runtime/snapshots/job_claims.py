@@ -89,7 +89,7 @@ class JobClaims:
         needed = self._needed_by_others(place, claim, first_id)
         for file in files:
             if claims.relative_path(place, file) not in named:
-                logger.warning("%s stays: it is no file of the snapshot that was claimed", file.url)
+                logger.warning("%s stays: it is not a file of the snapshot that was claimed", file.url)
             elif file.url not in needed:
                 delete_state_file(place, file)
         self.settle(place)

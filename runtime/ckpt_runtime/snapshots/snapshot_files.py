@@ -71,7 +71,7 @@ class StoredFiles:
             with closing(StateFileReader(resolve(directory), replace(file, path=name))) as local:
                 return local.link_to(path)
         except StorageError as error:
-            logger.warning("the local copy of %s is of no use, it is read from the snapshot: %s", file.path, error)
+            logger.warning("cannot use the local copy of %s, the file is read from the snapshot: %s", file.path, error)
             return False
 
     def _reader(self, file: StateFile) -> StateFileReader:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.logging_options import LoggingOptions
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != Path(__file__).resolve().parent]
 
 if __name__ == "__main__":
-    from ckpt_runtime.spark.runtime_guard import check_runtime
+    from ckpt_runtime.spark.installation import check_runtime
 
     check_runtime()
 

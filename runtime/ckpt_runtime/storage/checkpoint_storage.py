@@ -39,7 +39,7 @@ _MAX_OWNER_BYTES = 16_384
 def check_job_id(job_id: str) -> str:
     """Returns the id. Raises :class:`InvalidLocationError` unless it is 32 lower-case hex digits."""
     if not is_job_id(job_id):
-        raise InvalidLocationError(f"{job_id!r} is no job id; allowed: 32 lower-case hex digits", job_id)
+        raise InvalidLocationError(f"{job_id!r} is not a job id; allowed: 32 lower-case hex digits", job_id)
     return job_id
 
 

@@ -118,7 +118,7 @@ def read_claim(place: Location) -> Claim | None:
     except NotFoundError:
         return None
     except DocumentError as error:
-        raise CorruptFileError(f"{file.url} is no claim: {error}", file.url) from error
+        raise CorruptFileError(f"{file.url} is not a claim: {error}", file.url) from error
 
 
 def claim_of(snapshot: Location) -> Claim | None:

@@ -34,7 +34,7 @@ def decode_document(data: bytes, name: str) -> dict[str, Any]:
     try:
         envelope = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise CorruptFileError(f"{name} is damaged: it is no JSON", name) from error
+        raise CorruptFileError(f"{name} is damaged: it is not JSON", name) from error
     if not isinstance(envelope, dict) or not isinstance(envelope.get("document"), dict):
         raise CorruptFileError(f"{name} is damaged or foreign", name)
     if envelope.get("version") != VERSION:

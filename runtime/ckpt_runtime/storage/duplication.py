@@ -180,7 +180,7 @@ def _hard_link(path: str, target: Location) -> None:
     os.link(path, target.path, follow_symlinks=False)
     if not stat.S_ISREG(os.lstat(target.path).st_mode):
         os.unlink(target.path)
-        raise OSError(errno.EINVAL, "it is no regular file, and only files are linked")
+        raise OSError(errno.EINVAL, "it is not a regular file, and only files are linked")
 
 
 def _chunks(source: Location, length: int) -> Iterator[bytes]:

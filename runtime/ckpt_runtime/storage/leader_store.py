@@ -100,7 +100,8 @@ class LeaderStore:
     def claim(self, rest: str, app_id: str, attempt: str, *, after: int) -> LeaderInfo:
         """Becomes the leader in the epoch after ``after`` (0 for the first).
 
-        Raises :class:`NotLeaderError` when another driver was faster, :class:`StorageError` when nothing was claimed.
+        Raises :class:`NotLeaderError` when another driver has claimed the lease first, :class:`StorageError` when
+        nothing was claimed.
         """
         info = LeaderInfo(rest, app_id, attempt, after + 1)
         try:
@@ -137,7 +138,7 @@ class LeaderStore:
         except NotFoundError:
             return Lease(epoch, 0)
         except DocumentError as error:
-            raise CorruptFileError(f"{file.url} is no lease: {error}", file.url) from error
+            raise CorruptFileError(f"{file.url} is not a lease: {error}", file.url) from error
 
     def check(self, info: LeaderInfo) -> None:
         """The fence: raises :class:`NotLeaderError` unless ``info`` is the present leader."""

@@ -159,7 +159,7 @@ def _split(data: bytes, name: str) -> tuple[_Header, memoryview]:
         raise _corrupt(name, "it is too short")
     magic, header_length = _SKIPPABLE.unpack_from(data)
     if magic != _SKIPPABLE_MAGIC:
-        raise _corrupt(name, "it is no metadata of a checkpoint or savepoint")
+        raise _corrupt(name, "it is not metadata of a checkpoint or savepoint")
     if header_length > _MAX_HEADER_BYTES or len(data) < _SKIPPABLE.size + header_length:
         raise _corrupt(name, "its header is damaged")
     fields = _header(data[_SKIPPABLE.size : _SKIPPABLE.size + header_length], name)
@@ -175,7 +175,7 @@ def _header(payload: bytes, name: str) -> _Header:
     except orjson.JSONDecodeError as error:
         raise _corrupt(name, "its header is damaged") from error
     if not isinstance(header, dict) or header.get("format") != FORMAT:
-        raise _corrupt(name, "it is no metadata of a checkpoint or savepoint")
+        raise _corrupt(name, "it is not metadata of a checkpoint or savepoint")
     given = header.pop("header_checksum", None)
     # The bytes are compared too, so that a change that leaves the JSON value the same is noticed as well.
     if given != checksum_of(orjson.dumps(header)) or orjson.dumps({**header, "header_checksum": given}) != payload:
@@ -239,7 +239,7 @@ def _record(line: bytes, number: int, name: str) -> Any:
     try:
         return orjson.loads(payload)
     except orjson.JSONDecodeError as error:
-        raise _corrupt(name, f"line {number} is no JSON, or nested too deep") from error
+        raise _corrupt(name, f"line {number} is not JSON, or nested too deep") from error
 
 
 def _corrupt(name: str, reason: str) -> CorruptFileError:

@@ -141,4 +141,4 @@ def _checked(document: object, savepoint: Location) -> SavepointEntry:
         return checked(document, SavepointEntry)
     except DocumentError as error:
         url = savepoint.child(CATALOGUE_NAME).url
-        raise CorruptFileError(f"{url} is no entry of the savepoint catalogue: {error}", url) from error
+        raise CorruptFileError(f"{url} is not an entry of the savepoint catalogue: {error}", url) from error

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
+from ckpt_runtime.expressions.dictionaries import plain_type
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
 from ckpt_runtime.operators.operator import Operator, OperatorContext
 from ckpt_runtime.state.backend import KeyedStateBackend
@@ -16,16 +17,25 @@ from ckpt_runtime.task.output import ResultPartition
 class _NextOperator:
     """An operator's output inside a chain: a plain call into the next operator."""
 
-    __slots__ = ("_next", "rows")
+    __slots__ = ("_decoder", "_next", "rows")
 
     def __init__(self, operator: Operator) -> None:
         self._next = operator
+        self._decoder = None if operator.takes_dictionaries else _Decoder()
         self.rows = 0
 
     def emit(self, batch: pa.RecordBatch) -> None:
         if batch.num_rows:
             self.rows += batch.num_rows
+            if self._decoder is not None:
+                batch = self._decoder.decoded(batch)
             self._next.process_batch(batch, 0)
+
+    def emit_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
+        self.rows += mask.true_count
+        if self._decoder is not None:
+            batch = self._decoder.decoded(batch)
+        self._next.process_selected(batch, mask, 0)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self._next.process_watermark(timestamp_ms)
@@ -41,8 +51,7 @@ class ChainEnd:
         self.partitions = list(partitions)
         self.rows = 0
         self.watermark: int | None = None
-        self._checked: pa.Schema | None = None
-        self._plain: pa.Schema | None = None
+        self._decoder = _Decoder()
 
     @property
     def bytes(self) -> int:
@@ -67,11 +76,7 @@ class ChainEnd:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        schema = batch.schema
-        if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
-            self._checked, self._plain = schema, schema_without_dictionaries(schema)
-        if self._plain is not None:
-            batch = _decoded(batch, self._plain)
+        batch = self._decoder.decoded(batch)
         for partition in self.partitions:
             partition.emit(batch)
 
@@ -237,7 +242,7 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
 
     A dictionary column would carry its whole dictionary in every buffer.
     """
-    kinds = [_plain_type(field.type) for field in schema]
+    kinds = [plain_type(field.type) for field in schema]
     # Compared by value, because Arrow makes a new object each time the type of a field is read.
     if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
         return None
@@ -245,25 +250,20 @@ def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
     return pa.schema(fields, schema.metadata)
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries; the same object when it has none."""
-    if pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
-    children = [kind.field(index) for index in range(kind.num_fields)] if pa.types.is_nested(kind) else []
-    plain = [child.with_type(_plain_type(child.type)) for child in children]
-    if all(new.type == old.type for new, old in zip(plain, children, strict=True)):
-        return kind
-    if pa.types.is_struct(kind):
-        return pa.struct(plain)
-    if pa.types.is_map(kind):
-        entries = plain[0].type
-        mapping: pa.DataType = pa.map_(entries.field(0), entries.field(1), kind.keys_sorted)
-        return mapping
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(plain[0], kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(plain[0])
-    return pa.list_(plain[0]) if pa.types.is_list(kind) else kind
+class _Decoder:
+    """Decodes dictionaries at any depth. Batches of one schema object cost one comparison."""
+
+    __slots__ = ("_checked", "_plain")
+
+    def __init__(self) -> None:
+        self._checked: pa.Schema | None = None
+        self._plain: pa.Schema | None = None
+
+    def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        schema = batch.schema
+        if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
+            self._checked, self._plain = schema, schema_without_dictionaries(schema)
+        return batch if self._plain is None else _decoded(batch, self._plain)
 
 
 def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:

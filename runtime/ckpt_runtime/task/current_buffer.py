@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 
 from ckpt_runtime.network.gate import InputChannel
-from ckpt_runtime.task.slice_size import SliceSize
+from ckpt_runtime.operators.slice_size import SliceSize
 
 
 class CurrentBuffer:

@@ -341,7 +341,7 @@ class DriverChecker:
         present = files.directories.get(effect.external_path, set())
         self.require(METADATA in present, f"{effect.external_path} is told to be complete")
         if effect.external_path.startswith("savepoints/"):
-            self.require(effect.external_path in self._world.published, f"{effect.external_path} is no savepoint")
+            self.require(effect.external_path in self._world.published, f"{effect.external_path} is not a savepoint")
             files.savepoints[effect.external_path] = self._world.published[effect.external_path]
 
     def _request_failed(self, effect: out.RequestFailed) -> None:
@@ -526,7 +526,7 @@ class DriverChecker:
         self.stops.discard(effect.request_id)
         if isinstance(effect, job_out.StopCompleted):
             known = effect.location in self._world.files.savepoints
-            self.require(known, f"stop {effect.request_id} names {effect.location}, which is no savepoint")
+            self.require(known, f"stop {effect.request_id} names {effect.location}, which is not a savepoint")
 
 
 _TOUCHING = frozenset(

@@ -55,7 +55,7 @@ class Choices:
         return low + int(stream.random() * (high - low + 1))
 
     def chance(self, kind: str, probability: float) -> bool:
-        """A decision that is no fault."""
+        """A decision that is not a fault."""
         return (self._streams.get(kind) or self._stream(kind)).random() < probability
 
     def pick(self, kind: str, options: Sequence[T]) -> T:

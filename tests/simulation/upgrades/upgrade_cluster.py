@@ -378,7 +378,7 @@ class UpgradeCluster:
             return act.Refused("its checkpoint directory cannot be used")
         origin = self.snapshot(run.snapshot)
         if run.snapshot is not None and origin is None:
-            raise Broken(f"{run.snapshot} is no snapshot")
+            raise Broken(f"{run.snapshot} is not a snapshot")
         self.runs[run.job], self.latest = run, run.job
         self._start(run.job, run.program, origin)
         return act.Accepted()

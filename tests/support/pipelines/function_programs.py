@@ -19,6 +19,21 @@ SCHEMA = (
     "at TIMESTAMP, day DATE, people ARRAY<STRUCT<name: STRING, age: INT>>"
 )
 
+JSON_NAMES = ("words", "numbers", "nothing", "facts", "id")
+ODD_JSON = (
+    '{"a": 1, "b": 1.50, "a": null}',
+    '{"a": "x", "a": "y\\u00e9\\n\\"", "b": {"c": [1, null, "z"], "d": -0.0}}',
+    "{'a': true, 'b': ''} and more",
+    '{"a": 1, "b"',
+    '{"a": {"a": 2}}',
+    '[{"a": 1}]',
+    '"a"',
+    "",
+    "null",
+    '{"A": 1, "b": 1e3}',
+    '{"a": 12345678901234567890123, "b": NaN}',
+)
+
 
 def pipeline(spark: SparkSession, source: str, path: str, output: str) -> None:
     """Starts all queries below."""
@@ -43,6 +58,10 @@ def generators(spark: SparkSession, rows: DataFrame) -> dict[str, DataFrame]:
         "people": rows.select("id", F.inline("people")),
         "people_outer": rows.filter("id % 2 = 0").select("id", F.inline_outer("people")),
         "stacked": rows.selectExpr("id", "stack(2, words, id, 'x', 'left', -1L) AS (text, number, more)"),
+        "members": rows.select("id", F.json_tuple(F.to_json(F.struct("words", "numbers", "facts", "id")), *JSON_NAMES)),
+        "odd_members": rows.where("id = 1")
+        .select(F.explode(F.array(*map(F.lit, ODD_JSON))).alias("text"))
+        .select("text", F.json_tuple("text", "a", "b", "a").alias("first", "second", "third")),
         "views": spark.sql(
             "SELECT id, number, fact FROM rows LATERAL VIEW OUTER explode(numbers) AS number "
             "LATERAL VIEW explode(facts) AS fact, value WHERE number > 1 OR number IS NULL"

@@ -33,7 +33,7 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "operation": lambda rows: rows.orderBy("country"),
     "output mode": lambda rows: rows.groupBy("country").count(),
     "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
-    "generator": lambda rows: rows.select(F.json_tuple("country", "a")),
+    "generator": lambda rows: rows.select(F.json_tuple("country", F.col("country"))),
     "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
     "observe": lambda rows: rows.observe("seen", F.count("*")),
     "session": lambda rows: (

@@ -119,6 +119,12 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.median(amount).alias("median"),
         F.percentile(amount, 0.9).alias("percentile"),
         F.percentile(number, [0.25, 0.5]).alias("percentiles"),
+        F.percentile_approx(amount, [0.0, 0.3, 0.5, 1.0]).alias("ranked"),
+        F.percentile_approx("price", F.lit(0.9), F.lit(5000)).alias("ranked_price"),
+        F.approx_percentile("placed_at", 0.25).alias("ranked_time"),
+        F.expr("percentile_approx(quantity * 3037000499001L, array(0.4, 0.99)) FILTER (WHERE amount > 2)").alias(
+            "ranked_n"
+        ),
         F.product(F.when(number == 7, 1.5)).alias("product"),
         F.count_distinct("quantity").alias("distinct"),
         F.approx_count_distinct("placed_at").alias("times"),

@@ -19,6 +19,7 @@ from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import SavepointEntry
+from tests.support.patience import patient
 from tests.unit.provider.conftest import JOB, Fault, JobManager, run_at_hubs, until
 
 NAME = "contract-job"
@@ -56,7 +57,7 @@ class Triggerer:
         self._events = self.trigger.run()
 
     async def next(self) -> dict[str, Any]:
-        event = await asyncio.wait_for(anext(self._events), 20)
+        event = await asyncio.wait_for(anext(self._events), patient(20))
         payload: dict[str, Any] = event.payload
         return payload
 

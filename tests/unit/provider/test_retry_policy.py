@@ -69,7 +69,7 @@ def test_a_session_that_does_not_answer_is_retried_after_the_given_delay(job_man
 
 @pytest.mark.row("air.14")
 def test_what_the_job_manager_refuses_to_an_operator_is_not_retried(job_manager: JobManager, task: Task) -> None:
-    """A stale version is a conflict, an interval that is no duration a bad request."""
+    """A stale version is a conflict, an interval that is not a duration a bad request."""
     stale = UpdateJobConfigOperator(task_id="t", job=JOB, configuration={INTERVAL: "7 s"}, version=9)
     with pytest.raises(CkptConflict, match="version") as conflict:
         stale.execute(task.context())

@@ -121,7 +121,7 @@ def test_every_exception_gives_a_bounded_report_that_can_be_sent(error: BaseExce
     assert len(summary_of(error)) < 700
 
 
-def test_a_plain_exception_is_told_in_full() -> None:
+def test_a_plain_exception_is_reported_in_full() -> None:
     report = report_of(raised(ValueError("broken")))
     assert (report.exception, report.message) == ("ValueError", "broken")
     assert report.stack_trace.startswith("ValueError: broken\nTraceback (most recent call last):\n")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime import structured_log
-from ckpt_runtime.configuration.logging_options import LogFormat
+from ckpt_runtime.configuration.cluster_options import LogFormat
 from ckpt_runtime.secret_keys import without_secrets
 from ckpt_runtime.structured_log import JsonLines, LogSettings, about, fields, log_of_process, start_logging
 
@@ -110,7 +110,7 @@ def test_children_log_as_their_parent(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("chosen", LogFormat)
-def test_a_process_logs_as_it_was_told(log: Log, chosen: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_logs_as_configured(log: Log, chosen: LogFormat, monkeypatch: pytest.MonkeyPatch) -> None:
     root = logging.RootLogger(logging.WARNING)
     monkeypatch.setattr(logging, "root", root)
     text = io.StringIO()

@@ -7,6 +7,7 @@ In ANSI mode an overflow or a division by zero is an error, otherwise integers w
 from __future__ import annotations
 
 import decimal
+import functools
 from collections.abc import Callable
 
 import numpy as np
@@ -187,6 +188,7 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
     return run
 
 
+@functools.cache
 def zero_of(kind: pa.DataType) -> pa.Scalar:
     """Returns the zero of a type of numbers."""
     return pa.scalar(decimal.Decimal(0), kind) if pa.types.is_decimal(kind) else pa.scalar(0, pa.int8()).cast(kind)
@@ -273,6 +275,10 @@ def _vectorised(compute: Callable[..., np.ndarray], left: Value, right: Value) -
             return pa.scalar(None, left.type)
         kind = left.type.to_pandas_dtype()
         return pa.scalar(compute(kind(left.as_py()), kind(right.as_py())), left.type)
+    if isinstance(right, pa.Scalar) and right.is_valid and left.null_count == 0:
+        divisor = left.type.to_pandas_dtype()(right.as_py())
+        with np.errstate(all="ignore"):
+            return pa.array(compute(left.to_numpy(zero_copy_only=False), divisor), left.type)
     length = len(left) if not isinstance(left, pa.Scalar) else len(right)
     sides, valid = [], np.ones(length, bool)
     for value in (left, right):

@@ -20,7 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
 )
 from ckpt_runtime.expressions.functions.predicates import comparison
-from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import arrow_type
 
 _if_else = kernel_of("if_else")
@@ -32,7 +32,9 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     kind = arrow_type(call.type)
     pairs = list(zip(arguments[0::2], arguments[1::2], strict=False))
     otherwise = arguments[-1] if len(arguments) % 2 else None
-    eager = not any(may_fail(argument) for argument in call.arguments[1:])
+    fails = [may_fail(argument) for argument in call.arguments]
+    eager = not any(fails[1:])
+    constant = [isinstance(argument, Literal) for argument in call.arguments]
 
     def at_once(frame: Frame) -> Value:
         result = pa.scalar(None, kind) if otherwise is None else otherwise(frame)
@@ -43,13 +45,48 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     def row_by_row(frame: Frame) -> Value:
         open_ = pa.repeat(pa.scalar(True), frame.length)
         result = pa.nulls(frame.length, kind)
-        for condition, value in pairs:
-            holds = pc.fill_null(scattered(condition, frame, open_, pa.bool_()), False)
-            result = _if_else(holds, scattered(value, frame, holds, kind), result)
+        for at, (condition, value) in enumerate(pairs):
+            if fails[2 * at]:
+                holds = pc.fill_null(scattered(condition, frame, open_, pa.bool_()), False)
+            else:
+                holds = pc.and_(open_, pc.fill_null(broadcast(condition(frame), frame.length), False))
+            chosen = _typed(value(frame), kind) if constant[2 * at + 1] else scattered(value, frame, holds, kind)
+            result = _if_else(holds, chosen, result)
             open_ = pc.and_not(open_, holds)
         return result if otherwise is None else _if_else(open_, scattered(otherwise, frame, open_, kind), result)
 
-    return at_once if eager and not pa.types.is_nested(kind) else row_by_row
+    def tried(frame: Frame) -> Value:
+        # A branch of cheap functions is evaluated for all rows. If this causes an error, it may be one of other rows.
+        try:
+            return at_once(frame)
+        except (EvaluationError, pa.ArrowException):
+            return row_by_row(frame)
+
+    if pa.types.is_nested(kind):
+        return row_by_row
+    if eager:
+        return at_once
+    return tried if all(map(_is_cheap, call.arguments)) else row_by_row
+
+
+_CHEAP = frozenset(
+    {
+        *("Add", "Subtract", "Multiply", "Divide", "Remainder", "Pmod", "UnaryMinus", "Abs", "IntegralDivide"),
+        *("And", "Or", "Not", "IsNull", "IsNotNull", "EqualTo", "EqualNullSafe", "If", "CaseWhen", "GetStructField"),
+        *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "PreciseTimestampConversion", "Cast"),
+    }
+)
+
+
+def _is_cheap(tree: Expression) -> bool:
+    """Whether an expression is arithmetic and comparisons of numbers and times that Arrow computes."""
+    if isinstance(tree, Call):
+        return tree.function in _CHEAP and _is_number(tree.type) and all(map(_is_cheap, tree.arguments))
+    return isinstance(tree, Column | Literal)
+
+
+def _is_number(type_: object) -> bool:
+    return type_ in ("boolean", "byte", "short", "integer", "long", "float", "double", "date", "timestamp")
 
 
 def _typed(value: Value, kind: pa.DataType) -> Value:

@@ -18,6 +18,7 @@ from ckpt_runtime.expressions.evaluation import (
     compile_expression,
     function,
     strict,
+    struct_child,
 )
 from ckpt_runtime.expressions.functions.predicates import sort_key
 from ckpt_runtime.expressions.lists import as_list, with_elements, with_entries
@@ -48,8 +49,7 @@ def _field(call: Call) -> Callable[..., Value]:
     def run(value: Value) -> Value:
         if isinstance(value, pa.Scalar):
             return pc.struct_field(value, [position])
-        child = value.field(position)
-        return child if value.null_count == 0 else pc.if_else(value.is_valid(), child, pa.scalar(None, child.type))
+        return struct_child(value, position)
 
     return run
 

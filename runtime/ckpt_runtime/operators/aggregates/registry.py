@@ -16,6 +16,7 @@ from ckpt_runtime.operators.aggregates.values import (
     MinMaxByAccumulator,
     MostFrequent,
     Percentiles,
+    Ranked,
 )
 from ckpt_runtime.state.columns import decoded_type
 
@@ -35,6 +36,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "set": Distinct,
     "registers": ApproximateDistinct,
     "percentile": Percentiles,
+    "ranked": Ranked,
     "mode": MostFrequent,
 }
 

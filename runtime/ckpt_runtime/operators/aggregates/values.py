@@ -155,6 +155,65 @@ class Percentiles(Listed):
         return result
 
 
+class Ranked(Listed):
+    """Spark's ``percentile_approx``: the values at one rank, or at several.
+
+    Spark keeps a sample. It holds all values as long as these are not more than ``accuracy``, and then its result is
+    this one. The sample of more values depends on how they came; here the result is then exact.
+    """
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        settings = self.aggregate.settings
+        wanted, error = settings["percentages"], 1.0 / settings["accuracy"]
+        shares = wanted if isinstance(wanted, list) else [wanted]
+        lists = self._filled(stored[0])
+        lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
+        values = pc.list_flatten(lists)
+        parents = np.repeat(np.arange(len(lengths)), lengths)
+        values = values.take(arrow_from_numpy(pa.int64(), np.lexsort((_as_double(values, ordered=True), parents))))
+        starts = np.cumsum(lengths) - lengths
+        none = pa.array(lengths == 0)
+        results = []
+        for share in shares:
+            ranks = np.ceil(share * lengths).astype(np.int64)
+            if share <= error or share >= 1 - error:
+                ranks = np.ones_like(lengths) if share <= error else lengths
+            places = starts + np.clip(ranks, 1, np.maximum(lengths, 1)) - 1
+            results.append(self._rounded(values.take(pc.if_else(none, None, pa.array(places)))))
+        if not isinstance(wanted, list):
+            return results[0]
+        order = np.arange(len(shares) * len(lengths)).reshape(len(shares), len(lengths)).T.reshape(-1)
+        flat = pa.concat_arrays(results).take(pa.array(order))
+        offsets = pa.array(np.arange(len(lengths) + 1, dtype=np.int32) * len(shares))
+        arrays = pa.ListArray.from_arrays(offsets, flat)
+        return pc.if_else(none, pa.scalar(None, arrays.type), arrays).cast(self.aggregate.result)
+
+    @staticmethod
+    def _rounded(picked: pa.Array) -> pa.Array:
+        """The values as Spark keeps them in its sample: as doubles, which have not all integers of 64 bits."""
+        if not (pa.types.is_int64(picked.type) or pa.types.is_timestamp(picked.type)):
+            return picked
+        doubles = _as_double(pc.fill_null(picked.cast(pa.int64()), 0), ordered=False)
+        over = doubles >= 2.0**63
+        whole = np.where(over, np.iinfo(np.int64).max, np.where(over, 0.0, doubles).astype(np.int64))
+        return pa.array(whole, mask=picked.is_null().to_numpy(zero_copy_only=False)).cast(picked.type)
+
+
+def _as_double(values: pa.Array, *, ordered: bool) -> AnyArray:
+    """Values that are not null as doubles; ``ordered``: as integers in Java's order of doubles, NaN last."""
+    kind = values.type
+    if pa.types.is_timestamp(kind):
+        values = values.cast(pa.int64())
+    elif pa.types.is_date(kind):
+        values = values.cast(pa.int32())
+    doubles: AnyArray = values.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+    if not ordered:
+        return doubles
+    bits = np.where(np.isnan(doubles), np.nan, doubles).view(np.int64)
+    result: AnyArray = bits ^ ((bits >> 63) & np.iinfo(np.int64).max)
+    return result
+
+
 class MostFrequent(Listed):
     """The most frequent value; among equally frequent values, the one that arrived first."""
 

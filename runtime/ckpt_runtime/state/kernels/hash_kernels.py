@@ -45,7 +45,8 @@ def is_valid(bitmap: Any, position: Any) -> Any:
 
 
 @inlined
-def _load_word(data: Any, start: Any) -> Any:
+def load_word(data: Any, start: Any) -> Any:
+    """The eight bytes from ``start`` as a little-endian word; compiled to one load."""
     word = _ZERO
     for byte in range(8):
         word |= np.uint64(data[start + np.uint64(byte)]) << np.uint64(8 * byte)
@@ -60,7 +61,7 @@ def hash_of_bytes(data: Any, start: Any, stop: Any) -> Any:
     length = end - position
     state = length * _WORD_B + GOLDEN
     for _ in range(length >> _U3):
-        word = _load_word(data, position)
+        word = load_word(data, position)
         state = _absorb(state, word)
         position += _U8
     rest = length & _U7

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from ckpt_runtime.state.kernels.compiler import I64, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
-from ckpt_runtime.state.kernels.hash_kernels import hash_of_int64, is_valid
+from ckpt_runtime.state.kernels.hash_kernels import hash_of_int64, is_valid, load_word
 
 KEYS, NULL_SLOT = 0, 1
-_ZERO, _ONE = np.uint64(0), np.uint64(1)
+_ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(8)
 
 
 @inlined
@@ -179,13 +179,18 @@ def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: An
 
 @inlined
 def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
-    byte = 0
-    while byte < length and left[left_start + byte] == right[right_start + byte]:
-        byte += 1
-    return byte == length
+    """Whether two stretches are equal, compared by words, then by bytes."""
+    at, other, end = np.uint64(left_start), np.uint64(right_start), np.uint64(left_start + length)
+    while at + _WORD <= end and load_word(left, at) == load_word(right, other):
+        at += _WORD
+        other += _WORD
+    while at < end and left[at] == right[other]:
+        at += _ONE
+        other += _ONE
+    return at == end
 
 
-@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64, U32))
+@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64, I64, U32))
 def find_or_insert_bytes(
     hashes: Any,
     offsets: Any,
@@ -195,18 +200,36 @@ def find_or_insert_bytes(
     slot_offsets: Any,
     arena: Any,
     counters: Any,
+    places: Any,
     slots: Any,
 ) -> None:
     """The slot of each row's encoded key ``data[offsets[i]:offsets[i + 1]]``; new keys are copied into the arena.
 
-    Slot ``s`` holds ``arena[slot_offsets[s]:slot_offsets[s + 1]]``.
+    Slot ``s`` holds ``arena[slot_offsets[s]:slot_offsets[s + 1]]``. ``places`` has room for a number per row. The first
+    two passes only fetch, from the table, then from the keys that it names: without branches their loads overlap.
     """
     mask = np.uint64(table.size - 1)
     size = counters[KEYS]
     for row in range(hashes.size):
+        slots[row] = table[hashes[row] & mask]
+    for row in range(hashes.size):
+        first = np.uint64(max(slots[row], np.uint32(1))) - _ONE
+        place = slot_offsets[first]
+        places[row] = place if slot_hashes[first] == hashes[row] else np.int64(-1)
+    for row in range(hashes.size):
         key_hash = hashes[row]
         start = offsets[row]
         length = offsets[row + 1] - start
+        entry = np.int64(slots[row])
+        place = places[row]
+        if (
+            entry != 0
+            and place >= 0
+            and slot_offsets[entry] - place == length
+            and _same_bytes(arena, place, data, start, length)
+        ):
+            slots[row] = np.uint32(entry - 1)
+            continue
         bucket = key_hash & mask
         while True:
             entry = np.int64(table[bucket])

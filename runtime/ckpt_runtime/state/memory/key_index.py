@@ -266,6 +266,7 @@ class BytesKeyIndex(KeyIndex):
             self._offsets,
             self._arena,
             self._counters,
+            np.empty(rows, dtype=np.int64),
             slots,
         )
         return slots

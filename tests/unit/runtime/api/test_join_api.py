@@ -165,7 +165,7 @@ def test_an_unbounded_join_is_warned_about_by_its_uid() -> None:
     ("how", "expected"),
     [("inner", "ordered"), ("left", "ordered"), ("semi", "ordered"), ("right", "paid"), ("full", None)],
 )
-def test_event_time_goes_on_behind_a_join_by_the_side_that_is_always_there(how: str, expected: str | None) -> None:
+def test_event_time_advances_after_a_join_by_the_side_that_is_always_there(how: str, expected: str | None) -> None:
     orders, payments = sides(StreamSession())
     joined = orders.join(payments, "key", how, within=("0 s", "1 s"))
     assert event_time_column(joined.inputs) == expected

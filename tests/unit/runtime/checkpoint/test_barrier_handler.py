@@ -444,7 +444,7 @@ def test_the_end_of_a_channel_ends_the_recordings_of_all():
     assert feed(handler, EndOfPartitionReceived(B)) == []
 
 
-def test_a_checkpoint_that_a_recorded_channel_skipped_is_given_up_and_the_newer_goes_on():
+def test_a_checkpoint_that_a_recorded_channel_skipped_is_aborted_and_the_newer_one_continues():
     handler = BarrierHandler([A, B])
     feed(handler, announced(A, 1), announced(A, 2))
     assert feed(handler, announced(B, 2)) == [

@@ -104,14 +104,14 @@ class TestAcknowledgements:
             checkpoint_id = driver.complete(properties=properties)
             assert driver.ack(checkpoint_id, driver.executions[0], state=state_with_file("a")) == []
 
-    def test_a_stranger_is_discarded(self):
+    def test_a_connection_without_the_secret_is_closed(self):
         driver = Driver().run()
         driver.trigger()
         stranger = ExecutionId("v-source", 0, 7)
         driver.ack(1, stranger, state=state_with_file("a"))
         assert driver.one(out.DiscardState).state == state_with_file("a")
 
-    def test_an_acknowledgement_from_another_directory_is_a_stranger(self):
+    def test_an_acknowledgement_from_another_directory_is_ignored(self):
         driver = Driver().run()
         driver.trigger()
         driver.ack(1, driver.executions[0], state=state_with_file("a"), directory="dir/old")
@@ -191,7 +191,7 @@ class TestAborts:
         assert failed == dict.fromkeys(["first", "second"], Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         assert driver.coordinator.pending_ids == ()
 
-    def test_a_decline_of_a_stranger_is_ignored(self):
+    def test_a_decline_of_an_unknown_task_is_ignored(self):
         driver = Driver().run()
         driver.trigger()
         assert driver.step(on.Declined(1, ExecutionId("v-sink", 0, 9), Reason.CHECKPOINT_DECLINED)) == []
@@ -208,7 +208,7 @@ class TestAborts:
 
 
 class TestSavepoints:
-    def test_a_plain_savepoint_notifies_nobody_and_enters_no_store(self):
+    def test_a_plain_savepoint_sends_no_notification_and_enters_no_store(self):
         driver = Driver(max_concurrent=2).run()
         older = driver.trigger("older")
         savepoint = driver.trigger("sp", SAVEPOINT)

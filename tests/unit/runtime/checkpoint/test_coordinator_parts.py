@@ -234,7 +234,7 @@ class TestRetention:
         parts.retention.unpin(2)
         assert parts.taken() == ([] if fenced else [out.DeleteSharedFiles(("/s/1",))])
 
-    def test_answers_that_nobody_has_asked_for(self):
+    def test_answers_without_a_request(self):
         retention = Parts().retention
         with pytest.raises(UnexpectedAnswerError):
             retention.on_store_removed(on.StoreRemoved(1), NOW)

@@ -98,7 +98,7 @@ class TestEdit:
         assert ckpt("config", "edit", JOB) == 0
         assert "Nothing has changed; " in capsys.readouterr().out
 
-    def test_somebody_was_faster(
+    def test_another_process_was_faster(
         self, ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         """While the editor was open."""

@@ -75,7 +75,7 @@ def names(out: Path) -> set[str]:
     return {file.name for file in out.iterdir()}
 
 
-def test_nothing_is_deleted_unless_told(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_deleted_without_remove(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job_id in (RUNNING, ENDED, UNKNOWN):
         killed_sink(out, job_id)
     before = names(out)

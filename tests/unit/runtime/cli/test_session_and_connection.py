@@ -75,7 +75,7 @@ def test_a_sessions_token_is_not_sent_elsewhere(secured: str, session_file: Path
     assert main(["--token", "wrong", "list", "--url", secured]) == 6
 
 
-def test_nobody_listens(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_without_a_listener(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main(["list", "--url", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
@@ -195,7 +195,7 @@ def test_a_driver_whose_jvm_is_gone_still_is_the_session(launch: FakeLaunch, ses
     assert main(["session", "start"]) == 0
 
 
-def test_a_token_is_asked_for_unless_somebody_says_otherwise(launch: FakeLaunch) -> None:
+def test_a_token_is_required_unless_authentication_is_switched_off(launch: FakeLaunch) -> None:
     assert main(["session", "start", "--no-token", "--rest-host", "0.0.0.0"]) == 2
     assert main(["session", "start", "--no-token", "--token", "secret"]) == 2
     assert launch.started == {}

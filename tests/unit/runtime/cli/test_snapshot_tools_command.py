@@ -246,7 +246,7 @@ sys.exit(main(["snapshot", "copy", *sys.argv[1:]]))
 
 
 @pytest.mark.row("203.4")
-def test_a_copy_that_is_told_to_end_leaves_nothing(savepoint: Path, tmp_path: Path) -> None:
+def test_a_copy_that_is_terminated_leaves_no_files(savepoint: Path, tmp_path: Path) -> None:
     order = [sys.executable, "-c", HELD_COPY, str(savepoint), str(tmp_path / "new" / "copy")]
     copy = subprocess.Popen(order, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:

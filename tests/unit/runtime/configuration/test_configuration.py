@@ -192,7 +192,7 @@ def test_keys_with_other_prefixes_belong_to_the_user(key: str) -> None:
     validate(Configuration({key: "x"}), OptionScope.JOB)
 
 
-def test_all_problems_are_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     configuration = Configuration({INTERVAL.key: "x", "state.typo": "1", "parallelism.default": "0"})
     assert [problem.key for problem in find_problems(configuration, OptionScope.JOB)] == [
         INTERVAL.key,

@@ -16,6 +16,7 @@ from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
+from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.snapshots.positions import repositioned, start_position
 from tests.unit.runtime.connectors.harness import JOB, Collector, context, opened, redistributed, snapshot_of
 
@@ -49,7 +50,7 @@ class Job:
             reader = create_connector(RangeReaderSpec(format_, options, schema))
             assert isinstance(reader, SplitReaderOperator)
             if most_rows is not None:
-                reader._most_rows = most_rows
+                reader._size = SliceSize(most_rows, most_rows)
             self.readers.append(reader)
             self.outputs.append(opened(reader, context(subtask, parallelism, state=tails[subtask])))
         self._sent = opened(self.enumerator, context(state=head[0], job_id=job_id))

@@ -144,7 +144,7 @@ def test_an_offset_at_which_no_range_ends_is_not_committed(world: Path) -> None:
     assert commits(world) == [{"n": 10}]
 
 
-def test_a_restore_goes_on_at_the_checkpoints_offset(world: Path) -> None:
+def test_a_restore_continues_at_the_checkpoints_offset(world: Path) -> None:
     planner = enumerator(Counting, directory=world)
     opened(planner, context())
     planner.poll()
@@ -212,12 +212,12 @@ def test_a_source_without_a_stream_reader_is_named() -> None:
             raise NotImplementedError
 
     with pytest.raises(
-        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is no stream"
+        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is not a stream"
     ):
         opened(enumerator(Neither), context())
 
 
-def test_the_source_that_makes_the_reader_has_told_its_schema(world: Path) -> None:
+def test_the_source_that_makes_the_reader_has_reported_its_schema(world: Path) -> None:
     class Inferring(Counting):
         columns = 0
 
@@ -373,5 +373,5 @@ def test_an_offset_that_is_no_json_object_is_named() -> None:
 
     planner = enumerator(Bad)
     opened(planner, context())
-    with pytest.raises(TypeError, match=r"latestOffset\(\) returned an offset that is no JSON"):
+    with pytest.raises(TypeError, match=r"latestOffset\(\) returned an offset that is not JSON"):
         planner.poll()

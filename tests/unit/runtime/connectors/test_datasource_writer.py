@@ -173,7 +173,7 @@ def test_what_a_write_returned_before_the_barrier_is_aborted_when_the_job_ends(
     assert aborted(tmp_path) == [str((restored or 0) + 1)]
 
 
-def test_a_write_that_goes_on_when_the_job_ends_is_aborted_without_a_message(tmp_path: Path) -> None:
+def test_a_write_in_progress_at_the_end_of_the_job_is_aborted_without_a_message(tmp_path: Path) -> None:
     sink = Sink(tmp_path, restored=4)
     sink.writers[0].process_batch(rows(1, 2), 0)
     sink.writers[1].close()
@@ -214,7 +214,7 @@ def test_an_error_in_write_shows_without_further_rows_and_barriers(tmp_path: Pat
         writer.on_processing_time(at)
 
 
-def test_a_write_is_looked_at_as_long_as_it_goes_on(tmp_path: Path) -> None:
+def test_a_write_is_observed_until_it_ends(tmp_path: Path) -> None:
     asked: list[int] = []
     writer = PreparingSinkOperator(DataSourceSink(Files, {"directory": str(tmp_path)}))
     opened(writer, context(uid="out", set_timer=asked.append))
@@ -307,7 +307,7 @@ def test_what_is_no_writer_is_refused_by_its_type(tmp_path: Path) -> None:
         sink.writers[0].process_batch(rows(1), 0)
 
 
-def test_a_task_attempt_id_is_told_once_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:
+def test_a_task_attempt_id_is_unique_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:
     told: list[list[int]] = []
     for attempt in range(2):
         sink = Sink(tmp_path, Tasks, attempt=attempt)

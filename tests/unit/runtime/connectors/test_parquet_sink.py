@@ -248,7 +248,7 @@ def test_the_id_of_a_sink_is_kept_in_its_state(tmp_path: Path) -> None:
     assert {state.name: state.items for state in snapshot_of(writer, 1)} == {PENDING: (), SINK_ID: (SINK.sink_id,)}
 
 
-def test_a_lost_pending_file_fails_the_restore_by_name_unless_told_otherwise(
+def test_a_lost_pending_file_fails_the_restore_with_its_name_unless_the_sink_ignores_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     state = crashed_attempt(tmp_path)

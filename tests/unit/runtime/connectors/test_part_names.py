@@ -46,5 +46,5 @@ def test_names_of_earlier_versions_are_read() -> None:
      ".part-j-u-00000000-s0-a0-n0-00000000-c1.parquet.inprogress",
      ".part-j-u-00000000-s00-a0-n0-00000000-c1.parquet.pending"],
 )  # fmt: skip
-def test_other_names_are_nobodys(name: str) -> None:
+def test_other_names_belong_to_no_job(name: str) -> None:
     assert parse_hidden(name) is None

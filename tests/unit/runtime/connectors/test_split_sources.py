@@ -9,6 +9,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
 from tests.support.object_store import keys
+from tests.unit.runtime.connectors.harness import Clock
 from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
@@ -106,6 +108,29 @@ def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch:
     assert [reader.pending_rows for reader in rate.readers] == [0, 0]
 
 
+@pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 8_192), (0, 1.0, 5, 20)])
+def test_batches_become_smaller_if_their_rows_take_long_but_not_if_a_call_of_the_operators_behind_does(
+    tmp_path: Path, call_ms: float, row_ms: float, least: int, most: int
+) -> None:
+    """Text files come in batches of 8,192 rows at most, from which the reader takes its share."""
+    write(tmp_path, "text", "a", 0, 20_000)
+    clock = Clock()
+    job = Job("text", {"path": str(tmp_path)})
+    [reader] = job.readers
+    job.discover()
+
+    def work(batch: pa.RecordBatch) -> None:
+        clock.ms += int(call_ms + row_ms * batch.num_rows)
+
+    reader.context = replace(reader.context, monotonic_ms=clock)
+    job.outputs[0].forward = work
+    while reader.has_work_left:
+        job.read()
+    sizes = sorted(batch.num_rows for batch in job.outputs[0].batches)
+    assert least <= sizes[len(sizes) // 2] <= most
+    assert ids(job.rows) == Counter(range(20_000))
+
+
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
     for at, name in enumerate(("a.txt", "_b.txt", ".c.txt", "d.txt._COPYING_", "e.csv", "below/f.txt", "_g/h.txt")):
         write(tmp_path, "text", name, at, 1)
@@ -172,7 +197,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_job_after_a_restore(tmp_
     job.read(2)
     state = job.checkpoint(1)
     write(tmp_path, "text", "a", 100, 30)
-    with pytest.raises(ValueError, match="has changed after 9 rows of it were read"):
+    with pytest.raises(ValueError, match="has changed after 6 rows of it were read"):
         Job("text", {"path": str(tmp_path)}, restored=state).run()
 
 
@@ -243,7 +268,7 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
         ({"path": "/a"}, None, "needs its schema"),
         ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
         ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the least"),
-        ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "no duration"),
+        ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "not a duration"),
         ({"path": "/a", "cleanSource": "archive"}, NUMBERS, "needs it"),
         ({"path": "/a", "cleanSource": "archive", "sourceArchiveDir": "/a/b"}, NUMBERS, "contain each other"),
     ],

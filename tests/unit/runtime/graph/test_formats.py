@@ -72,7 +72,7 @@ def test_texts_that_a_file_has_as_views_are_read_as_texts(tmp_path: Path) -> Non
 
 
 def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PlanError, match="option 'path': .* is no Parquet file"):
+    with pytest.raises(PlanError, match="option 'path': .* is not a Parquet file"):
         source_schema("replay", {"path": str(tmp_path)}, None)
     with pytest.raises(PlanError, match="option 'path': 'data.parquet' is relative"):
         source_schema("replay", {"path": "data.parquet"}, None)

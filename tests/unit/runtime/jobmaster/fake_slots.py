@@ -101,7 +101,7 @@ class FakePeer:
         self._writer.write(framed(message))
 
     def send_raw(self, body: bytes) -> None:
-        """Something that may be no message."""
+        """Something that may be not a message."""
         self._writer.write(struct.pack("<I", len(body)) + body)
 
     async def receive(self) -> AgentCommand | WorkerCommand:

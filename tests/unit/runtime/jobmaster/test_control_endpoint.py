@@ -173,10 +173,10 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"{not MessagePack", "is no message"),
-        (b"\xff\xff", "is no message"),
-        (b"", "is no message"),
-        (b"\x91" * 100_000, "is no message"),
+        (b"{not MessagePack", "is not a message"),
+        (b"\xff\xff", "is not a message"),
+        (b"", "is not a message"),
+        (b"\x91" * 100_000, "is not a message"),
         (encode(WorkerHeartbeat(1)), "sends no message 'WorkerHeartbeat' here"),
         (encode(WorkerExited("w", 1)), "sends no message 'WorkerExited' here"),
         (encode(Ping()), "sends no message 'Ping' here"),
@@ -205,12 +205,12 @@ async def test_who_does_not_register_first_is_refused_by_name(
             b"\x83\xa4type\xacWorkerExited\xa6worker\xa1w\xa4code\xa1x",
             "WorkerExited of a slot agent is",
         ),
-        (AGENT, b"\xc1", "what a slot agent sent is no message"),
+        (AGENT, b"\xc1", "what a slot agent sent is not a message"),
         (WORKER, encode(AGENT), "a worker sends no message 'RegisterAgent' here"),
         (WORKER, encode(Ping()), "a worker sends no message 'Ping' here"),
-        (WORKER, b"\x81\xa4type\xa1\xff", "what a worker sent is no message"),
+        (WORKER, b"\x81\xa4type\xa1\xff", "what a worker sent is not a message"),
         (WORKER, b"\x82\xa4type\xafWorkerHeartbeat\xaadeployment\xc0", "WorkerHeartbeat of a worker is malformed"),
-        (WORKER, b"", "what a worker sent is no message"),
+        (WORKER, b"", "what a worker sent is not a message"),
     ],
 )
 async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
@@ -275,7 +275,7 @@ async def test_stopping_hangs_up_on_everybody() -> None:
             await running.connect()
 
 
-async def test_of_too_many_strangers_the_oldest_has_to_go(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_too_many_unauthenticated_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
 
     async with opened() as running:

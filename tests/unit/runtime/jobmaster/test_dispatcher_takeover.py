@@ -107,7 +107,7 @@ async def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> 
 
 
 @pytest.mark.row("571.5")
-async def test_it_goes_on_with_jobs_and_knows_their_requests_again(tmp_path: Path) -> None:
+async def test_it_continues_jobs_and_recognizes_their_requests(tmp_path: Path) -> None:
     async with opened(tmp_path) as session:
         job = await session.crashed_job()
         await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=77_000))
@@ -210,7 +210,7 @@ async def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_
         assert not (tmp_path / "ha" / "default" / "snapshots" / JOB).exists()
 
 
-async def test_what_a_cancelled_job_was_told_to_retain_stays(tmp_path: Path) -> None:
+async def test_the_checkpoints_that_a_cancelled_job_retains_stay(tmp_path: Path) -> None:
     """Its driver stores that it has ended, and dies."""
 
     async with opened(tmp_path) as session:
@@ -340,7 +340,7 @@ async def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, m
         assert await session.dispatcher.list_jobs() == ()
 
 
-async def test_a_job_whose_storage_was_away_goes_on_when_it_is_back(
+async def test_a_job_whose_storage_was_away_continues_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)

@@ -47,7 +47,7 @@ def test_what_is_not_kept_has_been_missed(last: str) -> None:
         EventReader(log, None, last)
 
 
-def test_a_reader_that_the_ring_has_overtaken_is_told_so() -> None:
+def test_a_reader_that_the_ring_has_overtaken_gets_an_error() -> None:
     log = filled(2, 3)
     reader = EventReader(log, None)
     for number in range(3, 6):

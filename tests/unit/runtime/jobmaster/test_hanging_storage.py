@@ -129,9 +129,7 @@ async def test_metadata_that_is_written_too_late_is_settled_by_looking(
         assert found.id == checkpoint_id
 
 
-async def test_nobody_asks_again_what_became_of_a_call_while_it_hangs(
-    tmp_path: Path, hang: Callable[..., Hang]
-) -> None:
+async def test_the_outcome_of_a_hanging_call_is_not_requested_again(tmp_path: Path, hang: Callable[..., Hang]) -> None:
     """Each question would make one more thread hang."""
 
     async with opened(tmp_path) as (bench, _):

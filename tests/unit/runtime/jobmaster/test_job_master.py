@@ -387,7 +387,7 @@ class TestFailures:
                 b"\x82\xa4type\xafEndOfDataReport\xaadeployment\xa1x",
                 "the message EndOfDataReport of a worker is malformed: Expected `int`, got `str`",
             ),
-            (b"\xff\x00 noise", "what a worker sent is no message"),
+            (b"\xff\x00 noise", "what a worker sent is not a message"),
         ],
     )
     async def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(
@@ -433,7 +433,7 @@ class TestFailures:
 
 
 class TestCheckpoints:
-    async def test_tasks_are_told_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
+    async def test_tasks_are_notified_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)

@@ -81,7 +81,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.row("571.5")
-async def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
+async def test_a_new_driver_continues_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
         await world.running(job)
@@ -109,7 +109,7 @@ async def test_a_new_driver_goes_on_with_overrides_from_the_latest_checkpoint(tm
 
 
 @pytest.mark.row("203.14")
-async def test_a_new_driver_goes_on_at_the_parallelism_that_was_stored(tmp_path: Path) -> None:
+async def test_a_new_driver_continues_at_the_stored_parallelism(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store)
@@ -519,7 +519,7 @@ class TestCrashAtEveryWrite:
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("after", [False, True])
     @pytest.mark.parametrize("writes", range(1, 20))
-    async def test_what_the_user_was_told_holds(
+    async def test_confirmed_changes_hold(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int, after: bool
     ) -> None:
         storage = self.Storage(monkeypatch)

@@ -110,7 +110,7 @@ async def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> Non
         waiting.cancel()
 
 
-async def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) -> None:
+async def test_a_waiting_driver_ends_when_the_whole_cluster_is_shut_down(tmp_path: Path) -> None:
     """Somebody who comes later leads as ever."""
 
     async with candidates_on(tmp_path) as candidate:
@@ -126,7 +126,7 @@ async def test_who_waits_ends_when_the_whole_cluster_is_told_to(tmp_path: Path) 
         assert third.leadership.epoch == 2
 
 
-async def test_who_waits_is_told_who_leads_and_where(tmp_path: Path) -> None:
+async def test_a_waiting_driver_shows_the_leader_and_its_address(tmp_path: Path) -> None:
     async with candidates_on(tmp_path) as candidate:
         first, second = candidate("a"), candidate("b")
         await first.acquire()
@@ -190,7 +190,9 @@ async def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("takes_s", [0.0, LEASE_S / 3], ids=["fast storage", "slow storage"])
-async def test_one_that_was_frozen_for_long_goes_on_if_nobody_took_over(tmp_path: Path, takes_s: float) -> None:
+async def test_a_driver_that_was_frozen_for_long_continues_if_no_other_driver_took_over(
+    tmp_path: Path, takes_s: float
+) -> None:
     """Storage has the whole time of a lease to answer then, as the machine is a busy one."""
 
     async with candidates_on(tmp_path) as candidate:

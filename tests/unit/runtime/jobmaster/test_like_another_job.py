@@ -35,12 +35,12 @@ def test_another_program_sets_its_own_options() -> None:
     assert found.parallelism == 5
 
 
-def test_when_changes_are_forgotten_nothing_that_somebody_may_have_asked_for_is_left_out() -> None:
+def test_when_changes_are_forgotten_no_requested_change_is_left_out() -> None:
     found = like(replace(WISH, pipeline_id="new"), OTHER, replace(NOW, version=9))
     assert "by-the-program" in found.configuration
 
 
-def test_the_same_wish_again_is_the_same_request_whatever_became_of_the_other_job() -> None:
+def test_a_repeated_request_is_the_same_request_after_any_end_of_the_other_job() -> None:
     first = like(WISH, OTHER, NOW)
     assert completed_like(WISH, first) == first
     assert completed_like(replace(WISH, arguments=("--y",)), first) != first

@@ -99,7 +99,7 @@ class TestCores:
     def test_a_core_that_another_job_has_is_left_to_it(self) -> None:
         assert choose_cores([("a", (0, 1, 2))], [("a", 0), ("a", None), ("b", 1)]) == [1]
 
-    def test_no_worker_is_bound_on_a_host_with_more_workers_than_cores_whoever_they_belong_to(self) -> None:
+    def test_no_worker_is_bound_on_a_host_with_more_workers_than_cores_of_any_jobs(self) -> None:
         assert choose_cores([("a", (0, 1)), ("b", (0, 1))], [("a", 1), ("a", None)]) == [None, 0]
 
     def test_executors_of_one_host_may_have_different_cores(self) -> None:

@@ -302,7 +302,7 @@ class TestAcquire:
             world.launch_error = None
             assert len(await world.pool.acquire(Owner(), 1, [])) == 1
 
-    async def test_a_failure_that_nobody_waited_for_does_not_hit_the_next_request(self) -> None:
+    async def test_a_failure_without_a_waiting_request_does_not_fail_the_next_request(self) -> None:
         async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
@@ -704,13 +704,13 @@ class TestWorkers:
             for worker in slot.workers:
                 with pytest.raises(MalformedMessageError, match="EndOfDataReport came from a worker that was"):
                     world.pool.peer_message(worker.peer, ENDED)
-                with pytest.raises(MalformedMessageError, match="follows an agent, and was not asked to"):
+                with pytest.raises(MalformedMessageError, match="follows an agent without a request"):
                     world.pool.peer_message(worker.peer, Following())
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)
 
     @pytest.mark.parametrize("which", ["active", "spare"])
-    async def test_one_that_breaks_the_protocol_is_killed_and_told_of_at_once(self, which: str) -> None:
+    async def test_a_process_that_breaks_the_protocol_is_killed_and_reported_at_once(self, which: str) -> None:
         async with opened(loss_grace_s=60) as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
@@ -1043,7 +1043,7 @@ class TestAdoption:
             await world.pool.acquire(owner, 1, held)
             assert world.agents["1"].of(AdoptWorker) == []
 
-    async def test_a_slot_that_nobody_needs_keeps_no_workers(self) -> None:
+    async def test_an_unused_slot_keeps_no_workers(self) -> None:
         async with opened_idle(machine="m") as (world, clock):
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
@@ -1153,7 +1153,7 @@ class TestIdle:
             await settle()
             assert [slot.slot_id for slot in await again] == ["0"]
 
-    async def test_when_nobody_waits_any_more_they_are(self) -> None:
+    async def test_they_end_when_no_request_waits(self) -> None:
         async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()

@@ -82,7 +82,7 @@ def test_while_it_is_not_known_what_a_job_refers_to_nothing_goes(savepoint: Path
         dispose(str(savepoint), References("j", "not recovered yet", is_known=False))
 
 
-def test_other_snapshots_may_go_and_what_cannot_be_looked_at_hinders_nobody(tmp_path: Path, savepoint: Path) -> None:
+def test_other_snapshots_may_be_deleted_and_unreadable_ones_do_not_block(tmp_path: Path, savepoint: Path) -> None:
     living = References("j", "RUNNING", "nosuch://x", ((tmp_path / "gone").as_uri(), "nosuch://y"))
     assert dispose(str(savepoint), living)
     with pytest.raises(InvalidLocationError):

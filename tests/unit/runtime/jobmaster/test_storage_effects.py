@@ -283,7 +283,7 @@ async def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
         assert bench.names() == ["chk-3"]
 
 
-async def test_deletions_that_failed_go_on_after_the_end_of_the_job(
+async def test_failed_deletions_are_repeated_after_the_end_of_the_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = storage_effects.delete_checkpoint

@@ -46,7 +46,7 @@ async def change(job: JobMaster, *, restarts: bool = False, **options: str | Non
 
 @pytest.mark.row("530.5")
 @pytest.mark.row("530.9")
-async def test_a_new_driver_goes_on_with_configuration_graph_version_and_overrides(tmp_path: Path) -> None:
+async def test_a_new_driver_continues_with_configuration_graph_version_and_overrides(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path), my__mark="a")
         await world.running(job)

@@ -112,7 +112,7 @@ async def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bo
             assert driver.started == [JOB]
 
 
-async def test_who_gives_up_waiting_ends_the_submission_for_nobody_else(tmp_path: Path) -> None:
+async def test_a_caller_that_stops_waiting_does_not_end_the_submission_for_others(tmp_path: Path) -> None:
     async with opened(tmp_path) as (driver, _):
         driver.may_submit.clear()
         first, second, third = (asyncio.create_task(driver.run()) for _ in range(3))

@@ -143,7 +143,7 @@ def test_a_lost_slot_hosts_nothing_that_lives(gateway: TaskGateway, both: list[t
     assert gateway.index_of(both[1][0]) is None
 
 
-def test_before_the_first_deployment_nobody_lives() -> None:
+def test_before_the_first_deployment_no_task_is_alive() -> None:
     gateway = TaskGateway(b"")
     assert gateway.deployment == -1
     assert not gateway.cancel(0)

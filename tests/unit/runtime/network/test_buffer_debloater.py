@@ -95,7 +95,7 @@ def test_there_is_at_least_one_buffer() -> None:
 
 
 class TestBufferSizeWish:
-    def test_a_listener_hears_every_wish(self) -> None:
+    def test_a_listener_receives_every_request(self) -> None:
         heard: list[int] = []
         desired = DesiredBufferSize()
         desired.listen(heard.append)
@@ -112,7 +112,7 @@ class TestBufferSizeWish:
         desired.listen(heard.append)
         assert heard == [1_024]
 
-    def test_a_wish_that_comes_while_the_listener_is_told_of_an_older_one_is_the_last_word(self) -> None:
+    def test_a_request_that_arrives_during_the_notification_of_an_older_one_wins(self) -> None:
         heard: list[int] = []
         desired = DesiredBufferSize()
         desired.announce(512)

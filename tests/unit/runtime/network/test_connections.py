@@ -165,7 +165,7 @@ class TestDial:
             ControlConnection.dial(listener.getsockname(), "s")
         thread.join()
 
-    def test_nobody_there_is_an_os_error(self, listener: socket.socket) -> None:
+    def test_a_missing_peer_is_an_os_error(self, listener: socket.socket) -> None:
         address = listener.getsockname()
         listener.close()
         with pytest.raises(OSError):

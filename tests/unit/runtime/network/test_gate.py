@@ -43,7 +43,7 @@ def drain(gate: InputGate) -> list[tuple[int, object]]:
     return found
 
 
-def test_a_blocked_channel_waits_while_others_go_on() -> None:
+def test_a_blocked_channel_waits_while_others_continue() -> None:
     gate = InputGate(lambda: None)
     first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
     first.put(Watermark(1))

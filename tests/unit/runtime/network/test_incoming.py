@@ -49,7 +49,7 @@ def is_closed(stranger: socket.socket) -> bool:
     return False
 
 
-def test_strangers_cost_no_thread_and_the_oldest_makes_room(transport: DataTransport) -> None:
+def test_unauthenticated_connections_use_no_thread_and_the_oldest_is_closed(transport: DataTransport) -> None:
     before = threading.active_count()
     with ExitStack() as opened:
         strangers = [

@@ -137,7 +137,7 @@ def test_a_worker_with_tls_refuses_one_without(sound: str) -> None:
         secure.close()
 
 
-def test_a_certificate_alone_admits_nobody(receiver: DataTransport, sound: str) -> None:
+def test_a_certificate_without_a_token_is_refused(receiver: DataTransport, sound: str) -> None:
     stranger = DataTransport("127.0.0.1", sound.replace(SECRET, "guessed", 1))
     try:
         with pytest.raises((AuthenticationError, ChannelLostError)):
@@ -220,7 +220,7 @@ def test_who_is_none_of_this_session_does_not_register(
     assert listener.agent is None
 
 
-def test_silence_holds_up_nobody(sound: str, receiver: DataTransport) -> None:
+def test_a_silent_connection_delays_no_other(sound: str, receiver: DataTransport) -> None:
     with socket.create_connection(receiver.address):
         sender = DataTransport("127.0.0.1", sound)
         gate, channel = new_channel()

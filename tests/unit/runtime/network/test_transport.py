@@ -185,7 +185,7 @@ def test_garbage_is_refused_before_any_frame_is_read(transports: tuple[DataTrans
             receive_exactly(connection, 1 << 20)
 
 
-def test_a_receivers_wish_for_smaller_buffers_reaches_the_sender(
+def test_a_receivers_request_for_smaller_buffers_reaches_the_sender(
     transports: tuple[DataTransport, DataTransport],
 ) -> None:
     """Also one from before the channel was bound; data on its way is not disturbed."""
@@ -206,7 +206,7 @@ def test_a_receivers_wish_for_smaller_buffers_reaches_the_sender(
     assert heard == [4_096, *range(1_000, 1_020)]
 
 
-def test_a_wish_for_a_channel_that_was_released_is_dropped(transports: tuple[DataTransport, DataTransport]) -> None:
+def test_a_request_for_a_released_channel_is_dropped(transports: tuple[DataTransport, DataTransport]) -> None:
     sender, receiver = transports
     channels = [new_channel()[1], new_channel()[1]]
     outs = []

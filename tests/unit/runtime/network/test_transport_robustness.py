@@ -64,7 +64,7 @@ def test_a_producer_that_fills_the_channel_while_it_is_drained_is_woken() -> Non
     assert woken
 
 
-def test_a_channel_that_had_room_all_the_time_wakes_nobody() -> None:
+def test_a_channel_that_always_had_room_causes_no_wakeup() -> None:
     woken: list[bool] = []
     subpartition = RemoteSubpartition(WIRE, 3, lambda: woken.append(True))
     connection: Any = Unconnected()

@@ -310,7 +310,7 @@ def test_state_that_does_not_fit_is_refused_with_operator_and_side(
         Subtask(after, handles=tuple(handles))
 
 
-def test_a_wider_payload_and_another_kind_of_join_go_on_from_the_state() -> None:
+def test_a_wider_payload_and_another_kind_of_join_continue_from_the_state() -> None:
     """Whether a row has matched is known even where it did not matter."""
     join = Subtask(join_spec("inner", payload=pa.int32()))
     join.left(left(1, 10, 7), left(2, 10, 8))

@@ -171,7 +171,7 @@ def test_rows_are_ordered_as_in_spark_across_batches_and_columns_of_orders_are_l
     assert down.table() == ["end"]
 
 
-def test_limit_counts_the_rows_of_each_table_anew() -> None:
+def test_limit_counts_the_rows_of_each_table_separately() -> None:
     limit = Rows(LimitOperator(LimitSpec(3)))
     batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
     for _ in range(2):

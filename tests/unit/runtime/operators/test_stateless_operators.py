@@ -221,7 +221,7 @@ def test_a_range_of_rows_without_event_time_moves_nothing(harness: type[Harness]
     assert [state.items for state in run.lists()] == [()]
 
 
-def test_a_pipeline_that_moves_its_event_time_otherwise_goes_on(harness: type[Harness]) -> None:
+def test_a_pipeline_with_another_event_time_continues(harness: type[Harness]) -> None:
     """A withWatermark that was put behind a reader, or away from it, between two versions of a job."""
     run = harness(by_ranges())
     run.process(at(10))
@@ -247,7 +247,7 @@ def test_the_end_of_all_time_is_not_restored_but_the_watermark_before_it(harness
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=run.lists()).take() == [("watermark", 3000)]
 
 
-def test_at_another_parallelism_the_watermark_starts_anew(harness: type[Harness]) -> None:
+def test_at_another_parallelism_the_watermark_starts_again(harness: type[Harness]) -> None:
     """Rows of a slower subtask may come here; behind this one's watermark they would be late."""
     lists = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 2},)),)
     restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)

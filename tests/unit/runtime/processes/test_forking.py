@@ -64,7 +64,7 @@ def test_one_that_is_killed_before_it_has_begun_ends_when_it_does() -> None:
     asked.process.wait()
 
 
-def test_one_that_nobody_waits_for_any_more_does_not_begin(tmp_path: Path) -> None:
+def test_an_abandoned_request_does_not_begin(tmp_path: Path) -> None:
     asked = template()
     go, came = tmp_path / "go", tmp_path / "came"
     code = f"while not os.path.exists({str(go)!r}): pass\nbegun()\nopen({str(came)!r}, 'w').close()"

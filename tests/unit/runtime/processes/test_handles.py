@@ -31,7 +31,7 @@ def test_a_process_says_how_to_hold_it() -> None:
     assert own.started == started(os.getpid())
 
 
-def test_where_there_are_no_process_descriptors_nobody_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_process_descriptors_no_worker_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert own_identity() == ProcessIdentity("", os.getpid(), 0)
 

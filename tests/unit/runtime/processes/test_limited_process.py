@@ -64,7 +64,7 @@ def test_what_is_printed_is_not_kept() -> None:
     assert run(noise) == b"done"
 
 
-def test_the_end_of_standard_error_is_told() -> None:
+def test_the_end_of_standard_error_is_reported() -> None:
     with pytest.raises(LimitedProcessError, match="code 3 and gave no result") as ended:
         run("sys.stderr.write('x' * 100_000 + 'last words')\nsys.stderr.flush()\nos._exit(3)")
     assert ended.value.last_words.endswith("last words")

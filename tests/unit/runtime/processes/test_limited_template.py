@@ -154,7 +154,7 @@ def test_a_process_whose_template_ends_gives_no_result_and_ends_too(tmp_path: Pa
 
 
 @pytest.mark.usefixtures("served")
-def test_a_template_that_cannot_import_a_module_begins_nothing_and_goes_on() -> None:
+def test_a_template_that_cannot_import_a_module_starts_nothing_and_keeps_running() -> None:
     before = run("answer = os.getppid()")
     with pytest.raises(LimitedProcessError, match="code 1") as ended:
         run_limited("nowhere", b"", LIMITS)

@@ -117,7 +117,7 @@ def test_from_slots_to_checkpoints():
     assert job.core.coordinator.state is CoordinatorState.RUNNING
 
 
-def test_what_has_ended_early_is_told_once_all_run():
+def test_early_ends_are_reported_once_all_subtasks_run():
     job = Job(interval_ms=None).deploy()
     for index in range(2):
         assert job.step(on.EndOfDataReached(job.task(index))) == []
@@ -169,7 +169,7 @@ class TestCancelWithSavepoint:
         assert job.machine.state is JobState.CANCELLING
 
     @pytest.mark.row("147.7")
-    def test_when_the_savepoint_fails_checkpoints_go_on(self):
+    def test_when_the_savepoint_fails_checkpoints_continue(self):
         job = Job().run()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
         job.step(on.LocationFailed(1, "no"))
@@ -532,7 +532,7 @@ class TestConfiguration:
 
 
 class TestReplacement:
-    def test_another_strategy_goes_on_with_what_was_used_up(self):
+    def test_another_strategy_continues_with_the_used_attempts(self):
         job = Job(FixedDelay(5, 0)).run()
         for _ in range(2):
             job.each(job_on.TaskFailed, CAUSE).again()
@@ -542,7 +542,7 @@ class TestReplacement:
 
 
 class TestEnd:
-    def test_nobody_hears_of_it_before_it_is_stored(self):
+    def test_a_change_is_not_reported_before_it_is_stored(self):
         job = Job().finish()
         assert core.StoreResult in job.kinds()
         assert not {job_out.JobEnded, out.ShutdownComplete} & set(job.kinds())

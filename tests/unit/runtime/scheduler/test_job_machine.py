@@ -140,7 +140,7 @@ class TestFailures:
         job.step(on.StateRestoreFailed(0, CAUSE, recoverable=False))
         assert job.one(out.JobEnded).cause == CAUSE
 
-    def test_a_task_cancelled_by_nobody_is_a_failure(self):
+    def test_a_task_that_is_canceled_without_a_request_is_a_failure(self):
         job = Job().run()
         job.step(on.TaskCanceled(job.task(0)))
         assert job.machine.state is JobState.CLEARING
@@ -207,7 +207,7 @@ class TestEnd:
         assert job.machine.status.is_terminal
         assert not job.machine.status.is_globally_terminal
 
-    def test_attempts_go_on_where_an_earlier_driver_stopped(self):
+    def test_attempts_continue_where_an_earlier_driver_stopped(self):
         job = Job(first_attempt=5)
         assert job.step(on.Start())[-1] == out.AcquireSlots(5)
 
@@ -266,7 +266,7 @@ class TestStopWithSavepoint:
         assert job.one(out.JobEnded).status is JobStatus.FAILED
         assert "sp" in job.one(out.JobEnded).cause.message
 
-    def test_a_second_stop_is_refused_and_the_first_goes_on(self):
+    def test_a_second_stop_is_refused_and_the_first_continues(self):
         job = Job().stopping()
         job.step(on.StopRequested("second"))
         assert job.one(out.StopFailed).request_id == "second"

@@ -322,7 +322,7 @@ class TestWhileItIsStored:
         assert job.step(core.PlanStored("r")).last == []
         assert job.parallelism == (2, 2)
 
-    def test_the_end_of_the_job_is_told_once_it_is_stored(self) -> None:
+    def test_the_end_of_the_job_is_reported_once_it_is_stored(self) -> None:
         job = Job().to_storing().each(job_on.TaskFinished)
         job.step(core.PlanStored("r"))
         assert core.ChangeAnswered not in job.kinds()

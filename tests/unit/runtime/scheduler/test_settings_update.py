@@ -68,7 +68,7 @@ def stay_unknown(update: SettingsUpdate) -> list[core.JobOutput]:
     return outputs
 
 
-def test_one_that_stays_unknown_is_said_to_be_and_then_settled_for_nobody(update: SettingsUpdate) -> None:
+def test_an_unknown_outcome_is_reported_as_unknown_and_settled_later(update: SettingsUpdate) -> None:
     assert stay_unknown(update) == [
         ChangeAnswered("a", ChangeOutcome.UNKNOWN, OUTCOME_UNKNOWN),
         core.SettleOverrides("a", 0),

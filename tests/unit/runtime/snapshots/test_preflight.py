@@ -91,7 +91,7 @@ def test_states_of_joins_are_judged_one_by_one() -> None:
     assert (right.state, right.verdict) == ("right", "new")
 
 
-def test_nobody_knows_what_user_code_will_ask_for_and_nothing_of_it_runs() -> None:
+def test_unknown_requests_of_user_code_run_nothing() -> None:
     class Never:
         def init(self, handle: object) -> None:
             raise AssertionError("user code ran")

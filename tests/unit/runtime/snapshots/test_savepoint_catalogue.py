@@ -163,7 +163,7 @@ def test_what_is_recorded_late_keeps_the_marks(tmp_path: Path) -> None:
 
 
 @pytest.mark.row("air.10")
-def test_a_disposal_that_is_broken_off_is_found_and_goes_on(base: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_disposal_is_found_and_continues(base: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     """Wherever it stops: what is left has an owner, which says what it is, until nothing is left."""
     deletions = 0
     for dies_at in range(1, 5):
@@ -211,12 +211,12 @@ def test_a_copy_is_of_the_same_job_and_not_verified_yet(base: Location) -> None:
     assert (found.entry.taken_by, found.entry.verifications) == ("ana", ())
 
 
-def test_what_is_no_entry_is_told_and_deletes_nothing(tmp_path: Path) -> None:
+def test_a_file_that_is_not_an_entry_is_reported_and_deletes_nothing(tmp_path: Path) -> None:
     directory = savepoint(resolve(tmp_path), 1_000)
     entry_document(directory).write(1, {"job_id": 5})
     (found,) = list_savepoints(str(tmp_path))
-    assert "is no entry of the savepoint catalogue" in (found.problem or "")
-    with pytest.raises(CorruptFileError, match="is no entry"):
+    assert "is not an entry of the savepoint catalogue" in (found.problem or "")
+    with pytest.raises(CorruptFileError, match="is not an entry"):
         mark_savepoint(directory, MarkKind.DRILL, GOOD)
     forged = savepoint(resolve(tmp_path / "more"), 1_000)
     entry = read_entry(forged)

@@ -180,7 +180,7 @@ def test_only_files_that_the_claim_names_are_deleted(jobs: Jobs, tmp_path: Path)
     assert is_there(other)
 
 
-def test_a_claim_of_somebody_else_is_respected(jobs: Jobs) -> None:
+def test_the_claim_of_another_job_is_respected(jobs: Jobs) -> None:
     file = jobs.shared_file(FIRST, 1)
     jobs.claim(jobs.checkpoint(FIRST, 1, file), SECOND)
     stranger = JobClaims(Claimant(THIRD, "a", "file:///x"), (jobs.storage(FIRST).location.url,))

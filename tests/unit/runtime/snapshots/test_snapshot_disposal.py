@@ -180,7 +180,7 @@ def _shared(storage: CheckpointStorage, number: int) -> StateFile:
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("dies_at", ["metadata", "first file", "second file", "entry"])
-def test_one_that_is_broken_off_anywhere_goes_on(
+def test_a_disposal_that_is_interrupted_at_any_step_continues(
     root: Path, savepoint: CompletedCheckpoint, monkeypatch: pytest.MonkeyPatch, dies_at: str
 ) -> None:
     claimed_by(root, savepoint, RELEASED)
@@ -209,7 +209,9 @@ def test_one_that_is_broken_off_anywhere_goes_on(
 
 
 @pytest.mark.row("203.12")
-def test_a_claim_of_something_else_in_the_place_hinders_nobody(root: Path, savepoint: CompletedCheckpoint) -> None:
+def test_a_claim_of_another_snapshot_in_the_same_directory_does_not_block(
+    root: Path, savepoint: CompletedCheckpoint
+) -> None:
     checkpoint = retained(root, OWNER)
     acquire(
         resolve(checkpoint.directory).parent,

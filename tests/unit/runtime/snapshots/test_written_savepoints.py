@@ -239,7 +239,7 @@ def test_a_part_that_comes_too_late_takes_itself_back(
             end_write()
 
     monkeypatch.setattr(CanonicalWriter, "write_table", writing)
-    with pytest.raises(StorageError, match="a part of .* came too late: the write has ended"):
+    with pytest.raises(StorageError, match="a part of .* came too late: the write had already ended"):
         write_part(target, PREFIX, state, table(state, [(1, 2), (2, 2)]))
     if end == "give up":
         assert not exists(target)

@@ -9,7 +9,7 @@ from types import ModuleType
 
 import pytest
 
-from ckpt_runtime.spark.pyspark_guard import PySparkMismatchError, check_pyspark
+from ckpt_runtime.spark.installation import PySparkMismatchError, check_pyspark
 
 
 @dataclass
@@ -51,7 +51,7 @@ def test_versions_that_agree_are_fine(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize(("version", "words"), [("4.2.0", "are of version 4.2.0"), (None, "lack a version")])
-def test_overwritten_files_are_told_with_the_command_that_repairs_them(
+def test_overwritten_files_are_reported_with_the_command_that_repairs_them(
     monkeypatch: pytest.MonkeyPatch, version: str | None, words: str
 ) -> None:
     use_package(monkeypatch, version)
@@ -72,20 +72,20 @@ def test_a_client_that_was_removed_again_is_suspected_too(
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_package_that_does_not_import_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_cannot_be_imported_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspark", None)
     with pytest.raises(PySparkMismatchError, match="lack a version"):
         check_pyspark()
 
 
-def test_a_missing_pyspark_is_told(installed: dict[str, str]) -> None:
+def test_a_missing_pyspark_is_reported(installed: dict[str, str]) -> None:
     del installed["pyspark"]
     with pytest.raises(PySparkMismatchError, match=r"not installed; run: .*'pyspark>=4\.3,<4\.4'"):
         check_pyspark()
 
 
 @pytest.mark.usefixtures("installed")
-def test_another_spark_on_the_other_side_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_of_spark_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     use_package(monkeypatch, "4.3.0")
     with pytest.raises(PySparkMismatchError, match=r"the Spark it talks to is 4\.1\.1"):
         check_pyspark(Spark("4.1.1"))

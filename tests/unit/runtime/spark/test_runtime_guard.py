@@ -7,7 +7,7 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
-from ckpt_runtime.spark.runtime_guard import RuntimeNotInstalledError, check_runtime
+from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runtime
 
 
 def test_an_installation_with_the_extra_passes() -> None:

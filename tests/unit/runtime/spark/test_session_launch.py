@@ -138,7 +138,7 @@ def test_a_driver_that_outlived_its_jvm_is_ended(
     assert not info.driver.is_alive
 
 
-def test_a_pid_without_its_start_time_is_nobodys(tmp_path: Path) -> None:
+def test_a_pid_without_its_start_time_identifies_no_process(tmp_path: Path) -> None:
     """The pid of this very test, had it been the session's before."""
     me = ProcessId(os.getpid(), ProcessId.of(os.getpid()).started - 1)  # type: ignore[operator]
     assert not stop_session(SessionInfo("", me, me, "", str(tmp_path / "absent.json")))
@@ -155,7 +155,7 @@ def test_a_failed_start_shows_its_own_log_only(tmp_path: Path, monkeypatch: pyte
     assert sorted(path.name for path in log_file.parent.iterdir()) == [log_file.name]
 
 
-def test_a_log_that_somebody_else_has_linked_is_refused(
+def test_a_log_that_is_a_hard_link_of_another_user_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
 ) -> None:
     use_spark_submit(tmp_path, monkeypatch, READY)

@@ -104,7 +104,7 @@ async def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
     [
         (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
         (b"\x82\xa4type\xabSpawnWorker\xa6worker\x05", "the message SpawnWorker of the driver is malformed"),
-        (b"noise", "what the driver sent is no message"),
+        (b"noise", "what the driver sent is not a message"),
     ],
 )
 async def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(
@@ -148,7 +148,7 @@ for line in sys.stdin:
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="this system does not show the processor time")
-async def test_the_progress_of_a_worker_is_told_on_request_and_changes_only_while_it_works(
+async def test_the_progress_of_a_worker_is_reported_on_request_and_changes_only_while_it_works(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(BUSY_FOR_EACH_LINE)

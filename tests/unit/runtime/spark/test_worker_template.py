@@ -127,7 +127,7 @@ async def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
     assert not list(directory.iterdir())
 
 
-async def test_a_template_that_is_gone_in_the_moment_of_asking_is_told_of_like_a_worker_that_ended() -> None:
+async def test_a_template_that_ends_during_a_request_is_reported_like_an_ended_worker() -> None:
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == handles.TEMPLATE for pid in children(os.getpid())))

@@ -108,7 +108,7 @@ def test_every_kind_of_state_comes_back(whole: Part) -> None:
     assert sum(batch.num_rows for batch in again.rows.take_all()) == len(KEYS)
 
 
-def test_what_nobody_asks_for_passes_on_in_both_forms(whole: Part) -> None:
+def test_unused_state_is_carried_over_in_both_forms(whole: Part) -> None:
     for properties in (CANONICAL, CHECKPOINT):
         passed_on = Part(ALL, whole.handles(properties))
         for handles in (passed_on.handles(CANONICAL), passed_on.handles(CHECKPOINT)):

@@ -95,7 +95,7 @@ def test_snapshot_shows_the_moment_it_was_taken(all_snapshots: Snapshots, int_ke
     assert content(backend, int_key, keys) == {}
 
 
-def test_state_nobody_asked_for_is_passed_on(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
+def test_unused_state_is_carried_over(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     keys = range(1, 50)
     backend = filled(all_snapshots, int_key, keys)
     expected = content(backend, int_key, keys)

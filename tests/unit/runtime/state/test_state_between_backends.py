@@ -130,9 +130,7 @@ def test_every_kind_of_state_goes_to_every_backend(made: Callable[[str], Snapsho
 
 
 @pytest.mark.parametrize(("source", "target"), [("hashmap", "rocksdb"), ("rocksdb", "hashmap")])
-def test_the_own_files_of_a_backend_are_for_nobody_else(
-    made: Callable[[str], Snapshots], source: str, target: str
-) -> None:
+def test_the_files_of_a_backend_are_private(made: Callable[[str], Snapshots], source: str, target: str) -> None:
     before = made(source)
     backend = before.backend()
     fill(backend)
@@ -140,7 +138,7 @@ def test_the_own_files_of_a_backend_are_for_nobody_else(
         made(target).restored(before.of(backend))
 
 
-def test_aggregates_that_were_added_are_neutral_in_rows_that_nobody_has_read(
+def test_added_aggregates_are_neutral_in_unread_rows(
     made: Callable[[str], Snapshots],
 ) -> None:
     rocksdb = made("rocksdb")
@@ -158,9 +156,7 @@ def test_aggregates_that_were_added_are_neutral_in_rows_that_nobody_has_read(
 
 @pytest.mark.row("203.5")
 @pytest.mark.parametrize("target", BACKENDS)
-def test_aggregates_of_several_schemas_that_nobody_asks_for_are_passed_on(
-    made: Callable[[str], Snapshots], target: str
-) -> None:
+def test_unused_aggregates_of_several_schemas_are_carried_over(made: Callable[[str], Snapshots], target: str) -> None:
     every = [COUNT, AVG, *EVERY_NEUTRAL]
     rocksdb = made("rocksdb")
     before = rocksdb.backend()
@@ -182,9 +178,7 @@ def test_aggregates_of_several_schemas_that_nobody_asks_for_are_passed_on(
 
 
 @pytest.mark.parametrize("target", BACKENDS)
-def test_rows_of_several_schemas_that_nobody_asks_for_are_passed_on(
-    made: Callable[[str], Snapshots], target: str
-) -> None:
+def test_unused_rows_of_several_schemas_are_carried_over(made: Callable[[str], Snapshots], target: str) -> None:
     wider = pa.schema([*ONE, ("note", pa.string())])
     buffered = RowBufferSpec("r", pa.schema([*ROWS.schema, ("note", pa.string())]), ("k",), "t")
     rocksdb = made("rocksdb")
@@ -216,7 +210,7 @@ def fill_rows(backend: Any, schema: pa.Schema, spec: RowBufferSpec, keys: range,
     buffers.sides[0].append(came, buffers.slots_of([came["k"]]), read_only(np.zeros(len(keys), dtype=np.uint8)))
 
 
-def test_an_aggregate_that_was_removed_and_comes_back_begins_anew(made: Callable[[str], Snapshots]) -> None:
+def test_an_aggregate_that_is_removed_and_added_again_starts_empty(made: Callable[[str], Snapshots]) -> None:
     rocksdb = made("rocksdb")
     before = rocksdb.backend()
     before.aggregate_table("a", KEY, [COUNT, AVG]).update(batch(KEYS))
@@ -237,7 +231,7 @@ def test_an_aggregate_that_was_removed_and_comes_back_begins_anew(made: Callable
         assert averages.to_pylist() == [float(key) for key in range(20)]
 
 
-def test_a_time_to_live_begins_when_somebody_asks_for_it(made: Callable[[str], Snapshots]) -> None:
+def test_a_time_to_live_begins_when_the_state_is_used(made: Callable[[str], Snapshots]) -> None:
     rocksdb = made("rocksdb")
     before = rocksdb.backend()
     before.value_state("v", KEY, ONE).put((1,), (1,))

@@ -60,7 +60,7 @@ def test_its_own_job_renews_a_claim_and_forgets_no_file(place: Location) -> None
     assert claims.read_claim(place) == Claim(FIRST, "file:///new", ("a", "b", "c"), number=1)
 
 
-def test_an_heir_takes_over_what_the_job_had_that_it_goes_on_from(place: Location) -> None:
+def test_a_job_from_a_snapshot_takes_over_the_shared_files_of_its_predecessor(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
     with pytest.raises(ClaimedError):
         claims.acquire(place, Claim(SECOND, "file:///new"), heir_of=["file:///checkpoints/somebody"])
@@ -114,7 +114,7 @@ def test_shared_files_lie_in_the_place_of_their_job_and_others_in_their_director
     assert claims.place_of_file(resolve("/s/savepoint-1/x")).path == "/s/savepoint-1"
 
 
-def test_who_was_let_go_of_has_a_successor_and_is_nobody_itself(place: Location) -> None:
+def test_a_released_worker_has_a_successor_and_is_unknown(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, "file:///old", ("a",)))
     claim = claims.read_claim(place)
     assert claim is not None

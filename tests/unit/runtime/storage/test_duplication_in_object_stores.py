@@ -54,7 +54,7 @@ def test_the_store_copies_by_itself(s3: ObjectStore, job: Job) -> None:
         assert (file.length, file.checksum) == (sources[name].length, sources[name].checksum)
 
 
-def test_a_copy_is_tried_again_and_what_fails_for_good_is_written_anew(s3: ObjectStore, job: Job) -> None:
+def test_a_failed_copy_is_retried_and_the_file_is_rewritten_when_all_retries_fail(s3: ObjectStore, job: Job) -> None:
     lucky, unlucky, gone = (job.uploaded(CONTENT) for _ in range(3))
     missing = StateFile(gone.path + "-gone", gone.length, gone.checksum)
     damaged = StateFile(gone.path, gone.length + 1, gone.checksum)

@@ -211,7 +211,7 @@ def test_a_passing_fault_is_not_noticed(s3: ObjectStore, directory: Location, fa
     ("fault", "action"),
     [*((fault, "read") for fault in REPEATED), *(("503", action) for action in ACTIONS if action != "read")],
 )
-def test_a_lasting_fault_is_told_after_as_many_attempts_as_the_client_library_makes(
+def test_a_lasting_fault_is_reported_after_the_attempts_of_the_client_library(
     s3: ObjectStore, directory: Location, fault: str, action: str
 ) -> None:
     """No other layer repeats what it has given up on."""
@@ -247,7 +247,7 @@ def test_an_answer_that_breaks_off_is_read_again(s3: ObjectStore, directory: Loc
     assert met.met == times
 
 
-def test_answers_that_always_break_off_are_told(s3: ObjectStore, directory: Location) -> None:
+def test_answers_that_always_break_off_are_reported(s3: ObjectStore, directory: Location) -> None:
     publish(directory.child("file"), bytes(MIB))
     with (
         s3.failing(gets("file"), takes_effect=True, cut=True) as met,

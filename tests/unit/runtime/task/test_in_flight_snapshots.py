@@ -174,7 +174,7 @@ def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
     assert storage.files() == []
 
 
-def test_a_snapshot_that_nobody_waits_for_is_deleted_but_not_what_it_refers_to(storage: Storage, kit: TaskKit) -> None:
+def test_an_abandoned_snapshot_is_deleted_but_not_the_files_that_it_refers_to(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     kept = storage.write(1, [CapturedChannel(0, schema, [first])])

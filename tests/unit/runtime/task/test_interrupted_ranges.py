@@ -294,7 +294,7 @@ def test_the_end_of_data_waits_for_the_rows_and_a_stop_without_drain_does_not(ki
 
 @pytest.mark.row("147.1")
 @pytest.mark.parametrize("ordered", [True, False])
-def test_checkpoints_go_on_behind_the_end_of_data(kit: TaskKit, ordered: bool) -> None:
+def test_checkpoints_continue_after_the_end_of_data(kit: TaskKit, ordered: bool) -> None:
     """First in the channel; then, when the predecessor is gone, by the coordinator."""
     how = Given(ordered=ordered)
     lab = Lab(kit, how).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True), kit.barrier(1))

@@ -15,7 +15,7 @@ from tests.unit.runtime.task.conftest import TaskKit
 TIMEOUT_S = 60.0
 
 
-def test_an_interval_that_goes_on_counts_up_to_now() -> None:
+def test_an_interval_in_progress_counts_up_to_now() -> None:
     timer = ActivityTimer()
     timer.enter(Activity.BACKPRESSURED, 100)
     assert timer.until(100) == TimeSpent()

@@ -154,7 +154,7 @@ def test_a_chain_without_outputs_has_room_for_ever(kit: TaskKit) -> None:
     assert end.next_flush_ms is None
 
 
-def test_closing_goes_on_after_a_failure_and_happens_once(kit: TaskKit) -> None:
+def test_closing_continues_after_a_failure_and_happens_once(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3).open()
     bench.operators[1].raises_in.add("close")
     errors = bench.chain.close()

@@ -226,7 +226,7 @@ def test_a_restored_subtask_sees_what_an_undisturbed_one_sees(
             elements_of(kit, channel, content, barriers[channel], ends) for channel, content in enumerate(contents)
         ]
         wire = kit.Wire(capacity)
-        short_slices.setattr("ckpt_runtime.task.slice_size.FIRST_ROWS", 2)
+        short_slices.setattr("ckpt_runtime.operators.slice_size.FIRST_ROWS", 2)
         bench = kit.Bench(inputs=[(0, overtakes[c]) for c in range(len(channels))], wires=[wire])
         bench.row_ms = row_ms
         run = Run(kit, bench, wire, channels, [])

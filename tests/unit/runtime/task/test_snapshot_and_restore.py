@@ -224,7 +224,7 @@ def test_a_local_disk_that_is_full_is_no_damage() -> None:
     assert describe_error(caught.value).recoverable
 
 
-def test_damage_is_told_apart() -> None:
+def test_damage_is_distinguished_from_other_failures() -> None:
     errors = [CorruptFileError("x", "u"), InvalidLocationError("x", "u"), CorruptStateError("x")]
     for error in errors:
         with pytest.raises(StateRestoreError) as caught, naming_operator("op", "state"):

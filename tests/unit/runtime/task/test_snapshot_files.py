@@ -231,7 +231,7 @@ def test_nothing_is_duplicated_that_was_not_notified_or_where_the_job_is_not_inc
     assert job.write(5, SAVEPOINT).files.duplicated_bytes > 0
 
 
-def test_what_cannot_be_duplicated_is_written_anew(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_cannot_be_duplicated_are_rewritten(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     for key in range(20):
         job.put(key, 1)
     job.write(1, CheckpointProperties())

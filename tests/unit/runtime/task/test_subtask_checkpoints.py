@@ -142,7 +142,7 @@ class TestTrigger:
 
 
 class TestAbort:
-    def test_a_cancel_barrier_unblocks_declines_and_goes_on_downstream(self, kit: TaskKit) -> None:
+    def test_a_cancel_barrier_unblocks_declines_and_is_forwarded(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.barrier(1), kit.rows(10)).put(1, CancelCheckpoint(1)).run()
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
@@ -293,7 +293,7 @@ class TestEndOfData:
         assert bench.host.states == ["FINISHED"]
         assert bench.called("aborted") == []
 
-    def test_an_ended_source_goes_on_answering_triggers(self, kit: TaskKit) -> None:
+    def test_an_ended_source_still_answers_triggers(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT]).open()
         bench.run()
         bench.mail(lambda: bench.subtask.trigger_checkpoint(kit.barrier(1))).run()

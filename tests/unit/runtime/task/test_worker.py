@@ -163,7 +163,7 @@ def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
             b"\x82\xa4type\xb0CancelDeployment\xaadeployment\xa1x",
             "the message CancelDeployment of the driver is malformed",
         ),
-        (b"\xff", "what the driver sent is no message"),
+        (b"\xff", "what the driver sent is not a message"),
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
 )
@@ -513,7 +513,7 @@ def _snapshot_answer(
     return driver.receive(DeclineCheckpoint)
 
 
-def test_a_lost_channel_is_told_as_a_consequence_and_logged_without_a_trace(
+def test_a_lost_channel_is_reported_as_a_secondary_failure_and_logged_without_a_trace(
     driver: Driver, caplog: pytest.LogCaptureFixture
 ) -> None:
     subtask: Any = _Ending(ends_while_writing=True)

@@ -97,7 +97,7 @@ def test_agents_that_are_killed_end_their_slots() -> None:
     MiniCluster.wait_until(lambda: not living(seen), "the workers to end", TIMEOUT_S)
 
 
-def test_a_killed_template_leaves_its_agents_to_nobody_and_the_next_ones_get_another() -> None:
+def test_the_agents_of_a_killed_template_end_and_later_agents_get_another_template() -> None:
     templates: list[int] = []
     seen: list[int] = []
 

@@ -53,7 +53,7 @@ def add(backend: KeyedStateBackend, first: int, last: int) -> list[Any]:
     return list(sums.to_pylist())
 
 
-def test_rows_in_a_snapshot_that_nobody_writes_are_not_forgotten(backend: KeyedStateBackend) -> None:
+def test_rows_in_an_unwritten_snapshot_are_kept(backend: KeyedStateBackend) -> None:
     add(backend, 0, 100)
     frozen = backend.snapshot(1, CHECKPOINT)
     add(backend, 1000, 1100)

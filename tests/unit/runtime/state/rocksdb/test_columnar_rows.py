@@ -196,7 +196,7 @@ def test_a_snapshot_writes_what_has_changed_alone(make: Make, monkeypatch: pytes
     assert changes(backend, monkeypatch) == ([], [key, flags])
 
 
-def test_a_chunk_that_was_written_anew_takes_flags_after_a_restore(make: Make) -> None:
+def test_a_rewritten_chunk_accepts_flags_after_a_restore(make: Make) -> None:
     backend = make()
     buffers: Any = backend.row_buffers([LEFT])
     batch = pa.RecordBatch.from_pylist([{"k": "a", "t": time, "v": None} for time in range(8)], SCHEMA)

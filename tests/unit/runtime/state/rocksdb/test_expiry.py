@@ -70,7 +70,7 @@ def test_entries_that_have_ended_leave_the_database(rocksdb: Snapshots) -> None:
     assert stored(values) == stored(lists) == stored(maps) == {}
 
 
-def test_entries_that_had_no_end_get_one_though_nobody_asks_for_them(rocksdb: Snapshots) -> None:
+def test_unread_entries_without_an_expiry_get_one(rocksdb: Snapshots) -> None:
     clock = Clock()
     before = rocksdb.backend()
     values = before.value_state("v", KEY, ONE)

@@ -84,7 +84,7 @@ def test_checkpoints_of_which_nothing_is_heard_are_bounded(tmp_path: Path, copie
     assert len(kept(tmp_path)) == MOST_CHECKPOINTS
 
 
-def test_what_cannot_be_linked_is_not_kept_and_told_of_once(
+def test_files_that_cannot_be_linked_are_not_kept_and_reported_once(
     tmp_path: Path, copies: LocalCopies, caplog: pytest.LogCaptureFixture
 ) -> None:
     (file, path), (other, gone), whole = (table(tmp_path, name) for name in "abc")

@@ -87,7 +87,7 @@ def test_directories_are_for_their_user_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(60)
-def test_a_lock_on_the_users_directory_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_lock_on_the_users_directory_delays_no_worker(tmp_path: Path) -> None:
     """Whoever may read a directory can lock it, and keep the lock."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:

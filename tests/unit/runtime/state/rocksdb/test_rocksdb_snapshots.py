@@ -142,7 +142,7 @@ def test_names_of_files_are_durable_before_anybody_hears_of_them(job: Job, monke
         durable.clear()
 
 
-def test_a_restored_job_goes_on_from_the_files_that_it_was_restored_from(job: Job) -> None:
+def test_a_restored_job_continues_from_the_files_that_it_was_restored_from(job: Job) -> None:
     job.put(KEYS, "a")
     first = job.write(1)
     before = set(job.shared.iterdir())

@@ -277,7 +277,7 @@ def test_a_lack_of_file_descriptors_is_no_damage(copy: Path) -> None:
     Store(copy, MEMORY).close()
 
 
-def test_a_database_that_somebody_has_open_is_no_damage(copy: Path) -> None:
+def test_a_database_that_another_process_has_open_does_not_count_as_damaged(copy: Path) -> None:
     opened = Store(copy, MEMORY)
     fails_without_proof(copy, "lock hold by current process")
     opened.close()

@@ -1,4 +1,4 @@
-"""Determines how many rows of a buffer to process at a time, from the duration of earlier slices. Pure.
+"""Determines how many rows to process, or to read, at a time, from the duration of earlier slices. Pure.
 
 A call of an operator has a fixed cost and a cost per row. Slices last about :data:`SLICE_MS`, so that barriers and
 mails wait no longer, but are never so short that the fixed cost would be more than a tenth of the work: user code that
@@ -29,12 +29,13 @@ class SliceSize:
     """``rows`` is the size of the next slice. Slices of different sizes show the cost per call and per row."""
 
     __slots__ = (
-        "_call_ms", "_is_split", "_last_ms", "_last_rows", "_row_ms", "_rows", "_square", "_time", "_weight", "_work",
-        "rows",
+        "_call_ms", "_is_split", "_last_ms", "_last_rows", "_most_rows", "_row_ms", "_rows", "_slice_ms", "_square",
+        "_time", "_weight", "_work", "rows",
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self.rows = FIRST_ROWS
+    def __init__(self, first_rows: int | None = None, most_rows: int = MOST_ROWS, slice_ms: float = SLICE_MS) -> None:
+        self.rows = FIRST_ROWS if first_rows is None else first_rows
+        self._most_rows, self._slice_ms = most_rows, slice_ms
         self._last_rows, self._last_ms = 0, 0.0
         self._call_ms = self._row_ms = 0.0
         self._is_split = False
@@ -56,7 +57,7 @@ class SliceSize:
         # Equal slices show nothing new: without one of another size, which shows the fixed cost, rows of an expensive
         # call might come one by one for ever.
         if not self._is_split and size == rows == self._last_rows:
-            size = size // 2 or 2
+            size = size // 2 or min(2, self._most_rows)
         self.rows = size
         self._last_rows, self._last_ms = rows, ms
 
@@ -83,11 +84,11 @@ class SliceSize:
             self._row_ms *= mean_ms / expected_ms
 
     def _fitting(self, rows: int, ms: float) -> int:
-        growth = _GROWTH_OF_LONG if ms > SLICE_MS else _GROWTH
+        growth = _GROWTH_OF_LONG if ms > self._slice_ms else _GROWTH
         # The end of a buffer is a small slice that says nothing against larger ones.
-        most = min(rows * growth, MOST_ROWS) if rows >= self.rows else MOST_ROWS
+        most = min(rows * growth, self._most_rows) if rows >= self.rows else self._most_rows
         if self._row_ms <= 0:
             return max(self.rows, most)
-        wanted_ms = max(SLICE_MS - self._call_ms, self._call_ms * _OVERHEAD_SHARE)
+        wanted_ms = max(self._slice_ms - self._call_ms, self._call_ms * _OVERHEAD_SHARE)
         least = max(1, rows // _GROWTH)
         return max(least, int(min(wanted_ms / self._row_ms, most)))

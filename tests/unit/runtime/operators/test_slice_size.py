@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.task.slice_size import FIRST_ROWS, MOST_ROWS, SLICE_MS, SliceSize
+from ckpt_runtime.operators.slice_size import FIRST_ROWS, MOST_ROWS, SLICE_MS, SliceSize
 
 
 def work_off(size: SliceSize, call_ms: float, row_ms: float, buffers: int = 6, rows: int = 16_384) -> list[int]:
@@ -47,6 +47,12 @@ def test_slow_calls_keep_their_batches(row_ms: float) -> None:
     """A call that takes 50 ms whatever it is given: in slices it would take a hundred times as long."""
     slices = work_off(SliceSize(), call_ms=50, row_ms=row_ms)
     assert slices == [16_384]
+
+
+@pytest.mark.parametrize("call_ms", [3.5, 4.5, 5.5, 6.5, 8.0])
+def test_a_fixed_cost_of_about_one_slice_is_found_whatever_size_came_first(call_ms: float) -> None:
+    for first in (1, 2, 4, 16, 1024):
+        assert work_off(SliceSize(first), call_ms, row_ms=0.000_1, buffers=3) == [16_384]
 
 
 def test_calls_cost_a_tenth_at_most() -> None:

@@ -1,4 +1,7 @@
-"""Detects a PySpark whose files were overwritten by ``pyspark-client`` and says how to repair it.
+"""Checks before a session starts whether its packages are installed and fit together, and says how to repair that.
+
+The distribution ckpt-runtime without extras is the client and the command line. The extra ``session`` adds the engine's
+server and kernels; this module imports nothing of that extra.
 
 Airflow's Spark provider requires the distribution ``pyspark-client``, which installs other versions of the same files
 into the same ``pyspark`` package. Whose files remain depends on the installer; the mixture starts, and then fails in
@@ -8,8 +11,49 @@ functions that run Python code. PySpark is imported only for the check.
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import sys
 from typing import Protocol
+
+MODULES = (
+    "fastapi",
+    "msgspec",
+    "numba",
+    "numpy",
+    "orjson",
+    "prometheus_client",
+    "pydantic",
+    "python_multipart",
+    "uvicorn",
+    "xxhash",
+    "zstandard",
+)
+"""The packages that the extra ``session`` installs, by their import names."""
+
+
+class RuntimeNotInstalledError(RuntimeError):
+    """The extra ``session`` is missing, or a part of it. The message holds the command that installs it."""
+
+
+def check_runtime() -> None:
+    """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that a session needs."""
+    missing = [module for module in MODULES if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RuntimeNotInstalledError(
+            f"a session needs {', '.join(missing)}, which {sys.executable} cannot import; "
+            f"run: {sys.executable} -m pip install 'ckpt-runtime[session]'"
+        )
+
+
+def check_connect() -> None:
+    """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that Spark Connect needs."""
+    missing = [module for module in ("grpc", "grpc_status", "pandas") if importlib.util.find_spec(module) is None]
+    if missing:
+        raise RuntimeNotInstalledError(
+            f"connect.enabled: true needs {', '.join(missing)}, which {sys.executable} cannot import; "
+            f"run: {sys.executable} -m pip install 'ckpt-runtime[connect]'"
+        )
+
 
 DISTRIBUTION = "pyspark"
 
