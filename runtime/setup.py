@@ -9,15 +9,13 @@ INSTALL_REQUIRES = [
     "fsspec>=2024.12.0",  # pipe_file(mode="create")
     "httpx>=0.27",
     "msgspec>=0.19",
-    "pyarrow>=18.0.0",
-    "pyspark>=4.3,<4.4",
     "rich>=13.8",
     "tenacity>=8.3",
     "typer>=0.15",
 ]
 
 EXTRAS_REQUIRE = {
-    # The engine's server and kernels, wherever sessions run: spark/installation.py checks for them.
+    # Spark, and the engine's server and kernels, wherever sessions run: spark/installation.py checks for them.
     "session": [
         "fastapi>=0.115",
         "msgspec>=0.19",
@@ -25,7 +23,9 @@ EXTRAS_REQUIRE = {
         "numpy>=2.0",
         "orjson>=3.10",
         "prometheus-client>=0.21",
+        "pyarrow>=18.0.0",
         "pydantic>=2.9",
+        "pyspark>=4.3,<4.4",
         "python-multipart>=0.0.18",
         "uvicorn>=0.30",
         "xxhash>=3.4",

@@ -35,9 +35,17 @@ rm -f "$VENV"/.setup-*
 # pyspark-client, which Airflow's Spark provider requires, puts other versions of the same files where pyspark's are:
 # pyspark has to come last and to overwrite them.
 pyspark="$(grep '^pyspark==' "$LOCK")"
-grep -v '^pyspark==' "$LOCK" | "$VENV/bin/python" -m pip install --quiet --requirement /dev/stdin
-"$VENV/bin/python" -m pip install --quiet --force-reinstall --no-deps "$pyspark"
-"$VENV/bin/python" -m pip install --quiet --no-deps --editable runtime --editable .
+if command -v uv >/dev/null; then
+    # Files are copied: links would let pyspark overwrite the files of pyspark-client in uv's cache as well.
+    install() { uv pip install --quiet --link-mode copy --python "$VENV/bin/python" "$@"; }
+    again=--reinstall
+else
+    install() { "$VENV/bin/python" -m pip install --quiet "$@"; }
+    again=--force-reinstall
+fi
+grep -v '^pyspark==' "$LOCK" | install --requirement /dev/stdin
+install "$again" --no-deps "$pyspark"
+install --no-deps --editable runtime --editable .
 "$VENV/bin/python" -m pip check
 "$VENV/bin/python" -c 'from ckpt_runtime.spark.installation import check_pyspark; print("PySpark", check_pyspark())'
 touch "$stamp"

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, ClassVar, cast
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from airflow.sdk import XComArg
+from airflow.sdk import Asset, XComArg
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
+from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.job import Operation
 from airflow_provider_ckpt.operators.base import CkptOperationOperator
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.requests import Call, Format
 
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
 SAVEPOINT_FORMATS = ("NATIVE", "CANONICAL")
+_MOST_NAME_CHARS = 239
+"""Of a job's name in a partition key, which Airflow limits to 250 characters."""
 
 
 class CkptSavepointOperator(CkptOperationOperator):
@@ -32,11 +39,13 @@ class CkptSavepointOperator(CkptOperationOperator):
         job: Templated[str],
         target_directory: Templated[str] | None = None,
         savepoint_format: Templated[str] = "NATIVE",
+        partition_outlets: bool = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, **kwargs)
         self.target_directory = target_directory
         self.savepoint_format = savepoint_format
+        self.partition_outlets = arguments.flag("partition_outlets", partition_outlets)
 
     @property
     def savepoint_path(self) -> XComArg:
@@ -54,6 +63,28 @@ class CkptSavepointOperator(CkptOperationOperator):
         """
         return cast("Format", arguments.choice("savepoint_format", self.savepoint_format, SAVEPOINT_FORMATS))
 
+    def _succeed(self, context: Context, result: Json) -> Json:
+        found = super()._succeed(context, result)
+        if self.partition_outlets:
+            self._add_partitions(context, found)
+        return found
+
+    def _add_partitions(self, context: Context, result: Json) -> None:
+        """Give the events of the outlets their partition key, and the savepoint as ``payload``, as a watcher does."""
+        with self.connected() as client:
+            name = self.ask(client, requests.job_details(result["job_id"])).name
+        facts = {"job": name, "job_id": result["job_id"], "path": result["savepoint_path"]}
+        for outlet in self.outlets:
+            if isinstance(outlet, Asset):
+                event = context["outlet_events"][outlet]
+                event.add_partitions(partition_key(name, datetime.now(UTC)))
+                event.extra["payload"] = facts
+
+
+def partition_key(job: str, at: datetime) -> str:
+    """The key of a job's savepoints of a day, such as ``totals|2026-11-26``: the day is that of UTC."""
+    return f"{job[:_MOST_NAME_CHARS]}|{at.astimezone(UTC):%Y-%m-%d}"
+
 
 class TakeSavepointOperator(CkptSavepointOperator):
     """Takes a savepoint of a running job, which keeps running.
@@ -63,6 +94,8 @@ class TakeSavepointOperator(CkptSavepointOperator):
     :param job: the job, by id or unique name. (templated)
     :param target_directory: where to put it; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` (the state backend's own files) or ``CANONICAL`` (any backend). (templated)
+    :param partition_outlets: give the events of the assets in ``outlets`` the partition ``<job>|<day>``. Airflow starts
+        only DAGs with a schedule of partitions for such an event.
     """
 
     operation: ClassVar[Operation] = Operation.SAVEPOINT

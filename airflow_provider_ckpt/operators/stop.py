@@ -32,6 +32,8 @@ class StopWithSavepointOperator(CkptSavepointOperator):
     :param job: the job, by id or unique name. (templated)
     :param target_directory: where to put the savepoint; without one the job's default directory. (templated)
     :param savepoint_format: ``NATIVE`` or ``CANONICAL``. (templated)
+    :param partition_outlets: give the events of the assets in ``outlets`` the partition ``<job>|<day>``. Airflow starts
+        only DAGs with a schedule of partitions for such an event.
     :param drain: let the end of all data flow through first: windows fire, the job cannot be resumed as it was.
         (templated)
     """

@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed, known_connections
+from airflow_provider_ckpt.plugins.views import add_views
 from ckpt_runtime.web.files import INDEX, PageFile, page_files
 
 _MAY_READ = Depends(requires_access_connection("GET"))
@@ -33,6 +34,7 @@ def application() -> FastAPI:
     app.add_api_route("/", _listing, methods=["GET"])
     app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
     app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
+    add_views(app)
     app.add_api_route(f"{_ROOT}/web/", _page, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/{{name}}", _page, methods=["GET"], dependencies=[_MAY_READ])

@@ -21,8 +21,21 @@ async def serve(
     await application()(scope, receive, send)
 
 
+def _view(destination: str, name: str, path: str) -> dict[str, Any]:
+    """A tab beside Airflow's own; Airflow puts names and ids into the braces."""
+    return {
+        "name": name,
+        "href": f"{pages_path()}of/{path}",
+        "destination": destination,
+        "url_route": f"ckpt-{destination.replace('_', '-')}",
+    }
+
+
 class CkptPlugin(AirflowPlugin):
-    """Adds *Checkpoints* to the menu, and serves the pages to users that may read the connection."""
+    """Adds *Checkpoints* to the menu, tabs with the jobs of a DAG, a run and a task, and a card to the home page.
+
+    The pages are for users that may read the connection, and the DAG.
+    """
 
     name = "ckpt"
     fastapi_apps = [{"app": serve, "url_prefix": PAGES_PREFIX, "name": "ckpt"}]  # noqa: RUF012 - Airflow's own type
@@ -33,5 +46,16 @@ class CkptPlugin(AirflowPlugin):
             "destination": "nav",
             "category": "browse",
             "url_route": "ckpt",
+        },
+        _view("dag", "Stream jobs", "{DAG_ID}"),
+        _view("dag_run", "Stream jobs", "{DAG_ID}/{RUN_ID}"),
+        _view("task_instance", "Stream job", "{DAG_ID}/{RUN_ID}/{TASK_ID}/{MAP_INDEX}"),
+    ]
+    react_apps = [  # noqa: RUF012
+        {
+            "name": "ckpt jobs in trouble",
+            "bundle_url": f"{pages_path()}dashboard.js",
+            "destination": "dashboard",
+            "url_route": "ckpt-jobs-in-trouble",
         }
     ]

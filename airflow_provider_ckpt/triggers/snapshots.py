@@ -65,7 +65,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Give events without end."""
         watch, pause = SnapshotWatch(self.job, self.snapshots, await self._stored()), 0.0
-        with closing(_Progress(self._store, watch.mark)) as progress:
+        with closing(Progress(self._store, watch.mark)) as progress:
             while True:
                 try:
                     async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
@@ -105,7 +105,7 @@ class CkptSnapshotsTrigger(BaseEventTrigger):
             await self.asset_state_store.aset(_RECORD, mark)
 
 
-class _Progress:
+class Progress:
     """Stores how far a watch has advanced, but not before Airflow has stored its events.
 
     A trigger's event waits in its process for a while. If the progress were stored and the process ended before that,

@@ -83,8 +83,8 @@ def _stop(session: SparkSession) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[MiniCluster]:
-    """A session of the engine, without Spark."""
+def cluster(spark: SparkSession) -> Iterator[MiniCluster]:
+    """A session of the engine, without Spark. Spark starts first: behind a job its Python workers lack a module."""
     with MiniCluster() as started:
         yield started
 

@@ -314,3 +314,40 @@ def test_what_flink_lacks_is_named(job: Job) -> None:
     with pytest.raises(AirflowException, match="Flink|does not"):
         job.run(UpgradeJobOperator, pipeline=str(job.jar))
     assert job.sense(JobStatusSensor, expected="RUNNING")["status"] == "RUNNING"
+
+
+@pytest.mark.row("air.16", "air.17", "air.18")
+def test_alerts_the_notifier_and_the_listing_work_on_flink(job: Job) -> None:
+    """A lag is not reported by the test's program, so that its alert stays silent."""
+    from airflow_provider_ckpt.hooks.ckpt import CkptHook
+    from airflow_provider_ckpt.notifications.ckpt import CkptNotifier
+    from airflow_provider_ckpt.operators.listing import ListJobsOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
+    from airflow_provider_ckpt.triggers.alerts import AlertWatch
+
+    job.submit(WITHOUT_END, 2000)
+    job.sense(CheckpointCompletedSensor, count=2)
+    taken = job.run(TakeSavepointOperator, target_directory=str(job.directory / "savepoints"))["savepoint_path"]
+    job.sense(SavepointCompletedSensor, since_checkpoint_id=0)  # Flink shows checkpoints seconds later
+
+    async def looks(now_ms: int) -> dict[str, Any]:
+        async with await CkptHook().aget_conn() as client:
+            return {
+                alert: await AlertWatch("numbered rows", alert, 3600).look(client, now_ms)
+                for alert in ("no-checkpoint", "no-savepoint", "lag")
+            }
+
+    now_ms = round(time.time() * 1000)
+    assert set(asyncio.run(looks(now_ms)).values()) == {None}
+    late = asyncio.run(looks(now_ms + 2 * 3_600_000))
+    assert (late["no-checkpoint"]["job_id"], late["no-checkpoint"]["health"]) == (job.job_id, None)
+    assert late["no-checkpoint"]["last_id"] >= 2
+    assert late["no-savepoint"]["last_path"] == taken
+    assert late["lag"] is None
+    messages: list[dict[str, Any]] = []
+    notifier = CkptNotifier(job="numbered rows", notifiers=[lambda context: messages.append(context["ckpt"])])  # type: ignore[typeddict-item]
+    notifier({})
+    assert messages[0]["message"].startswith("Job numbered rows is RUNNING. Last completed checkpoint: ")
+    listed = ListJobsOperator(task_id="t", name="numbered*").execute(Task().context())  # type: ignore[arg-type]
+    assert [entry["job_id"] for entry in listed] == [job.job_id]

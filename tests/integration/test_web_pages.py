@@ -11,6 +11,7 @@ import os
 import re
 import signal
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,35 @@ def test_every_page_of_a_running_job(
         assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
 
 
+AXE = "(options) => axe.run(document, options)"
+RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
+
+
+@pytest.mark.row("air.7")
+@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
+def test_no_page_has_a_finding_of_axe(
+    browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool
+) -> None:
+    """Contrast, names of what can be reached by keyboard, and the order of headings, among others."""
+    found = find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-playwright-python is not installed")
+    rules = (Path(found.origin).parent / "axe.min.js").read_text()
+    job = f"/jobs/{shown.job_id}"
+    routes = ["/", job, f"{job}/savepoints", f"{job}/configuration", f"{job}/health", f"{job}/checkpoints/1"]
+    found_here: list[str] = []
+    with visit(browser, screenshots, dark=dark, without=CATALOGUE) as opened:
+        for route in [*routes, "/savepoints", "/processes/driver/threads"]:
+            go(opened, cluster, route)
+            opened.page.evaluate(rules)
+            found_here += [
+                f"{route}: {finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
+                for finding in opened.page.evaluate(AXE, RULES)["violations"]
+                for node in finding["nodes"]
+            ]
+    assert not found_here, "\n".join(found_here)
+
+
 def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(
     page: Visit, cluster: MiniCluster, job: SequenceJob
 ) -> None:
@@ -172,7 +202,10 @@ def test_every_living_job_has_its_verdict_and_the_worst_comes_first(page: Visit,
     """Of more jobs than are asked for at a time, with answers as the session gives them."""
     ids = [f"{number:032x}" for number in range(1, 51)]
     line = {"state": "RUNNING", "start-time": 1, "end-time": -1, "duration": 1, "last-modification": 1, "tasks": {}}
-    jobs = [{"jid": job, "name": f"job {job[-2:]}"} | line for job in ids]
+    failed = line | {"state": "FAILED", "end-time": 2}
+    jobs = [{"jid": "e" * 32, "name": "job 01"} | failed | {"start-time": 0}]
+    jobs += [{"jid": job, "name": f"job {job[-2:]}"} | line for job in ids]
+    jobs.append({"jid": "f" * 32, "name": "a failed job"} | failed)
     page.page.route("**/jobs/overview", lambda route: route.fulfill(json={"jobs": jobs}))
 
     def health(route: Route) -> None:
@@ -182,7 +215,9 @@ def test_every_living_job_has_its_verdict_and_the_worst_comes_first(page: Visit,
     page.page.route("**/health", health)
     go(page, cluster)
     rows = page.page.locator("tbody tr")
-    expect(rows).to_have_count(50)
+    expect(rows).to_have_count(52)
+    expect(rows.nth(1)).to_contain_text("a failed job")
+    expect(rows.last).to_contain_text("job 01")  # a later job has its name
     expect(rows.first).to_contain_text("job 32")
     expect(rows.first).to_contain_text("unhealthy")
     expect(page.page.get_by_text("healthy", exact=True)).to_have_count(49)
@@ -228,6 +263,7 @@ def test_a_pending_checkpoint_is_followed_live(page: Visit, cluster: MiniCluster
         pending = page.page.locator(".pending")
         expect(pending).to_contain_text("subtasks are done")
         expect(pending).to_contain_text("it expires in")
+        expect(page.page.locator("#page .reason").first).to_contain_text(re.compile(r"It waits for subtasks? [01]"))
         number = pending.locator("a").inner_text().split()[1]
         page.shot("pending")
         pending.locator("a").click()
@@ -239,6 +275,36 @@ def test_a_pending_checkpoint_is_followed_live(page: Visit, cluster: MiniCluster
     expect(page.page.get_by_role("heading", name=f"Checkpoint {number}")).to_be_visible()
     expect(page.page.locator(".pending")).to_have_count(0)
     expect(page.page.locator("rect.part").first).to_be_visible()
+
+
+def test_the_plan_is_coloured_by_back_pressure_and_says_where_that_begins(
+    page: Visit, cluster: MiniCluster, shown: SequenceJob
+) -> None:
+    """Of a job whose source cannot send, because one of its two readers is busy."""
+    vertices = {
+        vertex.name: vertex.vertex_id for vertex in cluster.call(cluster.dispatcher.job_details(shown.job_id)).vertices
+    }
+    (source,) = (vertex for name, vertex in vertices.items() if "numbers" in name)
+    (busy,) = (vertex for name, vertex in vertices.items() if "order" in name)
+
+    def pressure(route: Route) -> None:
+        ratio, busy_ratio = (
+            (0.9, 0.1) if source in route.request.url else (0.0, 0.98 if busy in route.request.url else 0.2)
+        )
+        subtask = {"subtask": 0, "ratio": ratio, "busyRatio": busy_ratio, "idleRatio": 0}
+        route.fulfill(json={"status": "ok", "subtasks": [subtask]})
+
+    page.page.route("**/backpressure", pressure)
+    go(page, cluster, f"/jobs/{shown.job_id}/health")
+    plan = page.page.get_by_role("region", name="Plan of the job")
+    expect(plan.locator(".node")).to_have_count(3)
+    expect(plan.locator(".node.bad")).to_contain_text("blocked 90 %")
+    expect(plan.locator(".node.cause")).to_have_count(1)
+    expect(plan.locator(".node.cause")).to_contain_text("busy 98 %")
+    expect(page.page.locator("#page")).to_contain_text(
+        "The back-pressure begins at order -> order-sink: it is busy 98 %"
+    )
+    page.shot("plan")
 
 
 def test_bars_lead_to_the_checkpoint_by_keyboard_too(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:

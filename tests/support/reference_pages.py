@@ -48,6 +48,8 @@ def render() -> dict[str, str]:
         "triggers.md": _triggers(modules["triggers"]),
         "hooks.md": _hooks(modules["hooks"]),
         "assets.md": _assets(),
+        "decorators.md": _decorators(info["task-decorators"]),
+        "notifiers.md": _notifiers(info["notifications"]),
         "dags.md": _dags(),
         "errors.md": _errors(),
         "pipelines.md": _pipelines(),
@@ -216,8 +218,37 @@ def _assets() -> list[str]:
     from airflow_provider_ckpt import assets
 
     lines = [*_page("Assets", _GUIDE), markdown(inspect.getdoc(assets) or ""), ""]
-    for name in ("savepoints_of", "checkpoints_of", "create_asset", "sanitize_uri"):
+    alerts = ("no_checkpoint_for", "no_savepoint_for", "lag_above")
+    for name in ("savepoints_of", "checkpoints_of", *alerts, "create_asset", "sanitize_uri"):
         lines += _function(getattr(assets, name), name, "##")
+    return lines
+
+
+# --- decorators, notifiers
+
+
+def _decorators(entries: Iterable[Mapping[str, str]]) -> list[str]:
+    """Arguments of a decorator become those of its operator, which takes more than the decorator names."""
+    from airflow_provider_ckpt.decorators.ckpt import _CkptDecoratedOperator
+
+    lines = _page("Task decorators", _GUIDE)
+    for entry in entries:
+        module, _, name = entry["class-name"].rpartition(".")
+        said = docstring_of(getattr(import_module(module), name))
+        known = all_parameters(_CkptDecoratedOperator)
+        given = [known[parameter] for parameter in said.parameters if parameter in known]
+        lines += [f"## @task.{entry['name']}", "", said.text, ""]
+        lines += _table(given, lambda name, said=said: said.parameters[name], _CkptDecoratedOperator.template_fields)  # type: ignore[misc]
+        other = "All other arguments are those of [DeployJobOperator](operators.md#deployjoboperator)"
+        lines += [f"{other}, without `pipeline`, `pipeline_id`, `entry` and `args`.", ""]
+    return lines
+
+
+def _notifiers(paths: Iterable[str]) -> list[str]:
+    lines = _page("Notifiers", _GUIDE)
+    for cls in classes_of([path.rpartition(".")[0] for path in paths], "Notifier"):
+        lines += [*_heading(cls), docstring_of(cls).text, ""]
+        lines += _table(all_parameters(cls).values(), lambda name, cls=cls: meaning_of(cls, name), cls.template_fields)  # type: ignore[misc,attr-defined]
     return lines
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -16,12 +17,22 @@ from tests.support.patience import patient
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
 DAGS = Path(__file__).with_name("dags")
+WRITTEN_DAGS = "written"
+"""Folder, below Airflow's home, of DAG files that tests write; the name of its bundle as well."""
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 0.7
 
 
 def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DAGS) -> LocalAirflow:
     """An Airflow that imports the provider and the client from this tree."""
+    written = home / WRITTEN_DAGS
+    written.mkdir(parents=True, exist_ok=True)
+    local = "airflow.dag_processing.bundles.local.LocalDagBundle"
+    bundles = [
+        {"name": "dags-folder", "classpath": local, "kwargs": {}},
+        {"name": WRITTEN_DAGS, "classpath": local, "kwargs": {"path": str(written)}},
+    ]
     environment = {
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
         "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
         "CKPT_SAVEPOINT_SCHEDULE": "",
         "CKPT_DATA": str(home),

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from playwright.sync_api import expect
@@ -253,16 +254,20 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     assert event["size"] > 0
 
 
-@pytest.mark.row("air.7")
+@pytest.mark.row("air.7", "air.15")
 def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
     airflow: LocalAirflow, session: Session, held: SequenceJob
 ) -> None:
     conn_id = guarded_connection(airflow, session)
     airflow.api.call("POST", "/connections", {"connection_id": "other", "conn_type": "http", "host": "127.0.0.1"})
     paths = [f"{conn_id}/{path}" for path in ("web/", "web/app.js", "overview", f"jobs/{held.job_id}/checkpoints")]
+    run = trigger(airflow, "system_savepoint", held)
+    wait_state(airflow, run, "savepoint", "deferred")
+    of_run = f"of/{run.dag_id}/{quote(run.run_id, safe='')}"
+    views = [f"{of_run}/savepoint/-1", of_run, f"of/{run.dag_id}", f"{of_run}/another/{{MAP_INDEX}}"]
     refused = [f"{conn_id}/{path}" for path in ("jars", "jobmanager/config", "metrics", "web/nosuch.js")]
     refused += ["other/overview", "nosuch/overview"]
-    seen = visits(airflow, ["", *paths, *refused], f"{conn_id}/jobs/{held.job_id}")
+    seen = visits(airflow, ["", *paths, *refused, *views, "trouble"], f"{conn_id}/jobs/{held.job_id}")
     assert {role: [status for status, _ in answers[1:5]] for role, answers in seen.items() if role != "changes"} == {
         "nobody": [401] * 4,
         "VIEWER": [403] * 4,
@@ -270,15 +275,34 @@ def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
         "OP": [200] * 4,
         "ADMIN": [200] * 4,
     }
-    assert [status for status, _ in seen["ADMIN"][5:]] == [404] * 6
+    assert [status for status, _ in seen["ADMIN"][5:11]] == [404] * 6
     assert [status for status, _ in seen["changes"]] == [405] * 3
     assert sorted(re.findall(r'href="(\w+)/web/"', seen["OP"][0][1])) == ["ckpt_default", conn_id]
     assert "There is no connection" in seen["VIEWER"][0][1]
     assert seen["nobody"][0][0] == 401
     assert TOKEN not in json.dumps(seen)
+    assert {role: [status for status, _ in answers[11:15]] for role, answers in seen.items() if role != "changes"} == {
+        "nobody": [401] * 4,
+        "VIEWER": [200] * 4,
+        "USER": [200] * 4,
+        "OP": [303, 200, 200, 200],
+        "ADMIN": [303, 200, 200, 200],
+    }
+    of_task, *lists, without = (text for _, text in seen["VIEWER"][11:15])
+    assert "You may not read the connection ckpt_default" in of_task
+    assert all("You may not read the connections" in text for text in lists)
+    for text in (text for _, text in seen["OP"][12:14]):
+        assert f"/ckpt/ckpt_default/web/#/jobs/{held.job_id}/checkpoints" in text
+        assert ">sequence<" in text
+        assert ">running<" in text
+    assert "has no stream job" in without
+    assert (seen["nobody"][15][0], json.loads(seen["VIEWER"][15][1])["connections"]) == (401, 0)
+    assert json.loads(seen["OP"][15][1])["connections"] >= 2
+    held.release("processor")
+    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
 
 
-@pytest.mark.row("air.7")
+@pytest.mark.row("air.7", "air.15")
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
 def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path) -> None:
     """By the menu, and by the link of a task that waits."""
@@ -307,6 +331,18 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         expect(page.locator("#page")).to_contain_text("History")
         expect(page.locator("#page")).to_contain_text(held.job_id)
         assert page.url.startswith(f"{airflow.base_url}/ckpt/ckpt_default/web/")
+        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint")
+        page.get_by_role("link", name="Stream job", exact=True).click()
+        expect(frame.locator("#page")).to_contain_text("Durations")
+        expect(frame.locator("#page")).to_contain_text(held.job_id)
+        opened.shot("airflow-view-of-a-task")
+        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}")
+        page.get_by_role("link", name="Stream jobs", exact=True).click()
+        expect(frame.get_by_role("link", name="sequence")).to_be_visible()
+        opened.shot("airflow-view-of-a-run")
+        page.goto(airflow.base_url)
+        expect(page.get_by_role("heading", name="Stream jobs that need attention")).to_be_visible()
+        opened.shot("airflow-home")
         assert not [request for request in asked if TOKEN in request]
         opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
     held.release("processor")

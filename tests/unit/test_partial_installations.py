@@ -149,7 +149,8 @@ def test_the_engine_without_airflow_has_its_command_line(
     packages = linked(tmp_path_factory.mktemp("client"), requirements_of(built, "ckpt-runtime"))
     code = f"""
 import importlib.util, sys
-assert importlib.util.find_spec("airflow") is importlib.util.find_spec("airflow_provider_ckpt") is None
+for name in ("airflow", "airflow_provider_ckpt", "grpc", "numpy", "pandas", "pyarrow", "pyspark"):
+    assert importlib.util.find_spec(name) is None, name
 from ckpt_runtime.cli.main import entry_point
 sys.argv = ["ckpt", "--url", "http://127.0.0.1:{job_manager.port}", "list"]
 entry_point()

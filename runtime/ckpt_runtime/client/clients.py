@@ -128,6 +128,8 @@ class _Methods:
     subtask_times = _Method(requests.subtask_times)
     vertex_backpressure = _Method(requests.vertex_backpressure)
     vertex_metrics = _Method(requests.vertex_metrics)
+    subtask_metric_names = _Method(requests.subtask_metric_names)
+    subtask_metric_sums = _Method(requests.subtask_metric_sums)
     checkpoint_statistics = _Method(requests.checkpoint_statistics)
     checkpoint_details = _Method(requests.checkpoint_details)
     checkpoint_subtasks = _Method(requests.checkpoint_subtasks)

@@ -394,6 +394,19 @@ def vertex_metrics(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[
     return Call("GET", path, _metric_values, query={"get": ",".join(names)})
 
 
+def subtask_metric_names(job_id: str, vertex_id: str) -> Call[tuple[str, ...]]:
+    """List the metrics of a vertex's subtasks that can be aggregated."""
+    path = _job(job_id, f"/vertices/{_segment(vertex_id)}/subtasks/metrics")
+    return Call("GET", path, lambda document: tuple(item["id"] for item in document))
+
+
+def subtask_metric_sums(job_id: str, vertex_id: str, names: tuple[str, ...]) -> Call[dict[str, float]]:
+    """Read the sums of metrics over all subtasks; metrics that do not exist are left out."""
+    path = _job(job_id, f"/vertices/{_segment(vertex_id)}/subtasks/metrics")
+    query = {"get": ",".join(names), "agg": "sum"}
+    return Call("GET", path, lambda document: {item["id"]: float(item["sum"]) for item in document}, query=query)
+
+
 def checkpoint_statistics(job_id: str) -> Call[CheckpointStatistics]:
     """Read counts, summary, the latest checkpoints and the history."""
     return Call("GET", _job(job_id, "/checkpoints"), reader(CheckpointStatistics))

@@ -45,7 +45,8 @@ def _parts(message: Any) -> Iterator[tuple[str, Any]]:
         for descriptor, value in todo.pop().ListFields():
             if descriptor.message_type is None:
                 continue
-            several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
+            is_map = descriptor.message_type.GetOptions().map_entry
+            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
             for element in several:
                 if hasattr(element, "ListFields"):
                     yield descriptor.name, element

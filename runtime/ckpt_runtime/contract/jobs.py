@@ -403,7 +403,7 @@ class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=s
     """
 
     job_id: str
-    application_id: str = always("")
+    application_id: str | None = always("")
     name: str
     is_stoppable: bool = always(False)
     state: str
@@ -524,7 +524,7 @@ class JobResult(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=sp
     status: str
     accumulator_results: dict[str, Any] = always({})
     net_runtime_ms: int
-    application_id: str = always("")
+    application_id: str | None = always("")
     start_time_ms: int = always(-1)
     end_time_ms: int = always(-1)
     failure: RemoteFailure | None = None

@@ -2,8 +2,8 @@
 
 A column of text may come as a dictionary and positions in it. :class:`OverDictionary` evaluates an expression that
 reads one such column over the dictionary. It remembers the results of one dictionary, so that a dictionary which comes
-with each batch costs nothing but the positions. If a value causes an error, which may be one that no row has, or if the
-dictionary has more values than there are rows, the rows themselves are evaluated. Pure.
+with each batch costs nothing but the positions. If a value causes an error, which may be one that no row has, or if a
+new dictionary has more values than there are rows, the rows themselves are evaluated. Pure.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ import pyarrow.compute as pc
 from ckpt_runtime.expressions.errors import EvaluationError
 
 Value: TypeAlias = "pa.Array | pa.Scalar"
+
+_MOST_VALUES = 1 << 16
+"""A dictionary with more values than that, and than a batch has rows, is not evaluated: barriers would have to wait."""
 
 
 @cache
@@ -102,6 +105,8 @@ class OverDictionary:
             self._dictionary, self._place, self._results, self._failed = dictionary, place, None, False
             if len(dictionary) > rows:
                 return None
+        if len(dictionary) > max(rows, _MOST_VALUES):
+            return None
         with_null = pa.concat_arrays([dictionary, pa.nulls(1, dictionary.type)])
         try:
             results = self._over_values(with_null)

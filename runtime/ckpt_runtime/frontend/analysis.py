@@ -241,7 +241,8 @@ def _checked(kind: str, given: bytes) -> bytes:
                 raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not have it yet")
         for descriptor, value in message.ListFields():
             if descriptor.message_type is not None:
-                several = value.values() if hasattr(value, "values") else value if descriptor.is_repeated else (value,)
+                is_map = descriptor.message_type.GetOptions().map_entry
+                several = value.values() if is_map else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
     return given
 

@@ -10,6 +10,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.catalyst import function_number, jvm_name, output, spark_type
 from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.stateful_analysis import event_window
 from ckpt_runtime.frontend.static_joins import STATIC_HOW
 from ckpt_runtime.frontend.typed_plan import Generate, Join, MapPartitions, Project, StatefulFunction, StaticTable
 
@@ -49,19 +50,23 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
             raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(allowed)}")
         conditions = [plan.condition().get()] if plan.condition().isDefined() else []
         condition = next(iter(reader.expressions(conditions, *inputs)), None)
-        return reader.add(Join(columns=columns, inputs=inputs, plan_id=plan_id, how=how, condition=condition), ids)
+        node = Join(columns=columns, inputs=inputs, plan_id=plan_id, how=how, condition=condition)
+        left, right = event_window(plan.left()), event_window(plan.right())
+        if left is not None and right is not None:
+            node = msgspec.structs.replace(node, windows=(left, right))
+        return reader.add(node, ids)
     if plan.isBarrier():
         raise UnsupportedExpressionError(
             f"{name} with barrier", "tasks of a stream never wait for each other; leave barrier out"
         )
-    node = MapPartitions(
+    partitions = MapPartitions(
         columns=columns,
         inputs=inputs,
         plan_id=plan_id,
         function=function_number(plan.functionExpr().func()),
         in_pandas=name == "MapInPandas",
     )
-    return reader.add(node, ids)
+    return reader.add(partitions, ids)
 
 
 def _stateful(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:

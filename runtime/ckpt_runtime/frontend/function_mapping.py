@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import pyarrow as pa
 
-from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.joins import Side, conditions_of
@@ -136,9 +136,12 @@ def _join(
     conditions = conditions_of(node, *sides)
     spec = conditions.spec()
     both: Inputs = ()
+    alone: Inputs = ()
     for side, letter, edges, given in zip(sides, "lr", inputs, spec.sides, strict=True):
         rows = edges
-        for tree in side.filters:
+        if side.needed:
+            alone += _alone(mapper, node, side, letter == "l", rows)
+        for tree in (*side.filters, *side.needed):
             rows = mapper.apply(specs.ConditionSpec(tree), rows, arrow_schema(side.columns), None)
         prepared = specs.EvaluateSpec(side.prepared(letter), given.schema)
         both += _hashed(mapper.apply(prepared, rows, given.schema, None), given.keys)
@@ -147,7 +150,24 @@ def _join(
     for tree in conditions.remaining():
         joined = mapper.apply(specs.ConditionSpec(tree), joined, output, None)
     picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
-    return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None)
+    return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None) + alone
+
+
+def _alone(mapper: QueryMapper, node: Join, side: Side, is_left: bool, rows: Inputs) -> Inputs:
+    """Adds the rows of an outer join's side that can match nothing, with nulls for the other side."""
+    true = [Call("Coalesce", (tree, Literal(False, "boolean")), "boolean") for tree in side.needed]
+    fails: Expression = Call("Not", (true[0],), "boolean")
+    for tree in true[1:]:
+        fails = Call("Or", (fails, Call("Not", (tree,), "boolean")), "boolean")
+    failed = mapper.apply(specs.ConditionSpec(fails), rows, arrow_schema(side.columns), None)
+    width, count = len(side.columns), len(node.columns)
+    first = 0 if is_left else count - width
+    columns = tuple(
+        (column.name, Column(at - first, column.type) if first <= at < first + width else Literal(None, column.type))
+        for at, column in enumerate(node.columns)
+    )
+    schema = arrow_schema(node.columns)
+    return mapper.apply(specs.EvaluateSpec(columns, schema), failed, schema, None)
 
 
 def _static_join(mapper: QueryMapper, node: Join, nodes: Sequence[PlanNode], table_side: int, inputs: Inputs) -> Inputs:

@@ -1,8 +1,8 @@
 """Joins of two streams: keys and time bounds are read from Spark's condition.
 
 Equalities between the sides are keys. Comparisons of the two event time columns, with intervals added, bound the time
-between two rows that match. A condition on one side alone filters that side where this cannot lose rows of an outer
-join; any other condition filters the result of an inner join.
+between two rows that match. A condition on one side alone filters that side; where an outer join keeps the side's rows,
+those that fail the condition are emitted alone. Any other condition filters the result of an inner join.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
 from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
@@ -47,12 +49,16 @@ _MAY_FILTER = {
 
 @dataclass(slots=True)
 class Side:
-    """One input of a join: its columns, the position of its event time, its keys and the filters in front of it."""
+    """One input of a join: its columns, the position of its event time, its keys and the filters in front of it.
+
+    Rows for which not all of ``needed`` are true match nothing; an outer join emits them alone.
+    """
 
     columns: tuple[TypedColumn, ...]
     event_time: int | None
     keys: list[Expression] = field(default_factory=list)
     filters: list[Expression] = field(default_factory=list)
+    needed: list[Expression] = field(default_factory=list)
 
     def prepared(self, letter: str) -> tuple[tuple[str, Expression], ...]:
         """Returns the join's input columns, with names that are unique among both sides: all columns, then the keys."""
@@ -62,11 +68,17 @@ class Side:
 
 @dataclass(slots=True)
 class Conditions:
-    """A join's condition in parts. ``bounds`` are of the right event time minus the left one, in microseconds."""
+    """A join's condition in parts. ``bounds`` are of the right event time minus the left one, in microseconds.
+
+    ``windows`` are the columns of both sides, in the order of the condition's columns, that are windows of event time.
+    ``ends`` is the position of the key that is the end of such windows; event time is that key then.
+    """
 
     left: Side
     right: Side
     how: str
+    windows: tuple[int, int] | None = None
+    ends: int | None = None
     bounds: list[int | None] = field(default_factory=lambda: [None, None])
     rest: list[Expression] = field(default_factory=list)
 
@@ -104,15 +116,32 @@ class Conditions:
             one, other = other, one
         if (self._side_of(one), self._side_of(other)) != (0, 1):
             return False
-        self.left.keys.append(one)
-        self.right.keys.append(self._own(other))
+        other = self._own(other)
+        if not is_window(one.type) or one.type != other.type:
+            self.left.keys.append(one)
+            self.right.keys.append(other)
+            return True
+        self.left.keys += [leaf for _, leaf in leaves_of(one)]
+        self.right.keys += [leaf for _, leaf in leaves_of(other)]
+        if (one, other) == self._event_windows:
+            # As with an equality of event times, a row matches until the watermark reaches the end of its window.
+            self.ends, self.bounds = len(self.left.keys) - 1, [0, 0]
         return True
+
+    @property
+    def _event_windows(self) -> tuple[Expression, Expression] | None:
+        if self.windows is None:
+            return None
+        left, right = self.windows
+        return Column(left, self.left.columns[left].type), Column(right, self.right.columns[right].type)
 
     def _add_filter(self, condition: Expression) -> bool:
         number = self._side_of(condition)
-        if number is None or not _MAY_FILTER[self.how][number]:
+        if number is None:
             return False
-        (self.left if number == 0 else self.right).filters.append(condition if number == 0 else self._own(condition))
+        side = self.left if number == 0 else self.right
+        own = condition if number == 0 else self._own(condition)
+        (side.filters if _MAY_FILTER[self.how][number] else side.needed).append(own)
         return True
 
     def _add_bound(self, condition: Expression) -> bool:
@@ -155,7 +184,7 @@ class Conditions:
             JoinSide(
                 pa.schema([(name, arrow_type(tree.type)) for name, tree in side.prepared(letter)]),
                 tuple(f"{letter}_key{at}" for at in range(len(side.keys))),
-                None if within is None else f"{letter}{side.event_time}",
+                None if within is None else f"{letter}{side.event_time if self.ends is None else f'_key{self.ends}'}",
             )
             for letter, side in (("l", self.left), ("r", self.right))
         ]
@@ -185,7 +214,8 @@ class Conditions:
 
 def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
     """Splits the condition of a join into its parts. Raises PlanError."""
-    conditions = Conditions(left, right, HOW[node.how])
+    windows = None if isinstance(node.windows, msgspec.UnsetType) else node.windows
+    conditions = Conditions(left, right, HOW[node.how], windows)
     conditions.add(node.condition)
     return conditions
 

@@ -43,7 +43,6 @@ _LONGEST_NAME = 80
 def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     """Returns the output mode of a query. Raises PlanError where Spark or the engine does not allow it."""
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
-    stateful = [node for node in nodes if isinstance(node, Aggregate | Deduplicate)]
     if mode not in ("append", "update", "complete"):
         raise PlanError("outputMode", f"{mode!r} is not one of append, update, complete")
     if mode == "append" and any(node.event_time is None for node in groupings):
@@ -52,8 +51,10 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
             "an aggregation in append mode needs a key of event time, to know when a group ends: call withWatermark "
             "and group by a window of that column, or use update",
         )
-    if mode != "append" and len(stateful) > 1:
-        raise PlanError("outputMode", f"several stateful operations in a row need append, not {mode}, as in Spark")
+    first = next((at for at, node in enumerate(nodes) if isinstance(node, Aggregate)), len(nodes))
+    behind = [node for node in nodes[first + 1 :] if isinstance(node, Aggregate | Deduplicate)]
+    if mode != "append" and behind:
+        raise PlanError("outputMode", f"stateful operations behind an aggregation need append, not {mode}, as in Spark")
     for node in nodes:
         if isinstance(node, Sort | Limit) and mode != "complete":
             what = "orderBy" if isinstance(node, Sort) else "limit"

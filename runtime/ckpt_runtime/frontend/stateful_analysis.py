@@ -64,7 +64,7 @@ def _deduplicate(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
     columns, ids = output(plan.output())
     plan_id = reader.plan_id(plan)
     keys = tuple(_position(tree) for tree in reader.expressions(items(plan.keys()), input_))
-    marks = [_marks(attribute) for attribute in items(plan.child().output())]
+    marks = [marks_of(attribute) for attribute in items(plan.child().output())]
     times = [at for at, mark in enumerate(marks) if _DELAY in mark]
     within = int(marks[times[0]][_DELAY]) if name == "DeduplicateWithinWatermark" and times else None
     if name == "DeduplicateWithinWatermark" and within is None:
@@ -87,7 +87,15 @@ def _position(tree: Expression) -> int:
     return tree.index
 
 
-def _marks(expression: Any) -> dict[str, Any]:
+def event_window(plan: Any) -> int | None:
+    """Returns the position of a plan's column with windows of event time."""
+    for at, attribute in enumerate(items(plan.output())):
+        if jvm_name(attribute.dataType()) == "StructType" and _DELAY in marks_of(attribute):
+            return at
+    return None
+
+
+def marks_of(expression: Any) -> dict[str, Any]:
     """The metadata of a column; other expressions have none."""
     if jvm_name(expression) != "AttributeReference":
         return {}
@@ -126,7 +134,7 @@ def _aggregate(
     outcome = prepared[: len(keys)] + tuple(
         TypedColumn(f"_agg{at}", aggregate.type) for at, aggregate in enumerate(aggregates)
     )
-    marks = [_marks(expression) for expression in grouping]
+    marks = [marks_of(expression) for expression in grouping]
     node = Aggregate(
         columns=outcome,
         inputs=(before,),

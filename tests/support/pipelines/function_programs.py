@@ -58,6 +58,12 @@ def generators(spark: SparkSession, rows: DataFrame) -> dict[str, DataFrame]:
         "people": rows.select("id", F.inline("people")),
         "people_outer": rows.filter("id % 2 = 0").select("id", F.inline_outer("people")),
         "stacked": rows.selectExpr("id", "stack(2, words, id, 'x', 'left', -1L) AS (text, number, more)"),
+        "replaced": rows.select("id", "words", "amount")
+        .na.fill(0.5, "amount")
+        .na.replace(["", "a b"], ["-", "+"], "words"),
+        "unpivoted": rows.select("id", "amount", F.size("numbers").cast("double").alias("n")).unpivot(
+            ["id"], ["amount", "n"], "name", "number"
+        ),
         "members": rows.select("id", F.json_tuple(F.to_json(F.struct("words", "numbers", "facts", "id")), *JSON_NAMES)),
         "odd_members": rows.where("id = 1")
         .select(F.explode(F.array(*map(F.lit, ODD_JSON))).alias("text"))

@@ -59,6 +59,9 @@ class OfFrames(OfRows):
 
 
 def results(rows: DataFrame, initial: DataFrame, form: str) -> DataFrame:
+    if form == "frames":  # pandas has no keys that are null
+        initial = initial.where("land IS NOT NULL AND number IS NOT NULL")
+        rows = rows.where("country IS NOT NULL AND quantity IS NOT NULL")
     before = initial.groupBy("land", "number")
     grouped = rows.groupBy("country", "quantity")
     if form == "rows":

@@ -18,6 +18,19 @@ def pipeline(spark: SparkSession, source: str, directory: str, output: str) -> N
         frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
 
 
+def _windows(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
+    """Joins on windows of event time, without a row of Spark's that is null in a column of ``USING``."""
+    one = left.select("key", F.window("lt", "20 seconds").alias("w"), "id")
+    other = right.select("key", F.window("rt", "20 seconds").alias("w"), "n")
+    joined = {f"window_{how}": one.join(other, ["key", "w"], how) for how in ("inner", "left", "right", "semi")}
+    return {
+        **{name: frame.select("w.start", "w.end", *frame.columns[:1], "id") for name, frame in joined.items()},
+        "window_full": one.alias("a")
+        .join(other.alias("b"), F.expr("a.key = b.key AND a.w = b.w AND id > 9"), "full")
+        .selectExpr("a.key", "a.w", "id", "b.key AS other_key", "b.w AS other_w", "n"),
+    }
+
+
 def queries(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
     """Returns all queries by their names. No row is late."""
     one, other = left.withWatermark("lt", "1 day"), right.withWatermark("rt", "2 days")
@@ -30,6 +43,9 @@ def queries(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
         "full": one.join(other, same & (F.col("lt") < F.col("rt")) & F.expr("rt - INTERVAL 1 MINUTE <= lt"), "full"),
         "semi": one.join(other, F.expr(f"{NEAR} AND id % 3 = 1"), "left_semi"),
         "same_time": one.join(other, (F.col("lt") == F.col("rt")) & (F.col("k") == F.col("key"))),
+        **_windows(one.withColumnRenamed("k", "key"), other),
+        "needed_left": one.join(other, F.expr(f"{NEAR} AND id > 20 AND (n < 90 OR n > 95)"), "left"),
+        "needed_full": one.join(other, F.expr(f"{NEAR} AND id % 3 > 0 AND lt > '2020-01-01' AND n % 4 < 3"), "full"),
         "unbounded": left.join(right.withColumnRenamed("key", "k"), ["k"]).filter("id + n < 40"),
         "self": one.alias("a").join(one.alias("b"), again).select("a.id", "b.lt"),
     }

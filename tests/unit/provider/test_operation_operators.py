@@ -70,6 +70,7 @@ def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManag
     url = f"/ckpt/ckpt_default/web/#/jobs/{JOB}"
     assert context["ti"].xcoms == {
         "job_id": JOB,
+        "ckpt_conn_id": "ckpt_default",
         "_link_CkptJobLink": f"{url}/health",
         "_link_CkptCheckpointsLink": f"{url}/checkpoints",
     }

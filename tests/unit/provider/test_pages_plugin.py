@@ -23,6 +23,7 @@ from airflow_provider_ckpt.links import pages_path
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.network.tls import rest_context
 from ckpt_runtime.rest.app import create_app
+from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.support.certificates import Authority, rest_options
 from tests.unit.provider.conftest import JOB, JobManager
 from tests.unit.provider.test_hook import connect
@@ -196,6 +197,25 @@ def test_airflow_may_lie_below_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/airflow/")
     assert pages_path() == "/airflow/ckpt/"
     assert pages_path("c") == "/airflow/ckpt/c/web/"
+
+
+@pytest.mark.row("air.15")
+def test_jobs_that_need_attention_are_failed_or_not_healthy(job_manager: JobManager) -> None:
+    from airflow_provider_ckpt.plugins.views import _in_trouble
+
+    names = {"1" * 32: "a failed one", "2" * 32: "a finished one"}
+    for job_id, name in names.items():
+        job_manager.gateway.add_job(job_id, name)
+    job_manager.gateway.move("1" * 32, JobStatus.FAILED)
+    job_manager.gateway.move("2" * 32, JobStatus.FINISHED)
+    jobs, problem, looked_at = asyncio.run(_in_trouble("ckpt_default"))
+    assert (problem, looked_at) == ("", 2)
+    assert {job["name"]: job["verdict"] for job in jobs} == {"a failed one": None, "contract-job": "UNHEALTHY"}
+    assert jobs[0]["link"].startswith("/ckpt/ckpt_default/web/#/jobs/")
+    job_manager.stop()
+    jobs, problem, looked_at = asyncio.run(_in_trouble("ckpt_default"))
+    assert (jobs, looked_at) == ([], 0)
+    assert "does not answer" in problem
 
 
 def test_the_plugin_is_light_for_the_processes_that_only_load_it(tmp_path: Path) -> None:

@@ -4,32 +4,11 @@ import { get, getIfAny, serverNow } from "./api.js";
 import { lanes, width } from "./chart.js";
 import { badge, code, h, s, table, tile } from "./dom.js";
 import { bytes, clock, duration } from "./format.js";
+import { heldUp, PARTS, partsOf } from "./held_up.js";
 import { jobHead } from "./page_job.js";
 import { kindOf, pending } from "./tab_checkpoints.js";
 
 const MOST_ROWS = 200;
-const PARTS = [
-  ["wait", "the barrier is on its way"], ["align", "waiting for other inputs"], ["sync", "freezing the state"],
-  ["async", "writing it"], ["rest", "the rest until acknowledged"],
-];
-
-/** A subtask's time in parts, from the trigger on. What it did not measure counts as the rest. */
-export function partsOf(subtask) {
-  const steps = [
-    ["wait", subtask.start_delay], ["align", subtask.alignment.duration], ["sync", subtask.checkpoint.sync], ["async", subtask.checkpoint.async],
-  ];
-  const end = subtask.end_to_end_duration;
-  const parts = [];
-  let at = 0;
-  for (const [kind, length] of steps) {
-    const to = Math.min(end, at + Math.max(0, length));
-    if (to > at) parts.push({ kind, from: at, to });
-    at = to;
-  }
-  if (end > at) parts.push({ kind: "rest", from: at, to: end });
-  return parts;
-}
-
 function row(subtask, checkpoint) {
   const label = String(subtask.index);
   if (subtask.className !== "completed") {
@@ -112,6 +91,7 @@ export async function checkpointPage(jobId, id) {
   const vertices = job.vertices.filter((vertex) => checkpoint.tasks[vertex.id]);
   const details = await Promise.all(vertices.map((vertex) => get(`jobs/${jobId}/checkpoints/details/${id}/subtasks/${vertex.id}`)));
   const running = checkpoint.status === "IN_PROGRESS";
+  const reason = await heldUp(job, checkpoint);
   const end = Math.max(running ? serverNow() - checkpoint.trigger_timestamp : 0, checkpoint.end_to_end_duration, ...details.flatMap((vertex) => vertex.subtasks.map((item) => item.end_to_end_duration ?? 0)));
   const wide = width(280);
   const name = `${checkpoint.is_savepoint ? "Savepoint" : "Checkpoint"} ${checkpoint.id}`;
@@ -123,6 +103,7 @@ export async function checkpointPage(jobId, id) {
       h("h2", { class: "large" }, name),
       head(checkpoint),
       running ? pending(jobId, checkpoint) : null,
+      reason,
       checkpoint.failure_message ? h("p", { class: "reason bad" }, `It failed at ${clock(checkpoint.failure_timestamp)}: ${checkpoint.failure_message}`) : null,
       checkpoint.external_path ? h("p", { class: "note" }, code(checkpoint.external_path, "path"), checkpoint.discarded ? " (deleted since)" : "") : null,
       h("p", { class: "legend" }, legend),

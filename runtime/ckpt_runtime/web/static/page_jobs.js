@@ -5,11 +5,19 @@ import { badge, h, table, tile } from "./dom.js";
 import { clock, duration, percent } from "./format.js";
 
 const ENDED = new Set(["FINISHED", "CANCELED", "FAILED"]);
-const ORDER = { UNHEALTHY: 0, DEGRADED: 1, HEALTHY: 3 };
+const ORDER = { UNHEALTHY: 0, DEGRADED: 2, HEALTHY: 4 };
 
-function rank(job) {
-  if (ENDED.has(job.state)) return 4;
-  return ORDER[job.health?.verdict] ?? 2;
+/** A job that has failed needs attention until a later job has its name. */
+function rank(job, isReplaced) {
+  if (job.state === "FAILED") return isReplaced(job) ? 5 : 1;
+  if (ENDED.has(job.state)) return 5;
+  return ORDER[job.health?.verdict] ?? 3;
+}
+
+function replaced(jobs) {
+  const latest = new Map();
+  for (const job of jobs) latest.set(job.name, Math.max(latest.get(job.name) ?? 0, job["start-time"]));
+  return (job) => job["start-time"] < latest.get(job.name);
 }
 
 function line(job) {
@@ -36,7 +44,8 @@ export async function jobsPage() {
   const [overview, { jobs }] = await Promise.all([get("overview"), get("jobs/overview")]);
   const living = jobs.filter((job) => !ENDED.has(job.state));
   await inTurn(living, async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); });
-  jobs.sort((one, other) => rank(one) - rank(other) || other["start-time"] - one["start-time"]);
+  const isReplaced = replaced(jobs);
+  jobs.sort((one, other) => rank(one, isReplaced) - rank(other, isReplaced) || other["start-time"] - one["start-time"]);
   const failed = overview["jobs-failed"];
   return {
     title: "Jobs",

@@ -45,7 +45,7 @@ export function processes(managers, logs) {
   const ended = (logs?.logs ?? []).filter((log) => log.name.startsWith("worker-"));
   return [
     h("h2", null, "Processes"),
-    table("Processes", [["Process", "grow"], ["Address", ""], ["", ""]], rows, ""),
+    table("Processes", [["Process", "grow"], ["Address", ""], ["More", ""]], rows, ""),
     ended.length ? [
       h("h2", null, "Logs of workers that ended unexpectedly"),
       table("Ended workers", [["Log", "grow"], ["Ended", ""], ["Size", "number"]], ended.map((log) => [

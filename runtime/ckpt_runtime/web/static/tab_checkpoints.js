@@ -4,6 +4,7 @@ import { get, serverNow } from "./api.js";
 import { bars, width } from "./chart.js";
 import { badge, code, h, s, table, tile } from "./dom.js";
 import { bytes, clock, duration } from "./format.js";
+import { heldUp } from "./held_up.js";
 
 const FAR = 2 ** 53;
 
@@ -102,12 +103,15 @@ export async function checkpointsTab(job, health) {
   const [statistics, settings] = await Promise.all([get(`jobs/${job.jid}/checkpoints`), get(`jobs/${job.jid}/checkpoints/config`)]);
   const { history, latest } = statistics;
   const under = history.filter((item) => item.status === "IN_PROGRESS");
+  const last = under[0] ?? history.find((item) => item.status !== "IN_PROGRESS");
+  const reason = last ? await heldUp(job, last) : null;
   const failed = latest.failed && !(latest.completed && latest.completed.id > latest.failed.id);
   return [
     tiles(statistics, settings, health),
     failed ? h("p", { class: "reason bad" }, `The latest has failed: ${latest.failed.failure_message ?? "no reason is known"}`) : null,
     latest.restored ? h("p", { class: "note" }, "Restored from ", code(latest.restored.external_path ?? `checkpoint ${latest.restored.id}`, "path"), ` at ${clock(latest.restored.restore_timestamp)}`) : null,
     under.map((item) => pending(job.jid, item)),
+    reason ? [h("h2", null, `What ${last.status === "IN_PROGRESS" ? "holds" : "held"} up `, h("a", { href: address(job.jid, last.id) }, `${last.is_savepoint ? "savepoint" : "checkpoint"} ${last.id}`)), reason] : null,
     history.length ? drawn(job.jid, history) : null,
     h("h2", null, "History"),
     table("Checkpoints", COLUMNS, history.map((item) => line(job.jid, item)), "There is no history: none has been taken, or another driver ran the job."),

@@ -1,11 +1,12 @@
 // A job's health: the verdict with its reasons, each vertex, and what has failed.
 
-import { get, getIfAny, session } from "./api.js";
+import { get, session } from "./api.js";
 import { badge, h, table, tile } from "./dom.js";
+import { planGraph, pressuresOf } from "./graph.js";
 import { processes } from "./page_process.js";
 import { clock, duration, percent } from "./format.js";
 
-const COLUMNS = [["Operators", "grow"], ["State", ""], ["Subtasks", "number"], ["Busy", "number wide"], ["Cannot send", "number"], ["Back-pressure", ""], ["", ""]];
+const COLUMNS = [["Operators", "grow"], ["State", ""], ["Subtasks", "number"], ["Busy", "number wide"], ["Cannot send", "number"], ["Back-pressure", ""], ["More", ""]];
 
 let shown = false;
 
@@ -16,12 +17,9 @@ async function showsProcesses() {
 }
 
 function vertexLine(jobId, vertex, pressure, linked) {
-  const subtasks = pressure?.subtasks ?? [];
-  const greatest = (field) => (subtasks.length ? percent(Math.max(...subtasks.map((item) => item[field] ?? 0))) : "–");
-  const level = pressure?.["backpressureLevel"] ?? pressure?.["backpressure-level"];
   return [
-    vertex.name, badge(vertex.status), String(vertex.parallelism), greatest("busyRatio"), greatest("ratio"),
-    level ? h("span", { class: level === "high" ? "bad" : "" }, level) : "–",
+    vertex.name, badge(vertex.status), String(vertex.parallelism), pressure ? percent(pressure.busy) : "–", pressure ? percent(pressure.blocked) : "–",
+    pressure ? h("span", { class: pressure.level === "high" ? "bad" : "" }, pressure.level) : "–",
     linked ? h("a", { href: `#/jobs/${jobId}/vertices/${vertex.id}/flamegraph` }, "Flame graph") : "",
   ];
 }
@@ -44,7 +42,7 @@ export async function healthTab(job, health) {
     get(`jobs/${job.jid}/exceptions`),
     linked ? get("taskmanagers") : null,
     linked ? get("jobmanager/logs") : null,
-    Promise.all(job.vertices.map((vertex) => (running ? getIfAny(`jobs/${job.jid}/vertices/${vertex.id}/backpressure`) : null))),
+    pressuresOf(job),
   ]);
   const checkpoints = health?.checkpoints;
   const tiles = health ? h(
@@ -58,8 +56,9 @@ export async function healthTab(job, health) {
   ) : null;
   return [
     tiles,
+    planGraph(job, pressures),
     h("h2", null, "Operators"),
-    table("Operators", COLUMNS, job.vertices.map((vertex, index) => vertexLine(job.jid, vertex, pressures[index], running && linked)), "None."),
+    table("Operators", COLUMNS, job.vertices.map((vertex) => vertexLine(job.jid, vertex, pressures.get(vertex.id), running && linked)), "None."),
     processes(managers, logs),
     h("h2", null, "Failures, newest first"),
     failures(exceptions),

@@ -146,3 +146,13 @@ def test_dictionaries_inside_structs_lists_and_maps_are_decoded() -> None:
         plain_column.validate(full=True)
         assert "dictionary" not in str(plain_column.type)
         assert plain_column.to_pylist() == column.to_pylist()
+
+
+def test_a_huge_dictionary_is_not_evaluated_for_a_few_rows_however_often_it_comes() -> None:
+    words = pa.array([f"w{at}" for at in range(70_000)])
+    (upper,) = compile_encoded([UPPER])
+    for _ in range(3):
+        column = pa.DictionaryArray.from_arrays(pa.array([1, 69_999], pa.int32()), words)
+        found = upper(Frame([column], 2))
+        assert found.type == pa.string()
+        assert found.to_pylist() == ["W1", "W69999"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
@@ -62,14 +66,30 @@ def test_comparisons_of_event_times_are_bounds_to_the_microsecond(
     assert (spec.exact, spec.within_ms) == (exact, within)
 
 
-def test_condition_on_one_side_filters_it_unless_an_outer_join_keeps_its_rows() -> None:
+def test_condition_on_one_side_filters_it_and_separates_rows_that_an_outer_join_keeps() -> None:
     mine, theirs = (compared("GreaterThan", column, Literal("a", "string")) for column in (K, KEY))
     found = conditions(EQUAL, mine, theirs)
     assert (found.left.filters, len(found.right.filters)) == ([mine], 1)
     assert found.right.filters[0] == compared("GreaterThan", Column(0, "string"), Literal("a", "string"))
     assert conditions(EQUAL, theirs, how="LeftOuter").right.filters
-    with pytest.raises(PlanError, match="filter rows by other conditions"):
-        conditions(EQUAL, mine, how="LeftOuter")
+    kept = conditions(EQUAL, mine, how="LeftOuter").left
+    assert (kept.filters, kept.needed) == ([], [mine])
+
+
+@pytest.mark.parametrize("of_event_time", [True, False])
+def test_equality_of_windows_of_event_time_bounds_the_time_by_their_ends(of_event_time: bool) -> None:
+    fields = [{"name": name, "type": "timestamp", "nullable": True, "metadata": {}} for name in ("start", "end")]
+    window: dict[str, Any] = {"type": "struct", "fields": fields}
+    sides = [Side((TypedColumn("w", window), TypedColumn("v", "long")), None) for _ in range(2)]
+    condition = compared("EqualTo", Column(0, window), Column(2, window))
+    join = Join(columns=(), how="LeftOuter", condition=condition)
+    if not of_event_time:
+        with pytest.raises(PlanError, match="watermark"):
+            conditions_of(join, *sides).spec()
+        return
+    spec = conditions_of(msgspec.structs.replace(join, windows=(0, 0)), *sides).spec()
+    assert [spec.left.schema.field(key).type for key in spec.left.keys] == [pa.timestamp("us", "UTC")] * 2
+    assert (spec.exact, spec.left.event_time, spec.right.event_time) == ((0, 0), "l_key1", "r_key1")
 
 
 def test_other_condition_filters_an_inner_join_and_no_other() -> None:

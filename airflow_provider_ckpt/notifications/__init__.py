@@ -1,0 +1,1 @@
+"""What tells people about a job."""

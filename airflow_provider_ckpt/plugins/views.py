@@ -1,0 +1,264 @@
+"""Pages beside Airflow's own DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
+
+Which job a task is about, the task itself has stored as XComs as soon as it knew it, so that this works while it is
+deferred. Like the other pages they show what the user may read: the DAG, and the connection of the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
+from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from airflow.models.connection import Connection
+from airflow.models.xcom import XComModel
+from airflow.utils.session import create_session
+from fastapi import Depends, FastAPI
+from fastapi.responses import JSONResponse, RedirectResponse
+from sqlalchemy import select
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from airflow_provider_ckpt.links import CkptCheckpointsLink, CkptJobLink, pages_path
+from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, known_connections
+from ckpt_runtime.contract.jobs import TERMINAL_STATES
+from ckpt_runtime.web.files import PageFile, page_files
+
+_MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
+_KEYS = ("job_id", "ckpt_conn_id")
+_MOST_JOBS = 25
+_MOST_ROWS = 400
+_AT_A_TIME = 8
+_SECONDS_BETWEEN = 10
+_ORDER = {"UNHEALTHY": 0, "FAILED": 0, "DEGRADED": 1}
+_KINDS = {"HEALTHY": "good", "RUNNING": "good", "UNHEALTHY": "bad", "FAILED": "bad", "DEGRADED": "warn"}
+
+
+@dataclass(frozen=True, slots=True)
+class TaskJob:
+    """A job that a task has stored; ``task`` names it as it is shown."""
+
+    conn_id: str
+    job_id: str
+    task: str
+    run_id: str
+
+    @property
+    def page(self) -> str:
+        return CkptCheckpointsLink().address(pages_path(self.conn_id), self.job_id)
+
+
+def add_views(app: FastAPI) -> None:
+    """Add the pages to the application of the plugin."""
+    may_read = [_MAY_READ_DAG]
+    app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
+    app.add_api_route("/trouble", _trouble, methods=["GET"])
+    app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
+
+
+# --- the jobs of a DAG, a run or a task
+
+
+async def _of_task(user: GetUserDep, dag_id: str, run_id: str, task_id: str, map_index: str) -> Response:
+    """The job's own page, if the task has one. Airflow leaves the place of the index as it is for an unmapped task."""
+    index = int(map_index) if map_index.isascii() and map_index.isdigit() else -1
+    found = await run_in_threadpool(_stored_jobs, dag_id, run_id, task_id, index)
+    if not found:
+        return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", reloads=True)
+    if not await run_in_threadpool(_readable, user, {found[0].conn_id}):
+        return _page("Stream job", f"<p>You may not read the connection {escape(found[0].conn_id)} of this job.</p>")
+    return RedirectResponse(found[0].page, status_code=303)
+
+
+async def _of_run(user: GetUserDep, dag_id: str, run_id: str) -> Response:
+    return await _listed(user, dag_id, run_id, "No task of this run has a stream job yet.")
+
+
+async def _of_dag(user: GetUserDep, dag_id: str) -> Response:
+    return await _listed(user, dag_id, None, "No task of the latest runs of this DAG has a stream job.")
+
+
+async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str) -> Response:
+    found = await run_in_threadpool(_stored_jobs, dag_id, run_id)
+    readable = await run_in_threadpool(_readable, user, {job.conn_id for job in found})
+    shown = [job for job in found if job.conn_id in readable]
+    states = await _in_turn(_state_of, shown)
+    ranked = sorted(zip(shown, states, strict=True), key=lambda pair: _rank(pair[1]))
+    if not ranked:
+        hidden = "<p>You may not read the connections of its jobs.</p>" if found else f"<p>{escape(nothing)}</p>"
+        return _page("Stream jobs", hidden, reloads=True)
+    rows = "".join(_row(job, state, with_run=run_id is None) for job, state in ranked)
+    run = "<th scope='col'>Run</th>" if run_id is None else ""
+    heads = (
+        f"<th scope='col'>Job</th><th scope='col'>State</th><th scope='col'>Health</th><th scope='col'>Task</th>{run}"
+    )
+    table = f"<table aria-label='Stream jobs'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return _page("Stream jobs", f"<div class='scroll'>{table}</div>", reloads=True)
+
+
+def _row(job: TaskJob, state: dict[str, Any], *, with_run: bool) -> str:
+    name = f"<a href='{escape(job.page)}' class='name'>{escape(state.get('name') or job.job_id)}</a>"
+    reasons = "".join(f"<small class='reason'>{escape(str(text))}</small>" for text in state.get("reasons", ()))
+    verdict = _badge(state["verdict"]) if state.get("verdict") else "–"
+    run = f"<td>{escape(job.run_id)}</td>" if with_run else ""
+    return (
+        f"<tr><td class='grow'>{name}<code class='id'>{escape(job.job_id)}</code></td><td>{_badge(state['state'])}</td>"
+        f"<td>{verdict}{reasons}</td><td>{escape(job.task)}</td>{run}</tr>"
+    )
+
+
+def _badge(text: str) -> str:
+    return f"<span class='badge {_KINDS.get(text, 'calm')}'>{escape(text.replace('_', ' ').lower())}</span>"
+
+
+def _rank(state: dict[str, Any]) -> int:
+    return _ORDER.get(state.get("verdict") or state["state"], 3 if state["state"] in TERMINAL_STATES else 2)
+
+
+async def _state_of(job: TaskJob) -> dict[str, Any]:
+    """Name, state, verdict and reasons of a job; ``UNKNOWN`` where the job manager does not say."""
+    try:
+        answer = await asked_of(job.conn_id, f"jobs/{job.job_id}", {})
+    except UpstreamRefused as refused:
+        return {"state": "UNKNOWN", "reasons": [str(refused)]}
+    if answer.status != 200:
+        return {"state": "UNKNOWN", "reasons": ["The job manager does not know this job."]}
+    details = json.loads(answer.content)
+    found = {"name": details["name"], "state": details["state"], "reasons": []}
+    return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+
+
+async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
+    """Nothing where there is no verdict, as on Flink."""
+    try:
+        answer = await asked_of(conn_id, f"jobs/{job_id}/health", {})
+    except UpstreamRefused:
+        return {}
+    if answer.status != 200:
+        return {}
+    health = json.loads(answer.content)
+    return {"verdict": health["verdict"], "reasons": health["reasons"]}
+
+
+def _stored_jobs(
+    dag_id: str, run_id: str | None, task_id: str | None = None, map_index: int | None = None
+) -> list[TaskJob]:
+    """The jobs that tasks have stored, each once, the latest first."""
+    columns = (XComModel.key, XComModel.value, XComModel.run_id, XComModel.task_id, XComModel.map_index)
+    query = select(*columns).where(XComModel.dag_id == dag_id, XComModel.key.in_(_KEYS))
+    for column, value in ((XComModel.run_id, run_id), (XComModel.task_id, task_id), (XComModel.map_index, map_index)):
+        if value is not None:
+            query = query.where(column == value)
+    with create_session() as session:
+        rows = session.execute(query.order_by(XComModel.timestamp.desc()).limit(_MOST_ROWS)).all()
+    tasks: dict[tuple[str, str, int], dict[str, Any]] = {}
+    for row in rows:
+        stored = tasks.setdefault((row.run_id, row.task_id, row.map_index), {})
+        stored[row.key] = XComModel.deserialize_value(row)
+    found: dict[tuple[str, str], TaskJob] = {}
+    for (run, task, index), stored in tasks.items():
+        job_id, conn_id = stored.get("job_id"), stored.get("ckpt_conn_id")
+        if isinstance(job_id, str) and isinstance(conn_id, str):
+            shown = task if index < 0 else f"{task} [{index}]"
+            found.setdefault((conn_id, job_id), TaskJob(conn_id, job_id, shown, run))
+    return list(found.values())[:_MOST_JOBS]
+
+
+def _readable(user: BaseUser, conn_ids: Collection[str]) -> set[str]:
+    """Those of the connections that the user may read."""
+    with create_session() as session:
+        query = select(Connection.conn_id, Connection.team_name).where(Connection.conn_id.in_(conn_ids))
+        teams: dict[str, str | None] = {row.conn_id: row.team_name for row in session.execute(query)}
+    manager = get_auth_manager()
+    return {
+        conn_id
+        for conn_id in conn_ids
+        if manager.filter_authorized_connections(
+            conn_ids={conn_id}, user=user, method="GET", team_name=teams.get(conn_id)
+        )
+    }
+
+
+def _page(title: str, body: str, *, reloads: bool = False) -> Response:
+    base = escape(pages_path())
+    reload = f'<meta http-equiv="refresh" content="{_SECONDS_BETWEEN}">' if reloads else ""
+    text = (
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{reload}'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<link rel="stylesheet" href="{base}style.css"><script type="module" src="{base}theme.js"></script></head>'
+        f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>"
+    )
+    page = PageFile(text.encode(), "text/html; charset=utf-8", '""')
+    return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})
+
+
+# --- the card on the home page
+
+
+async def _dashboard() -> Response:
+    file = _dashboard_file()
+    return Response(file.content, headers=file.headers())
+
+
+@cache
+def _dashboard_file() -> PageFile:
+    content = files("airflow_provider_ckpt.plugins").joinpath("static", "dashboard.js").read_bytes()
+    media_type = page_files()["theme.js"].media_type
+    return PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+async def _trouble(user: GetUserDep) -> Response:
+    """The living jobs that are not healthy and those that have failed, of all connections that the user may read."""
+    conn_ids = await run_in_threadpool(known_connections, user)
+    looks = await _in_turn(_in_trouble, conn_ids)
+    # Several connections may lead to one session.
+    each_once = {job["job_id"]: job for found, _, _ in reversed(looks) for job in found}
+    jobs = sorted(each_once.values(), key=_rank)
+    unread = [problem for _, problem, _ in looks if problem]
+    counted = sum(number for _, _, number in looks)
+    answer = {"jobs": jobs, "unread": unread, "looked_at": counted, "connections": len(conn_ids)}
+    return JSONResponse(answer, headers={"Cache-Control": "no-store"})
+
+
+async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
+    """The jobs of a connection that need attention, or why they are not known; and how many jobs were looked at."""
+    try:
+        answer = await asked_of(conn_id, "jobs/overview", {})
+    except UpstreamRefused as refused:
+        return [], str(refused), 0
+    if answer.status != 200:
+        return [], f"The job manager of {conn_id!r} answers with {answer.status}.", 0
+    lines = json.loads(answer.content)["jobs"]
+    looked_at = [line for line in lines if line["state"] == "FAILED" or line["state"] not in TERMINAL_STATES]
+
+    async def judged(line: dict[str, Any]) -> dict[str, Any]:
+        found = {"name": line["name"], "job_id": line["jid"], "state": line["state"], "verdict": None, "reasons": []}
+        found["link"] = CkptJobLink().address(pages_path(conn_id), line["jid"])
+        return found if line["state"] == "FAILED" else found | await _health(conn_id, line["jid"])
+
+    judgements = await _in_turn(judged, looked_at)
+    in_trouble = [job for job in judgements if job["state"] == "FAILED" or job["verdict"] in ("DEGRADED", "UNHEALTHY")]
+    return in_trouble, "", len(looked_at)
+
+
+async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
+    """The answers in the order of the items; at most eight are asked for at a time."""
+    free = asyncio.Semaphore(_AT_A_TIME)
+
+    async def one(item: Any) -> Any:
+        async with free:
+            return await ask(item)
+
+    return list(await asyncio.gather(*(one(item) for item in items)))

@@ -1,0 +1,291 @@
+"""Watches a job for what an on-call engineer wants to know: no checkpoint, a lag, or no savepoint for too long."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from airflow.sdk.exceptions import AirflowException
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from msgspec import json
+
+from airflow_provider_ckpt.conditions.base import Json, MissingPolicy, moment
+from airflow_provider_ckpt.event_hub import ANY_JOB, joined
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from airflow_provider_ckpt.hooks.ckpt import CkptHook
+from airflow_provider_ckpt.jobs import chosen
+from airflow_provider_ckpt.triggers.snapshots import Progress
+from ckpt_runtime.client.clients import AsyncCalls
+from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
+from ckpt_runtime.client.event_stream import StreamedEvent
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
+
+NO_CHECKPOINT: Final = "no-checkpoint"
+LAG: Final = "lag"
+NO_SAVEPOINT: Final = "no-savepoint"
+ALERTS: Final = (NO_CHECKPOINT, LAG, NO_SAVEPOINT)
+PENDING: Final = ".pendingRecords"
+"""How the metric of a source ends, here and on Flink: the rows that wait in front of it."""
+_RECORD = "ckpt_alert"
+_INTENDED_ENDS = TERMINAL_STATES - {"FAILED"}
+
+
+class CkptAlertTrigger(BaseEventTrigger):
+    """Gives one event when something has been wrong at a job for too long, and the next one only after it was right.
+
+    * ``no-checkpoint``: no checkpoint has completed for ``longer_than`` seconds. A session that does not answer, a job
+      that is missing, and one that has FAILED complete none.
+    * ``lag``: for ``longer_than`` seconds, more than ``above`` rows have waited in front of the job's sources, as far
+      as they report it (``pendingRecords``).
+    * ``no-savepoint``: the newest savepoint is older than ``longer_than`` seconds.
+
+    A job that has FINISHED or was CANCELED gives no alert, and a job that has just started has the whole time. It never
+    ends by itself and never raises. Its progress is in the asset's state store, so that another triggerer does not
+    repeat the alert. Times are those of the job manager, which are compared with the triggerer's clock.
+
+    :param ckpt_conn_id: the Airflow connection of the job manager.
+    :param job: the job, by name or id.
+    :param alert: ``no-checkpoint``, ``lag`` or ``no-savepoint``.
+    :param longer_than: how many seconds it may last.
+    :param above: of ``lag``: the number of rows that may wait.
+    :param poll_interval: seconds between two looks.
+    :raises CkptArgumentInvalid: for an alert that does not exist
+    """
+
+    def __init__(
+        self,
+        *,
+        ckpt_conn_id: str,
+        job: str,
+        alert: str,
+        longer_than: float,
+        above: int = 0,
+        poll_interval: float = 30.0,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        if alert not in ALERTS:
+            raise CkptArgumentInvalid("alert", alert, f"it must be one of {', '.join(ALERTS)}")
+        self.ckpt_conn_id = ckpt_conn_id
+        self.job = job
+        self.alert = alert
+        self.longer_than = longer_than
+        self.above = above
+        self.poll_interval = poll_interval
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        arguments = {
+            "ckpt_conn_id": self.ckpt_conn_id,
+            "job": self.job,
+            "alert": self.alert,
+            "longer_than": self.longer_than,
+            "above": self.above,
+            "poll_interval": self.poll_interval,
+        }
+        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Give events without end."""
+        watch = AlertWatch(self.job, self.alert, self.longer_than, self.above, await self._stored())
+        with closing(Progress(self._store, watch.mark)) as progress:
+            while True:
+                async for found in self._looks(watch):
+                    if found is not None:
+                        yield TriggerEvent({"ckpt_conn_id": self.ckpt_conn_id, **found})  # type: ignore[no-untyped-call]
+                    await progress.advanced_to(watch.mark, has_events=found is not None)
+                    await asyncio.sleep(self.poll_interval)
+
+    async def _looks(self, watch: AlertWatch) -> AsyncIterator[Json | None]:
+        """Look again and again, until the connection cannot be used; that counts as a session that does not answer."""
+        try:
+            async with joined(CkptHook(self.ckpt_conn_id), watch, ANY_JOB, self.poll_interval) as member:
+                await member.settled()
+                while True:
+                    try:
+                        found = await watch.look(member, _now_ms())
+                    except (CkptClientError, AirflowException) as error:
+                        found = self._no_answer(watch, error)
+                    yield found
+        except (CkptClientError, AirflowException) as error:
+            yield self._no_answer(watch, error)
+
+    def _no_answer(self, watch: AlertWatch, error: Exception) -> Json | None:
+        self.log.warning("job %r cannot be looked at: %s", self.job, error)
+        return watch.no_answer(str(error), _now_ms())
+
+    async def _stored(self) -> Json | None:
+        if self.asset_state_store is None:
+            return None
+        found = await self.asset_state_store.aget(_RECORD)
+        return found if isinstance(found, dict) else None
+
+    async def _store(self, mark: Json | None) -> None:
+        if self.asset_state_store is not None:
+            await self.asset_state_store.aset(_RECORD, mark)
+
+
+def _now_ms() -> int:
+    return round(time.time() * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What one look has found: since when (in ms) it has been wrong, or ``None`` while it is right; and in words."""
+
+    since_ms: int | None
+    words: str
+    facts: Json = field(default_factory=dict)
+
+
+class AlertWatch:
+    """Decides at each look whether there is an alert to give.
+
+    ``mark`` is its memory, ``{"job_id", "since_ms", "given"}``: the caller keeps it. It is ``None`` as long as nothing
+    was seen.
+    """
+
+    def __init__(self, job: str, alert: str, longer_than: float, above: int = 0, mark: Json | None = None) -> None:
+        self._job = job
+        self._alert = alert
+        self._longer_than_ms = longer_than * 1000
+        self._above = above
+        self.mark = mark
+        self.absence = MissingPolicy()
+        self._sources: dict[str, list[tuple[str, list[str]]]] = {}
+        """For a job, the vertices whose sources report what waits, each with the names of those metrics."""
+
+    def concerns(self, event: StreamedEvent) -> bool:
+        """Never: what an alert is about is that nothing happens."""
+        return False
+
+    async def look(self, client: AsyncCalls, now_ms: int) -> Json | None:
+        """Look once; return the alert if there is one to give.
+
+        :raises CkptJobAmbiguous: for a name that several living jobs have.
+        """
+        line = chosen(self._job, await client.list_jobs(), ended=True)
+        if line is None:
+            lags = self._alert == LAG
+            seen = _Seen(None if lags else self._known_since(now_ms), f"no job is named {self._job!r}")
+            return self._judged(seen, None, now_ms)
+        if line.state in _INTENDED_ENDS:
+            return self._judged(_Seen(None, f"{_named(line)} has ended"), line, now_ms)
+        if self._alert == LAG:
+            seen = await self._lag(client, line, now_ms)
+        else:
+            seen = await (self._checkpoints if self._alert == NO_CHECKPOINT else self._savepoints)(client, line)
+        found = self._judged(seen, line, now_ms)
+        return None if found is None else found | {"health": await _health(client, line)}
+
+    def no_answer(self, trouble: str, now_ms: int) -> Json | None:
+        """The session has not answered: there may have been no checkpoint; of a lag nothing is known."""
+        if self._alert == LAG:
+            return None
+        return self._judged(_Seen(self._known_since(now_ms), f"the session does not answer: {trouble}"), None, now_ms)
+
+    def _known_since(self, now_ms: int) -> int:
+        known = None if self.mark is None else self.mark["since_ms"]
+        return now_ms if known is None else int(known)
+
+    def _judged(self, seen: _Seen, line: JobLine | None, now_ms: int) -> Json | None:
+        """Keep in mind what was seen; return the alert if it has lasted too long, and was not given yet."""
+        before = self.mark or {}
+        job_id = before.get("job_id") if line is None else line.job_id
+        overdue = seen.since_ms is not None and now_ms - seen.since_ms > self._longer_than_ms
+        given = overdue and bool(before.get("given"))
+        self.mark = {"job_id": job_id, "since_ms": seen.since_ms, "given": overdue}
+        if not overdue or given:
+            return None
+        lasted = f"for more than {self._longer_than_ms / 1000:g} s, since {moment(int(seen.since_ms or 0))}"
+        return {
+            "alert": self._alert,
+            "job": self._job if line is None else line.name,
+            "job_id": job_id,
+            "state": None if line is None else line.state,
+            "since_ms": seen.since_ms,
+            "longer_than_s": self._longer_than_ms / 1000,
+            "message": f"{_TITLES[self._alert]} {lasted}: {seen.words}",
+            "health": None,
+            **seen.facts,
+        }
+
+    # -- the three kinds ----------------------------------------------------------------------------------------
+
+    async def _checkpoints(self, client: AsyncCalls, line: JobLine) -> _Seen:
+        try:
+            last = (await client.checkpoint_statistics(line.job_id)).latest_completed
+        except NotFound:  # a Flink job without checkpoints, or one that has gone meanwhile
+            return _Seen(line.start_time_ms, f"{_named(line)} has no checkpoints")
+        if last is None:
+            return _Seen(line.start_time_ms, f"{_named(line)} has completed none since it started")
+        at_ms = max(line.start_time_ms, last.triggered_at_ms + last.duration_ms)
+        facts = {"last_id": last.id, "last_path": last.external_path, "last_at_ms": at_ms}
+        return _Seen(at_ms, f"the last one of {_named(line)} was checkpoint {last.id}", facts)
+
+    async def _savepoints(self, client: AsyncCalls, line: JobLine) -> _Seen:
+        """Of the catalogue, where there is one, and of the history of the job."""
+        found: list[tuple[int, str | None]] = []
+        try:
+            best = await client.latest_savepoint(job=self._job)
+            found.append((best.completion_timestamp or best.trigger_timestamp or 0, best.location))
+        except CkptApiError as error:
+            if is_passing(error):
+                raise
+        try:
+            last = (await client.checkpoint_statistics(line.job_id)).latest_savepoint
+        except NotFound:
+            last = None
+        if last is not None and not last.discarded:
+            found.append((last.triggered_at_ms + last.duration_ms, last.external_path))
+        if not found:
+            return _Seen(line.start_time_ms, f"{_named(line)} has none that is known")
+        at_ms, path = max(found, key=lambda item: item[0])
+        facts = {"last_path": path, "last_at_ms": at_ms}
+        return _Seen(at_ms, f"the newest one of {_named(line)} is {path}", facts)
+
+    async def _lag(self, client: AsyncCalls, line: JobLine, now_ms: int) -> _Seen:
+        lag = await self._waiting_rows(client, line)
+        if lag is None:
+            return _Seen(None, f"no source of {_named(line)} reports how many rows wait")
+        known = None if (self.mark or {}).get("job_id") != line.job_id else (self.mark or {}).get("since_ms")
+        since_ms = (known or now_ms) if lag > self._above else None
+        words = f"{lag} rows wait in front of the sources of {_named(line)}, more than {self._above}"
+        return _Seen(since_ms, words, {"lag": lag, "above": self._above})
+
+    async def _waiting_rows(self, client: AsyncCalls, line: JobLine) -> int | None:
+        """The sum over all sources; ``None`` when none reports it."""
+        known = self._sources.get(line.job_id)
+        if not known:
+            known = []
+            for vertex in (await client.job_details(line.job_id)).vertices:
+                names = await client.subtask_metric_names(line.job_id, vertex.id)
+                pending = [name for name in names if name.endswith(PENDING)]
+                known += [(vertex.id, pending)] if pending else []
+            self._sources = {line.job_id: known}
+        sums = [await client.subtask_metric_sums(line.job_id, vertex, tuple(names)) for vertex, names in known]
+        values = [value for found in sums for value in found.values()]
+        return round(sum(values)) if values else None
+
+
+_TITLES: Final = {
+    NO_CHECKPOINT: "No checkpoint has completed",
+    LAG: "The job has lagged",
+    NO_SAVEPOINT: "No savepoint was taken",
+}
+
+
+def _named(line: JobLine) -> str:
+    return f"job {line.job_id} ({line.name!r}, {line.state})"
+
+
+async def _health(client: AsyncCalls, line: JobLine) -> Json | None:
+    """The job manager's verdict and its reasons; ``None`` where there is none, as on Flink."""
+    try:
+        found: Json = json.decode(json.encode(await client.job_health(line.job_id)))
+    except CkptApiError:
+        return None
+    return found
