@@ -50,7 +50,7 @@ class Position:
     @classmethod
     def of(cls, url: str) -> Position:
         checkpoint = Savepoint(url)
-        return cls(checkpoint.positions("source"), checkpoint.rows("sink"))
+        return cls(checkpoint.positions("source"), checkpoint.rows("verify-sink"))
 
     def is_more_recent_than(self, other: Position) -> bool:
         """Whether nothing has gone back and something has come forward."""

@@ -48,7 +48,7 @@ def drain_and_check(job: BenchmarkJob) -> None:
     """Ends the sleeping, lets everything that is under way arrive, and checks it. Raises BenchmarkError."""
     job.file("hurry").touch()
     savepoint = expected.Savepoint(job.drain())
-    wrong = faults(savepoint.positions("source"), savepoint.rows("sink"), job.report())
+    wrong = faults(savepoint.positions("source"), savepoint.rows("verify-sink"), job.report())
     if wrong:
         raise BenchmarkError("; ".join(wrong))
     progress(f"checked {job.report().total('rows'):,} rows: each has come exactly once")

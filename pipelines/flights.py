@@ -6,18 +6,13 @@
 carrier's running aggregates) and ``rotations`` (one row per flight, see ``rotations.py``).
 """
 
-# ruff: noqa: A004
-
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
 
-import pyarrow as pa
-import pyarrow.compute as pc
+from pyspark.sql import Column, DataFrame, SparkSession, functions
 from rotations import OUTPUT_SCHEMA, RotationTracker
-
-from ckpt_runtime.api import Stream, StreamSession, avg, count, sum
 
 
 def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
@@ -29,54 +24,57 @@ def parse_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(list(arguments))
 
 
-def read_flights(session: StreamSession, options: argparse.Namespace) -> Stream:
+def read_flights(spark: SparkSession, options: argparse.Namespace) -> DataFrame:
     """The flights, each aircraft's in time order.
 
     A flight whose aircraft is unknown gets one of its own, named after the row, so that results never depend on the
     order in which flights of different subtasks meet.
     """
-    row_name = pc.binary_join_element_wise(pc.scalar("row"), pc.field("row_id").cast(pa.string()), pc.scalar("-"))
+    row_name = functions.concat(functions.lit("row-"), functions.col("row_id").cast("string"))
     return (
-        session.readStream.format("replay")
-        .option("path", options.input)
+        spark.readStream.format("replay")
         .option("rowsPerSecond", options.rows_per_second)
         .option("partitionBy", "tailnum,row_id")
-        .load()
-        .uid("flights")
-        .withColumn("tailnum", pc.coalesce(pc.field("tailnum"), row_name))
-        .uid("aircraft")
+        .load(options.input)
+        .hint("uid", "flights")
+        .withColumn("tailnum", functions.coalesce("tailnum", row_name))
+        .hint("uid", "aircraft")
         .withWatermark("event_time", "1 hour")
-        .uid("event-time")
+        .hint("uid", "event-time")
     )
 
 
-def write_rotations(flights: Stream, options: argparse.Namespace) -> None:
+def carrier_delays() -> list[Column]:
+    """What both versions say of a carrier."""
+    return [
+        functions.count("*").alias("flights"),
+        functions.sum("dep_delay").alias("total_dep_delay"),
+        functions.avg("dep_delay").alias("avg_dep_delay"),
+        functions.avg("arr_delay").alias("avg_arr_delay"),
+    ]
+
+
+def write_delays(flights: DataFrame, name: str, keys: Sequence[str], delays: Sequence[Column], output: str) -> None:
+    """Writes running aggregates of ``keys``: one row for each flight."""
+    delayed = flights.groupBy(*keys).agg(*delays).hint("uid", name)
+    delayed.writeStream.format("parquet").outputMode("update").queryName(name).start(output)
+
+
+def write_rotations(flights: DataFrame, options: argparse.Namespace) -> None:
     """The branch with user code: one row per flight with what the aircraft did before."""
     (
         flights.groupBy("tailnum")
         .transformWithState(RotationTracker(), OUTPUT_SCHEMA, "Append", "EventTime")
-        .uid("rotations")
+        .hint("uid", "rotations")
         .writeStream.format("parquet")
-        .uid("rotations-sink")
+        .queryName("rotations")
         .start(f"{options.output}/rotations")
     )
 
 
-def pipeline(session: StreamSession, *arguments: str) -> None:
+def pipeline(spark: SparkSession, *arguments: str) -> None:
     """Builds the job."""
     options = parse_arguments(arguments)
-    flights = read_flights(session, options)
-    (
-        flights.groupBy("carrier")
-        .agg(
-            count().alias("flights"),
-            sum("dep_delay").alias("total_dep_delay"),
-            avg("dep_delay").alias("avg_dep_delay"),
-            avg("arr_delay").alias("avg_arr_delay"),
-        )
-        .uid("carrier-delays")
-        .writeStream.format("parquet")
-        .uid("carrier-delays-sink")
-        .start(f"{options.output}/carrier_delays")
-    )
+    flights = read_flights(spark, options)
+    write_delays(flights, "carrier-delays", ["carrier"], carrier_delays(), f"{options.output}/carrier_delays")
     write_rotations(flights, options)

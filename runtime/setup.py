@@ -25,7 +25,7 @@ EXTRAS_REQUIRE = {
         "prometheus-client>=0.21",
         "pyarrow>=18.0.0",
         "pydantic>=2.9",
-        "pyspark>=4.3,<4.4",
+        "pyspark[connect]>=4.3,<4.4",  # PySpark's own classes build the plans of programs, and need gRPC's types for it
         "python-multipart>=0.0.18",
         "uvicorn>=0.30",
         "xxhash>=3.4",
@@ -34,10 +34,6 @@ EXTRAS_REQUIRE = {
     # The state backend of that name.
     "rocksdb": [
         "rocksdict>=0.3.29",
-    ],
-    # PySpark's own classes build the plans of PySpark programs, and need gRPC's types for it.
-    "connect": [
-        "pyspark[connect]>=4.3,<4.4",
     ],
     # The source and the sink of that name.
     "delta": [

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -135,16 +136,21 @@ class CkptHook(BaseHook):
         with self.get_conn() as client:
             return client.list_savepoints(directory, job=job)
 
-    def latest_good_savepoint(self, directory: str | None = None, job: str | None = None) -> Savepoint | None:
+    def latest_good_savepoint(
+        self, directory: str | None = None, job: str | None = None, before: datetime | None = None
+    ) -> Savepoint | None:
         """Find the latest of them that is complete and did not fail its newest verification or drill, if any.
 
         :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
+        :param before: the latest of those that had completed by this time: a job that starts from it reads everything
+            since then again.
         :raises CkptClientError: as :meth:`savepoints`.
         """
         with self.get_conn() as client:
             try:
-                return client.latest_savepoint(directory, job=job)
+                before_ms = None if before is None else int(before.timestamp() * 1000)
+                return client.latest_savepoint(directory, job=job, before_ms=before_ms)
             except NotFound:
                 return None
 

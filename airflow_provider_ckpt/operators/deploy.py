@@ -102,12 +102,12 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
 
     fixed_parameters: ClassVar[tuple[str, ...]] = (
         *("job", "if_not_found", "pause_before_start"),
-        *("if_running", "from_latest_of", "latest_kind", "if_no_snapshot", "fork"),
+        *("if_running", "from_latest_of", "latest_kind", "if_no_snapshot", "fork", "source_positions"),
     )
     template_fields: Collection[str] = tuple(
         dict.fromkeys(
             (
-                *UpgradeJobOperator.template_fields,
+                *(name for name in UpgradeJobOperator.template_fields if name != "source_positions"),
                 *FIELDS,
                 *("job_name", "on_change", "savepoint_path", "claim_mode", "start_over"),
             )

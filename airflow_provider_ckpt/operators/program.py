@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,7 +28,7 @@ RENDERERS: Final[dict[str, str]] = {"configuration": "json", "args": "json"}
 
 
 class RunsProgram:
-    """Mixin of operators that have :data:`FIELDS`."""
+    """Mixin of operators that have :data:`FIELDS`, and perhaps ``source_positions``."""
 
     pipeline: Templated[str] | None
     pipeline_id: Templated[str] | None
@@ -36,6 +37,7 @@ class RunsProgram:
     parallelism: Templated[int | str] | None
     configuration: Templated[Mapping[str, Any]] | None
     allow_non_restored_state: Templated[bool | str]
+    source_positions: Templated[Mapping[str, Any]] | None = None
     log: Any
 
     def program_options(self) -> RunOptions:
@@ -56,7 +58,20 @@ class RunsProgram:
             parallelism=None if parallelism is None else arguments.integer("parallelism", parallelism, minimum=1),
             configuration=arguments.options("configuration", self.configuration),
             allow_non_restored_state=arguments.boolean("allow_non_restored_state", self.allow_non_restored_state),
+            source_positions=self._positions(),
         )
+
+    def _positions(self) -> dict[str, str]:
+        """Offsets may be given as a mapping, and are sent as JSON."""
+        given: Any = self.source_positions
+        if given in (None, "", "None"):
+            return {}
+        if not isinstance(given, Mapping):
+            raise CkptArgumentInvalid("source_positions", given, "it must be a mapping from uids to positions")
+        return {
+            str(uid): json.dumps(position) if isinstance(position, Mapping) else str(position)
+            for uid, position in given.items()
+        }
 
     def _pipeline(self) -> str | None:
         return arguments.optional_text("pipeline", self.pipeline)

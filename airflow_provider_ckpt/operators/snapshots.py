@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, XComArg
@@ -78,6 +79,61 @@ class VerifySavepointOperator(CkptSnapshotOperator):
             raise CkptSnapshotDamaged(f"{path} is damaged and cannot be relied on: {reasons}")
         self.log.info("%s is complete and intact", path)
         return {"savepoint_path": path, "intact": True}
+
+
+class RepositionSavepointOperator(CkptSnapshotOperator):
+    """Makes a savepoint in which a source has another position; all other state is as it was.
+
+    A job that starts from it reads from there on. What sinks have written already stays, see
+    ``docs/snapshot-tools.md``.
+    Repeating it is harmless: a target that it has made before, of the same savepoint, is returned.
+
+    Returns ``{"savepoint_path", "made_of", "uid", "position", "bytes"}``; the first is the new savepoint.
+
+    :param savepoint_path: the savepoint, or a task's result that has one. (templated)
+    :param uid: the uid of the source. (templated)
+    :param position: ``earliest``, ``latest``, a time such as ``2026-11-01T09:00`` (UTC unless it says otherwise), or
+        offsets, for Kafka ``{"orders": {"0": 23}}``. (templated)
+    :param target: the directory of the new savepoint, which must not exist. (templated)
+    :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
+    :raises CkptRequestRejected: the savepoint has no such source, or the source has no such positions
+    :raises CkptTargetExists: something else lies at the target
+    :raises CkptSnapshotDamaged: the savepoint is not complete and intact
+    """
+
+    template_fields: Collection[str] = (*CkptSnapshotOperator.template_fields, "uid", "position", "target")
+
+    def __init__(
+        self,
+        *,
+        savepoint_path: Templated[str],
+        uid: Templated[str],
+        position: Templated[str | Mapping[str, Any]],
+        target: Templated[str],
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(savepoint_path=savepoint_path, **kwargs)
+        self.uid = uid
+        self.position = position
+        self.target = target
+
+    @property
+    def new_path(self) -> XComArg:
+        """Where the new savepoint lies, for arguments of other tasks."""
+        return XComArg(self, "savepoint_path")
+
+    def execute(self, context: Context) -> Any:
+        source, target = self.path(), arguments.text("target", self.target)
+        given = json.dumps(self.position) if isinstance(self.position, Mapping) else self.position
+        uid, position = arguments.text("uid", self.uid), arguments.text("position", given)
+        made = self.process.run("reposition", source, target, "--uid", uid, "--to", position)
+        self.log.info("%s is %s with source %r at %s", made["location"], source, uid, made["position"])
+        self.report_lineage(reads=[source], writes=[Written(made["location"], made["bytes"])])
+        facts = {"made_of": source, "uid": uid, "position": made["position"], "bytes": made["bytes"]}
+        return {"savepoint_path": made["location"], **facts}
+
+    def left_over(self) -> str:
+        return "There is no snapshot at the target; what was written by then is deleted again"
 
 
 class CopySavepointOperator(CkptSnapshotOperator):

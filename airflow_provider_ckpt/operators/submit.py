@@ -88,6 +88,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         job has not completed anything yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
     :param fork: the job writes elsewhere than the job whose snapshot it starts from, and may run beside it. (templated)
+    :param source_positions: where sources continue, not where they were in the snapshot: by uid ``earliest``,
+        ``latest``, a time such as ``2026-11-01T09:00``, or offsets. All other state is as it was. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without a limit unless ``wait_timeout`` is
         given.
     :param cancel_on_kill: cancel the job when a person marks this task failed while it waits; never when the task is
@@ -114,8 +116,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         "latest_kind",
         "if_no_snapshot",
         "fork",
+        "source_positions",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    template_fields_renderers: ClassVar[dict[str, str]] = {**RENDERERS, "source_positions": "json"}
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
@@ -140,6 +143,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         latest_kind: Templated[str] = "ANY",
         if_no_snapshot: Templated[str] = "fail",
         fork: Templated[bool | str] = False,
+        source_positions: Templated[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -162,6 +166,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.latest_kind = latest_kind
         self.if_no_snapshot = if_no_snapshot
         self.fork = fork
+        self.source_positions = source_positions
         self._waiting_for: str | None = None
         self._instance: Any = None
         self._reused = False
@@ -212,6 +217,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         if found.step in (NextStep.REPORT, NextStep.ATTACH):
             return Journal(context, RECORD).write(**record | {"started": True})
         options = replace(options, savepoint_path=found.snapshot)
+        if found.resumes and not (found.snapshot == record.get("snapshot") and record.get("repositions")):
+            options = replace(options, source_positions={})  # the earlier job has continued from them
         if found.resumes:
             # The job that owned the snapshot has ended, so the new job claims it and deletes it in time.
             options = replace(options, claim_mode="CLAIM")
@@ -328,6 +335,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             "pipeline_id": self._uploaded(),
             "given": self._snapshot(),
             "snapshot": options.savepoint_path,
+            "repositions": bool(options.source_positions),
         }
 
     def run_options(self) -> RunOptions:
@@ -351,6 +359,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self._starts_over()
         self._latest_kind()
         self._starts_without()
+        if options.source_positions and self._origin() is None and self._snapshot() is None:
+            allowed = "they change a snapshot: give savepoint_path or from_latest_of"
+            raise CkptArgumentInvalid("source_positions", dict(options.source_positions), allowed)
         if self._origin() is not None and self._snapshot() is not None:
             raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "give either it or savepoint_path")
         return replace(

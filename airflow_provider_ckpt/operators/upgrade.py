@@ -43,6 +43,9 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     :param parallelism: the job's parallelism. (templated)
     :param configuration: options that override those of the old job. (templated)
     :param allow_non_restored_state: continue although the new version has no place for some of the state. (templated)
+    :param source_positions: where sources continue, not where they were in the snapshot: by uid ``earliest``,
+        ``latest``, a time such as ``2026-11-01T09:00``, or offsets. All other state is as it was. A rollback
+        continues where the old version was. (templated)
     :param mode: ``savepoint``: the old version stops with one; ``last-state``: it is cancelled, and its latest
         checkpoint is retained; ``stateless``: the new version starts with nothing. (templated)
     :param last_state_max_age: when no savepoint can be taken, fall back to the latest checkpoint if it is no older than
@@ -70,8 +73,9 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         "savepoint_format",
         "healthy_checkpoints",
         "pause_before_start",
+        "source_positions",
     )
-    template_fields_renderers: ClassVar[dict[str, str]] = RENDERERS
+    template_fields_renderers: ClassVar[dict[str, str]] = {**RENDERERS, "source_positions": "json"}
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,
@@ -91,6 +95,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         healthy_checkpoints: Templated[int | str] = 1,
         pause_before_start: Templated[bool | str] = False,
         fail_on_rollback: bool = True,
+        source_positions: Templated[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(job=job, **kwargs)
@@ -107,6 +112,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         self.savepoint_format = savepoint_format
         self.healthy_checkpoints = healthy_checkpoints
         self.pause_before_start = pause_before_start
+        self.source_positions = source_positions
         self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
     def check_arguments(self) -> None:
@@ -151,12 +157,16 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     def _options(self) -> dict[str, Any]:
         options = self.program_options()
         refuse_secrets("configuration", options.configuration)
+        if options.source_positions and mode_of(self.mode, MODES) == Mode.STATELESS.value:
+            allowed = "a stateless upgrade starts with nothing, where the options of the sources say"
+            raise CkptArgumentInvalid("source_positions", dict(options.source_positions), allowed)
         return {
             "entry_point": options.entry_point,
             "arguments": list(options.arguments),
             "parallelism": options.parallelism,
             "configuration": dict(options.configuration),
             "allow_non_restored_state": options.allow_non_restored_state,
+            "source_positions": dict(options.source_positions),
         }
 
     def _program(self, client: CkptClient) -> str:

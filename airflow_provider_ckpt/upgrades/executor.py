@@ -89,7 +89,10 @@ async def _performed(client: AsyncCalls, action: act.Action, requester: str | No
 
 def _options(given: dict[str, Any], like_job: str, snapshot: str | None) -> RunOptions:
     arguments = tuple(given.get("arguments", ()))
-    return RunOptions(**{**given, "arguments": arguments, "like_job": like_job, "savepoint_path": snapshot})
+    changed: dict[str, Any] = {"arguments": arguments, "like_job": like_job, "savepoint_path": snapshot}
+    if snapshot is None:  # the plan is shown before there is a snapshot whose positions could be set
+        changed["source_positions"] = {}
+    return RunOptions(**{**given, **changed})
 
 
 async def _can_retain(client: AsyncCalls) -> bool:

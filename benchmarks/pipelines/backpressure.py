@@ -13,8 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 SCHEMA = "row BIGINT, made_ms BIGINT, payload BINARY"
 BATCH_ROWS = 4096
@@ -96,19 +95,19 @@ def measure(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch({"row": row})
 
 
-def pipeline(session: StreamSession, report: str, sleep_ms: str, payload: str) -> None:
+def pipeline(spark: SparkSession, report: str, sleep_ms: str, payload: str) -> None:
     """``report`` is the sink's report directory, ``payload`` the bytes of each row's payload."""
-    numbers = session.readStream.format("numbers").options(keys=1, rowNumber=True, batchRows=BATCH_ROWS).load()
-    source = numbers.uid("source").mapInArrow(WithPayload(int(payload)), SCHEMA).uid("payload")
-    first = source.rebalance().mapInArrow(plus_one, SCHEMA).uid("first")
-    second = first.rebalance().mapInArrow(plus_one, SCHEMA).uid("second")
-    sleepy = second.rebalance().mapInArrow(Sleepy(float(sleep_ms), f"{report}/hurry"), SCHEMA).uid("sleepy")
+    numbers = spark.readStream.format("numbers").options(keys=1, rowNumber=True, batchRows=BATCH_ROWS).load()
+    source = numbers.hint("uid", "source").mapInArrow(WithPayload(int(payload)), SCHEMA).hint("uid", "payload")
+    first = source.repartition(1).mapInArrow(plus_one, SCHEMA).hint("uid", "first")
+    second = first.repartition(1).mapInArrow(plus_one, SCHEMA).hint("uid", "second")
+    sleepy = second.repartition(1).mapInArrow(Sleepy(float(sleep_ms), f"{report}/hurry"), SCHEMA).hint("uid", "sleepy")
     (
-        sleepy.rebalance()
+        sleepy.repartition(1)
         .mapInArrow(measure, "row BIGINT")
-        .uid("measure")
+        .hint("uid", "measure")
         .writeStream.format("verify")
         .options(row="row", report=report, reportIntervalMs=200)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

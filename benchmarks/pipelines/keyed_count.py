@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession, functions
+from pyspark.sql import SparkSession, functions
 
 
-def pipeline(session: StreamSession, report: str, keys: str, key: str = "int") -> None:
+def pipeline(spark: SparkSession, report: str, keys: str, key: str = "int") -> None:
     """``report`` is the sink's report directory, ``keys`` the number of keys, ``key`` their form."""
     (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .option("keys", keys)
         .option("keyForm", key)
         .option("batchRows", 65_536)
         .load()
-        .uid("source")
+        .hint("uid", "source")
         .groupBy("key")
-        .agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
-        .uid("state")
+        .agg(functions.count("*").alias("count"), functions.sum("value").alias("sum"))
+        .hint("uid", "state")
         .writeStream.format("verify")
+        .outputMode("update")
         .options(key="key", keyForm=key, count="count", sum="sum", report=report, reportIntervalMs=1000)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

@@ -8,10 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import StreamSession
 
 STATE_SCHEMA = "count BIGINT, sum BIGINT"
 OUTPUT_SCHEMA = "key BIGINT, count BIGINT, sum BIGINT"
@@ -37,18 +35,19 @@ class CountAndSum(StatefulProcessor):
         pass
 
 
-def pipeline(session: StreamSession, report: str, keys: str) -> None:
+def pipeline(spark: SparkSession, report: str, keys: str) -> None:
     """``report`` is the sink's report directory, ``keys`` the number of keys."""
     (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .option("keys", keys)
         .load()
-        .uid("source")
+        .hint("uid", "source")
         .groupBy("key")
         .transformWithState(CountAndSum(), OUTPUT_SCHEMA, "Update", "None")
-        .uid("state")
+        .hint("uid", "state")
         .writeStream.format("verify")
+        .outputMode("update")
         .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=1000)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

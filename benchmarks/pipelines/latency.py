@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 SCHEMA = "row BIGINT, made_us BIGINT"
 BUCKETS_PER_DECADE = 200
@@ -68,18 +67,18 @@ class Measure:
         written.rename(self._file)
 
 
-def pipeline(session: StreamSession, report: str, rows_per_s: str) -> None:
+def pipeline(spark: SparkSession, report: str, rows_per_s: str) -> None:
     """``report`` is a directory for reports and ages; ``rows_per_s`` is the rate of all subtasks together."""
-    numbers = session.readStream.format("numbers").options(keys=1, rowNumber=True, rowsPerSecond=int(rows_per_s)).load()
+    numbers = spark.readStream.format("numbers").options(keys=1, rowNumber=True, rowsPerSecond=int(rows_per_s)).load()
     (
-        numbers.uid("source")
+        numbers.hint("uid", "source")
         .mapInArrow(stamp, SCHEMA)
-        .uid("stamp")
-        .rebalance()
+        .hint("uid", "stamp")
+        .repartition(1)
         .mapInArrow(Measure(report), "row BIGINT")
-        .uid("measure")
+        .hint("uid", "measure")
         .writeStream.format("verify")
         .options(row="row", report=report, reportIntervalMs=200)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession, functions
+from pyspark.sql import SparkSession, functions
 
 
-def pipeline(session: StreamSession, report: str, keys: str, rows_per_second: str) -> None:
+def pipeline(spark: SparkSession, report: str, keys: str, rows_per_second: str) -> None:
     """``report`` is the sink's report directory; ``rows_per_second`` is the rate of all subtasks together."""
     (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .options(keys=keys, rowsPerSecond=rows_per_second)
         .load()
-        .uid("source")
+        .hint("uid", "source")
         .groupBy("key")
-        .agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
-        .uid("state")
+        .agg(functions.count("*").alias("count"), functions.sum("value").alias("sum"))
+        .hint("uid", "state")
         .writeStream.format("verify")
+        .outputMode("update")
         .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=50)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

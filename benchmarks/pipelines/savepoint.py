@@ -16,10 +16,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import StreamSession
 
 POOL_BYTES = 1 << 22
 """Larger ones take each restart a part of what it takes in all."""
@@ -73,24 +71,23 @@ def _keys(keys: int, spread: int, splits: int) -> Callable[[Iterator[pa.RecordBa
     return to_keys
 
 
-def pipeline(
-    session: StreamSession, report: str, keys: str, value_bytes: str, rows_per_second: str, spread: str
-) -> None:
+def pipeline(spark: SparkSession, report: str, keys: str, value_bytes: str, rows_per_second: str, spread: str) -> None:
     """``keys`` values of ``value_bytes``; ``rows_per_second`` of the source, 0 for as fast as it goes."""
     from ckpt_runtime.connectors.splits import SPLITS
 
     (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .options(sequence="true", rowsPerSecond=rows_per_second, batchRows=1024)
         .load()
-        .uid("source")
+        .hint("uid", "source")
         .mapInArrow(_keys(int(keys), int(spread), SPLITS), "key BIGINT")
-        .uid("keys")
+        .hint("uid", "keys")
         .groupBy("key")
         .transformWithState(LargeValues(int(value_bytes)), "key BIGINT, count BIGINT, sum BIGINT", "Update", "None")
-        .uid("state")
+        .hint("uid", "state")
         .writeStream.format("verify")
+        .outputMode("update")
         .options(key="key", count="count", sum="sum", report=report, reportIntervalMs=200)
-        .uid("sink")
+        .queryName("verify")
         .start()
     )

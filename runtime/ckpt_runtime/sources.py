@@ -17,7 +17,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -48,6 +48,23 @@ class SplitRows:
     position: Any
     batch: pa.RecordBatch | None = None
     ended: bool = False
+
+
+PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
+
+
+@dataclass(frozen=True, slots=True)
+class StartPosition:
+    """Where a user wants a source to continue, in place of the position in a snapshot.
+
+    ``earliest`` is the beginning of what is there, ``latest`` the end of what is there when the job starts.
+    ``timestamp``: the first row that is not older than ``time_ms``, in ms since the epoch. ``offsets`` are a value of
+    JSON, whose form is the source's own.
+    """
+
+    kind: PositionKind
+    time_ms: int | None = None
+    offsets: Any = None
 
 
 class SplitEnumerator(ABC):
@@ -134,6 +151,8 @@ class Source(ABC):
     """The type of :attr:`Split.description`."""
     position_type: Any = Any
     """The type of :attr:`SplitRows.position`."""
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset()
+    """The kinds of positions that :meth:`repositioned` takes. Snapshots record them for the tools."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         """``options`` are those of ``readStream``, the path among them. Raises ValueError for a bad one."""
@@ -162,6 +181,18 @@ class Source(ABC):
 
         ``state`` is None at a first start. ``bounded``: it finds what is there now and nothing that comes later.
         """
+
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """Returns the state of an enumerator that sends splits from ``position`` on.
+
+        Called once when a job starts from a snapshot whose position a user has set. ``state`` is that of the snapshot's
+        enumerator, and ``reading`` are the splits that its readers had, each with its position: they are not read any
+        more. It may ask the system that holds the data. Raises ValueError if the position does not exist there; the
+        job fails then, before it has read anything.
+        """
+        raise ValueError(f"source {self.name()!r} cannot start at a given position")
 
     @abstractmethod
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:

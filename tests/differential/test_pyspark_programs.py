@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Relation
@@ -18,7 +16,6 @@ from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.docs.markdown import Block, blocks
 from tests.support.jobs import PIPELINES, fast
 from tests.support.parity import compare_examples, page, shown
 from tests.support.pipelines import spark_programs
@@ -56,7 +53,7 @@ def test_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
 ) -> None:
     job = cluster.submit(PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=fast())
     cluster.wait_for_status(job, JobStatus.FINISHED)
-    for name in ("computed", "by_letter", "windows", "both"):
+    for name in ("computed", "by_letter", "windows", "both", "dealt"):
         assert result(tmp_path, name) == in_spark(spark, orders, name), name
 
 
@@ -80,19 +77,6 @@ def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSes
     examples = compare_examples(spark)
     assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
     assert page(examples) == FUNCTIONS_PAGE.read_text(), "`make docs` writes the page"
-
-
-@pytest.mark.parametrize("block", [block for block in blocks("python") if "(spark: SparkSession" in block.text])
-def test_program_of_the_documentation_writes_rows(cluster: MiniCluster, tmp_path: Path, block: Block) -> None:
-    source = tmp_path / "orders.parquet"
-    columns = {"customer": ["a", "b"], "country": ["AT", "DE"], "amount": [1.0, 2.0]}
-    placed = pa.array([datetime(2026, 1, 1, tzinfo=UTC)] * 2, pa.timestamp("us", "UTC"))
-    pq.write_table(pa.table({**columns, "placed_at": placed}), source)
-    program = tmp_path / "documented.py"
-    program.write_text(block.text)
-    job = cluster.submit(program, arguments=[str(source), str(tmp_path / "out")], configuration=fast())
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    assert pq.read_table(tmp_path / "out").num_rows == 2
 
 
 @pytest.mark.row("ps.2")

@@ -8,14 +8,12 @@ import os
 import re
 import shlex
 import string
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import mypy.api
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import typer
 
@@ -26,11 +24,8 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
-from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.rest.bodies import checked
 from ckpt_runtime.rest.handlers.configuration import PatchBody, overrides_of
-from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
 from tests.support.run_directory import RUN
 
@@ -38,15 +33,14 @@ PROVIDER = ROOT / "airflow_provider_ckpt"
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 ROWS = 600
 PYTHON = blocks("python")
-# Those that need Spark's analyzer are run by tests/differential/test_pyspark_programs.py and test_sinks.py.
+# Those that need Spark's analyzer are run by tests/differential/test_documented_programs.py and test_sinks.py.
 PROGRAMS = [block for block in PYTHON if "\ndef pipeline(spark" in block.text]
-PIPELINES = [block for block in PYTHON if "\ndef pipeline(" in block.text and block not in PROGRAMS]
 DAGS = [block for block in PYTHON if "with DAG(" in block.text]
 OPERATOR_PAGES = ("operators.md", "unaligned-checkpoints.md")
 FRAGMENTS = [block for block in PYTHON if block.page.name in OPERATOR_PAGES and block not in DAGS]
 # Those that need a Spark session are run by tests/differential/test_state_data_source.py.
 IN_SPARK = [block for block in PYTHON if block.page.name == "snapshot-tools.md"]
-OTHERS = [block for block in PYTHON if block not in PIPELINES + PROGRAMS + DAGS + FRAGMENTS + IN_SPARK]
+OTHERS = [block for block in PYTHON if block not in PROGRAMS + DAGS + FRAGMENTS + IN_SPARK]
 COMMANDS = [
     (block, line)
     for block in blocks("sh", "bash", "console", "")
@@ -62,139 +56,6 @@ NAMED_TEST = re.compile(r"tests/[\w/]+\.py::[\w:]+")
 
 def name_of(value: object) -> str:
     return re.sub(r"[^\w.:-]+", "-", str(value))
-
-
-# --- pipelines
-
-
-@pytest.fixture(scope="module")
-def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the pages call the orders."""
-    start = datetime(2024, 1, 1, tzinfo=UTC)
-    table = pa.table(
-        {
-            "order_id": pa.array(range(ROWS), pa.int64()),
-            "customer": [f"customer-{row % 7}" for row in range(ROWS)],
-            "country": [("DE", "FR", "PL")[row % 3] for row in range(ROWS)],
-            "amount": [float(row) for row in range(ROWS)],
-            "placed_at": pa.array(
-                [start + timedelta(minutes=5 * row) for row in range(ROWS)], pa.timestamp("us", tz="UTC")
-            ),
-        }
-    )
-    file = tmp_path_factory.mktemp("orders") / "orders.parquet"
-    pq.write_table(table, file)
-    return file
-
-
-def parameters(block: Block) -> list[str]:
-    """Names of what the pipeline function takes behind the session."""
-    for node in ast.parse(block.text).body:
-        if isinstance(node, ast.FunctionDef) and node.name == "pipeline":
-            return [argument.arg for argument in node.args.args[1:]]
-    raise AssertionError(f"{block} has no pipeline function")
-
-
-def arguments(block: Block, orders: Path, output: Path) -> list[str]:
-    known = {"output": output, "rows": ROWS}
-    return [str(known.get(name, orders)) for name in parameters(block)]
-
-
-@pytest.mark.parametrize("block", PIPELINES, ids=name_of)
-def test_a_pipeline_can_be_planned_without_a_warning(block: Block, orders: Path, tmp_path: Path) -> None:
-    (tmp_path / "example.py").write_text(block.text)
-    given = {"execution.checkpointing.interval": "10 s"}
-    plan = load_plan(tmp_path, "example", arguments(block, orders, tmp_path / "out"), given)
-    assert plan.warnings == ()
-    assert len(plan.job_graph.vertices) >= 1
-
-
-EVERYTHING = """
-from importlib import import_module
-
-
-def pipeline(session, *calls):
-    for number, call in enumerate(calls):
-        known = set(session.plan.nodes)
-        module, *arguments = call.split("|")
-        import_module(module).pipeline(session, *arguments)
-        for node in session.plan.nodes:
-            if node not in known:
-                node.uid = f"{number}-{node.uid}"
-"""
-
-
-@pytest.fixture(scope="module")
-def outputs(orders: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """All pipelines of the pages, run to their ends as one job in a session without Spark; where each one wrote."""
-    directory = tmp_path_factory.mktemp("examples")
-    (directory / "everything.py").write_text(EVERYTHING)
-    written = {str(block): tmp_path_factory.mktemp("output") for block in PIPELINES}
-    calls = []
-    for number, block in enumerate(PIPELINES):
-        (directory / f"example_{number}.py").write_text(block.text)
-        calls.append("|".join([f"example_{number}", *arguments(block, orders, written[str(block)])]))
-    configuration = {"execution.checkpointing.interval": "200 ms", "restart-strategy.type": "none"}
-    with MiniCluster() as cluster:
-        job_id = cluster.submit(
-            directory,
-            entry="everything",
-            arguments=calls,
-            parallelism=2,
-            configuration=configuration,
-        )
-        cluster.wait_for_status(job_id, JobStatus.FINISHED)
-    return written
-
-
-def rows(directory: Path) -> list[dict[str, Any]]:
-    files = sorted(directory.rglob("[!.]*.parquet"))
-    return [row for file in files for row in pq.read_table(file).to_pylist()]
-
-
-def output_of(outputs: dict[str, Path], page: str, word: str) -> Path:
-    """The output of the one pipeline on that page whose text holds the word."""
-    [block] = [block for block in PIPELINES if block.page == ROOT / page and word in block.text]
-    return outputs[str(block)]
-
-
-@pytest.mark.slow
-def test_every_pipeline_writes_rows(outputs: dict[str, Path]) -> None:
-    assert {name for name, output in outputs.items() if not rows(output)} == set()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("page", "word", "count"), [("README.md", "totals.py", "count"), ("docs/pipelines.md", '"orders"), sum', "orders")]
-)
-def test_totals_per_customer_are_exact(outputs: dict[str, Path], page: str, word: str, count: str) -> None:
-    found = rows(output_of(outputs, page, word))
-    assert len(found) == ROWS
-    last = {row["customer"]: row for row in sorted(found, key=lambda row: int(row[count]))}
-    for number in range(7):
-        mine = range(number, ROWS, 7)
-        assert (last[f"customer-{number}"][count], last[f"customer-{number}"]["total"]) == (len(mine), sum(mine))
-
-
-@pytest.mark.slow
-def test_every_order_belongs_to_one_visit(outputs: dict[str, Path]) -> None:
-    visits = rows(output_of(outputs, "docs/pipelines.md", "class Sessions"))
-    assert sum(row["orders"] for row in visits) == ROWS
-
-
-@pytest.mark.slow
-def test_every_order_meets_the_next_one_of_its_customer(outputs: dict[str, Path]) -> None:
-    """A customer's orders are 35 minutes apart: one of them is within the next hour, but for the last."""
-    found = rows(output_of(outputs, "docs/pipelines.md", "next-orders"))
-    assert len(found) == ROWS
-    expected = {order: order + 7 if order + 7 < ROWS else None for order in range(ROWS)}
-    assert {row["order_id"]: row["next_id"] for row in found} == expected
-
-
-@pytest.mark.slow
-def test_a_data_source_gives_each_tick_once(outputs: dict[str, Path]) -> None:
-    ticks = sorted(row["tick"] for row in rows(output_of(outputs, "docs/pipelines.md", "class TicksReader")))
-    assert ticks == list(range(100))
 
 
 # --- Airflow

@@ -6,6 +6,10 @@ every channel has delivered its barrier, the checkpoint triggers aligned. If its
 instead: the snapshot is taken at once, the blocked channels resume, and the data ahead of the outstanding barriers is
 recorded (COLLECTING) until the last of these barriers arrives.
 
+A checkpoint that is not exactly once blocks no channel: its barriers are counted. Data that comes behind one of them
+before the last one has arrived is in the snapshot, too, and comes again after a restore (Flink's
+CheckpointBarrierTracker). Only channels that carry counted work block even then.
+
 This relies on one guarantee of the senders: **barriers never overtake barriers**. In each channel, barriers arrive
 (announced or polled) in the order of their ids, with gaps where a checkpoint was aborted upstream. A newer barrier in a
 channel therefore means that the older one will never arrive there, and checkpoints trigger in the order of their ids.
@@ -229,7 +233,9 @@ class _Pending:
 
 
 class BarrierHandler:
-    """Handles the barriers of one subtask. In ``aligned_only`` channels, no barrier may overtake data.
+    """Handles the barriers of one subtask.
+
+    In ``aligned_only`` channels, no barrier may overtake data, and no data a barrier: they always align.
 
     ``now.rel_ms`` is only used to measure alignment. ``now.abs_ms`` is compared with the trigger timestamp, which was
     taken on another machine: a clock that is behind keeps a checkpoint aligned for longer, but never makes it wrong.
@@ -315,7 +321,8 @@ class BarrierHandler:
         if pending is None:
             return
         if received:
-            self._consume(pending, event.channel, now, block=not pending.collecting)
+            aligns = pending.options.exactly_once or event.channel in self._aligned_only
+            self._consume(pending, event.channel, now, block=aligns and not pending.collecting)
         else:
             self._announce(pending, event.channel, now)
 

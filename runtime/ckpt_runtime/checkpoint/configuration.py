@@ -25,7 +25,7 @@ class CheckpointConfiguration:
     have no effect unless ``unaligned_enabled``. Unlike in Flink, concurrent checkpoints may be unaligned.
     ``rescue_min_progress`` is in percent of the subtasks. ``transaction_timeout_ms`` is no setting of the job's: it
     comes from its sinks, whose target aborts a transaction that no checkpoint has committed for so long; None without
-    such a sink.
+    such a sink. ``exactly_once`` is fixed at the submission.
 
     Raises :class:`CheckpointConfigurationError` if a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission, and checks it against the sinks' transactions.
@@ -49,6 +49,7 @@ class CheckpointConfiguration:
     rescue_extension_ms: int = 60_000
     rescue_max_extension_ms: int = 600_000
     transaction_timeout_ms: int | None = None
+    exactly_once: bool = True
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -60,9 +61,14 @@ class CheckpointConfiguration:
         """The same settings with an interval of at least the minimum pause.
 
         Raises :class:`CheckpointConfigurationError` if transactions of sinks may be aborted before a checkpoint commits
-        them.
+        them, and for unaligned checkpoints of a job that does not align.
         """
         self._check_transactions()
+        if self.unaligned_enabled and not self.exactly_once:
+            raise CheckpointConfigurationError(
+                "unaligned_enabled is true; it must be false with the mode AT_LEAST_ONCE, whose barriers wait for "
+                "nothing that they could overtake"
+            )
         if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
             return self
         return replace(self, interval_ms=self.min_pause_ms)

@@ -57,7 +57,8 @@ class CheckpointOptions:
     ``directory`` is where the tasks write; a task repeats it in its acknowledgement. ``shared_directory`` takes the
     files that later checkpoints may refer to (empty for savepoints, which share nothing). ``unaligned`` and
     ``aligned_timeout_ms`` are the alignment policy of this one checkpoint (savepoints are always aligned). ``final``:
-    when it was triggered, every subtask had ended or had reached the end of its data.
+    when it was triggered, every subtask had ended or had reached the end of its data. Without ``exactly_once`` the
+    barriers are counted and block no channel (savepoints are always exactly once).
     """
 
     properties: CheckpointProperties
@@ -67,3 +68,4 @@ class CheckpointOptions:
     max_inflight_data_bytes: int | None = None
     shared_directory: str = ""
     final: bool = False
+    exactly_once: bool = True

@@ -221,6 +221,7 @@ class Triggering:
             self._configuration.max_inflight_data_bytes,
             location.shared_directory,
             self._executions.all_wait_for_final_checkpoint,
+            self._configuration.exactly_once,
         )
 
     def on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -117,16 +118,25 @@ def latest(
     cli: Cli,
     directory: DirectoryArgument,
     job: Annotated[str | None, typer.Option("--job", "-j", help="Id or name of the job that took it.")] = None,
+    before: Annotated[
+        datetime | None,
+        typer.Option(
+            "--before",
+            formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"],
+            help="Only those that had completed by this time, which is UTC unless it says otherwise: a job that starts "
+            "from it reads everything since then again.",
+        ),
+    ] = None,
 ) -> None:
     """Print the latest good savepoint: complete, and failed in neither its newest verification nor its newest drill."""
+    before = before.replace(tzinfo=UTC) if before is not None and before.tzinfo is None else before
     with storage_failures():
         from ckpt_runtime.snapshots.catalogue import latest_good
 
-        found = latest_good(directory, job)
+        found = latest_good(directory, job, None if before is None else int(before.timestamp() * 1000))
     if found is None or found.entry is None:
-        raise CommandError(
-            f"no good savepoint {'' if job is None else f'of job {job} '}in {directory}", ExitCode.NOT_FOUND
-        )
+        of_job, by = ("" if job is None else f" of job {job}"), ("" if before is None else f" before {before}")
+        raise CommandError(f"no good savepoint{of_job}{by} in {directory}", ExitCode.NOT_FOUND)
     entry = found.entry
     document = {
         "location": found.location,

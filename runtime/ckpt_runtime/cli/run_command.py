@@ -72,6 +72,15 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     fork: Annotated[
         bool, typer.Option("--fork", help="The job writes elsewhere, and may run beside the one of that snapshot.")
     ] = False,
+    source_position: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--source-position",
+            metavar="UID=POSITION|@FILE",
+            help="Where a source continues, not where it was in that snapshot: earliest, latest, a time such as "
+            "2026-11-01T09:00, or a file with offsets as JSON; repeatable.",
+        ),
+    ] = None,
 ) -> ExitCode:
     """Run a pipeline. Attached, it shows progress and ends as the job ends; Ctrl-C leaves the job running."""
     options = RunOptions(
@@ -83,7 +92,10 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         allow_non_restored_state=allow_non_restored_state,
         claim_mode=claim_mode.name,
         fork=fork,
+        source_positions=values.pairs("--source-position", source_position or ()),
     )
+    if options.source_positions and from_savepoint is None:
+        raise CommandError("--source-position needs --from-savepoint: it changes a snapshot", ExitCode.USAGE)
     if drill and from_savepoint is None:
         raise CommandError("--drill needs --from-savepoint: a restore drill restores something", ExitCode.USAGE)
     filename, content = pack_pipeline(pipeline)

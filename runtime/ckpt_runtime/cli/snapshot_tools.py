@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
@@ -117,6 +119,9 @@ def show(
             "size": f"{size_text(summary.bytes)}, {summary.files} files beside the metadata",
             "self-contained": "yes" if summary.self_contained else "no, it shares files with other checkpoints",
         }
+        if summary.repositioned:
+            places = (f"{uid} at {position}" for uid, position in sorted(summary.repositioned.items()))
+            lines["set to continue"] = shown_name(", ".join(places))
         cli.output.result(None, *(f"{name + ':':<16} {text}" for name, text in lines.items()), "")
     rows = [
         (
@@ -151,6 +156,54 @@ def copy(
         copied = copy_snapshot(source, resolve(target), progress)
     document = {"location": copied.location, "files": copied.files, "bytes": copied.bytes}
     cli.output.result(document, copied.location)
+
+
+def reposition(
+    cli: Cli,
+    source: Annotated[str, typer.Argument(metavar="SNAPSHOT", help="The snapshot: absolute path or URL.")],
+    uid: Annotated[str, typer.Option("--uid", help="Uid of the source.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="POSITION",
+            help="earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it says otherwise), or a file with "
+            "offsets as JSON.",
+        ),
+    ],
+    target: Annotated[
+        str | None, typer.Argument(metavar="[TARGET]", help="A new directory; without it one beside the snapshot.")
+    ] = None,
+) -> None:
+    """Make a savepoint in which a source has another position, and all other state is as it was."""
+    with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
+        from ckpt_runtime.snapshots.copying import default_target, reposition_snapshot
+        from ckpt_runtime.snapshots.positions import position_text, start_position
+        from ckpt_runtime.storage.filesystem import resolve
+
+        try:
+            position = start_position(_offsets_in(to), time.time_ns() // 1_000_000)
+        except ValueError as error:
+            raise CommandError(f"--to: {error}", ExitCode.USAGE) from error
+        directory = default_target(resolve(source)) if target is None else resolve(target)
+
+        def progress(done: int, total: int) -> None:
+            show_progress(f"copied {done * 10 // max(total, 1) * 10} % of {size_text(total)}")
+
+        made = reposition_snapshot(source, directory, {uid: position}, progress)
+    document = {"location": made.location, "uid": uid, "position": position_text(position), "bytes": made.bytes}
+    cli.output.note(f"Source {uid!r} continues at {position_text(position)} in a job that starts from it.")
+    cli.output.result(document, made.location)
+
+
+def _offsets_in(text: str) -> str:
+    """The content of a file of offsets; any other text as it is."""
+    if not text.endswith(".json"):
+        return text
+    try:
+        return Path(text).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--to: {text} cannot be read: {error}", ExitCode.USAGE) from error
 
 
 def convert(

@@ -248,6 +248,8 @@ def _run_body(chosen: RunOptions) -> dict[str, Any]:
         body["fork"] = True
     if chosen.savepoint_path is not None:
         body |= {"savepointPath": chosen.savepoint_path, "claimMode": chosen.claim_mode}
+    if chosen.source_positions:
+        body["sourcePositions"] = dict(chosen.source_positions)
     return body
 
 
@@ -545,9 +547,17 @@ def list_savepoints(directory: str | None = None, *, job: str | None = None) -> 
     return Call("GET", "/savepoints", reader(tuple[Savepoint, ...], "savepoints"), query=query, feature=_CATALOGUE)
 
 
-def latest_savepoint(directory: str | None = None, *, job: str | None = None) -> Call[Savepoint]:
-    """Find the latest good savepoint of those that :func:`list_savepoints` lists; not found if there is none."""
+def latest_savepoint(
+    directory: str | None = None, *, job: str | None = None, before_ms: int | None = None
+) -> Call[Savepoint]:
+    """Find the latest good savepoint of those that :func:`list_savepoints` lists; not found if there is none.
+
+    ``before_ms``: of those that had completed by then, in ms since the epoch. A job that starts from it reads
+    everything since that time again.
+    """
     query = _catalogue_query(directory, job)
+    if before_ms is not None:
+        query["before"] = str(before_ms)
     return Call("GET", "/savepoints/latest", reader(Savepoint), query=query, feature=_CATALOGUE)
 
 

@@ -147,9 +147,11 @@ class CheckpointingOptions:
         "execution.checkpointing.mode",
         EnumType(CheckpointingMode),
         CheckpointingMode.EXACTLY_ONCE,
-        "The guarantee for state. AT_LEAST_ONCE does not align barriers.",
+        "What a checkpoint guarantees. With AT_LEAST_ONCE no input waits for the barriers of the others: after a "
+        "failure, rows may be in state and in sinks more than once, and none is lost. Savepoints are always exactly "
+        "once.",
         changeability=Changeability.NEVER,
-        fixed_because="this version has one mode only",
+        fixed_because="stop the job with a savepoint, which is exactly once, and start it with the other mode",
     )
     UNALIGNED = ConfigOption(
         "execution.checkpointing.unaligned.enabled",

@@ -103,9 +103,11 @@ def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
     return None
 
 
-def _at_least_once(configuration: Configuration) -> Problem | None:
-    if configuration.get(CheckpointingOptions.MODE) is not CheckpointingMode.EXACTLY_ONCE:
-        return InvalidOptionError(CheckpointingOptions.MODE.key, "AT_LEAST_ONCE", "EXACTLY_ONCE in this version")
+def _unaligned_at_least_once(configuration: Configuration) -> Problem | None:
+    exactly_once = configuration.get(CheckpointingOptions.MODE) is CheckpointingMode.EXACTLY_ONCE
+    if configuration.get(CheckpointingOptions.UNALIGNED) and not exactly_once:
+        allowed = f"false with {CheckpointingOptions.MODE.key} AT_LEAST_ONCE, which aligns nothing"
+        return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", allowed)
     return None
 
 
@@ -184,7 +186,7 @@ def _tls(configuration: Configuration) -> Problem | None:
 _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
-    _at_least_once,
+    _unaligned_at_least_once,
     _heartbeat_timeout_below_interval,
     _registration_timeout_below_interval,
     _backoff_above_maximum,

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -22,7 +22,15 @@ from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.sources import (
+    PositionKind,
+    Source,
+    Split,
+    SplitEnumerator,
+    SplitReader,
+    SplitRows,
+    StartPosition,
+)
 from ckpt_runtime.storage.filesystem import (
     FileEntry,
     Location,
@@ -61,6 +69,7 @@ class FileSource(Source):
     state_type: Any = _ListedFiles
     description_type: Any = _FileDescription
     position_type: Any = NonNegative
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp"})
 
     def __init__(self, format_: str, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -82,6 +91,19 @@ class FileSource(Source):
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return FileEnumerator(self._values, schema, state, bounded=bounded)
+
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """A time is that of the last change of a file: files that are not older are read from their beginnings."""
+        match position.kind:
+            case "earliest":
+                return {"seen": {}, "oldest_ms": 0}
+            case "timestamp":
+                return {"seen": {}, "oldest_ms": position.time_ms}
+        there = FileEnumerator({**self._values, "maxFilesPerTrigger": None}, schema, state, bounded=True)
+        there.discover()
+        return there.snapshot()
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         return FileReader(self._format, self._values, schema)

@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, TypedDict
 
 import pyarrow as pa
 from msgspec import Meta
@@ -27,12 +27,21 @@ from ckpt_runtime.graph.kafka_options import (
     KafkaSubscription,
     consumer_settings,
     kafka_columns,
+    offsets_by_partition,
     start,
     subscription,
 )
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.sources import (
+    PositionKind,
+    Source,
+    Split,
+    SplitEnumerator,
+    SplitReader,
+    SplitRows,
+    StartPosition,
+)
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_S = 5.0
@@ -79,6 +88,7 @@ class KafkaSource(Source):
     state_type: Any = _SentPartitions
     description_type: Any = _PartitionRange
     position_type: Any = NonNegative
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -99,6 +109,29 @@ class KafkaSource(Source):
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return KafkaEnumerator(self._values, state, bounded=bounded)
 
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """Partitions that ``offsets`` do not name keep their position; those without one start at their beginning."""
+        kept = {
+            (topic, int(number)): end
+            for topic, partitions in state["partitions"].items()
+            for number, end in partitions.items()
+            if end is not None
+        }
+        for split, offset in reading:
+            described = split.description
+            key = (described["topic"], described["partition"])
+            at = described["begin"] if offset is None else offset
+            kept[key] = min(at, kept[key]) if key in kept else at
+        given = None if position.kind != "offsets" else offsets_by_partition(position.offsets)
+        brokers = _Brokers(self._values)
+        try:
+            found = _positions(brokers, brokers.partitions(set(kept)), kept, position, given)
+        finally:
+            brokers.close()
+        return _state_of(found, looked=True, splits=state["splits"])
+
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         limit = self._values["maxOffsetsPerTrigger"]
         return KafkaReader(self._values, schema, limit=None if limit is None else max(1, limit // parallelism))
@@ -113,6 +146,105 @@ class _Found:
     empty: dict[Partition, int]
 
 
+class _Brokers:
+    """Asks the brokers for partitions and offsets. Raises KafkaException while they do not answer."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        from confluent_kafka import Consumer
+
+        self._subscription: KafkaSubscription = subscription(options)
+        self._settings = consumer_settings(options)
+        self._consumer = Consumer({**self._settings, "enable.partition.eof": False})
+
+    @property
+    def refresh_s(self) -> float:
+        """How long to wait between two looks for partitions."""
+        return float(self._settings["topic.metadata.refresh.interval.ms"]) / 1000
+
+    def by_time(self, partition: Partition, time_ms: int) -> int | None:
+        """The offset of the first record that is not older; None without one."""
+        from confluent_kafka import TopicPartition
+
+        [found] = self._consumer.offsets_for_times([TopicPartition(*partition, time_ms)], timeout=_ANSWER_S)
+        return int(found.offset) if found.offset >= 0 else None
+
+    def ends(self, partition: Partition) -> tuple[int, int]:
+        """The offset of the first record, and that behind the last one."""
+        from confluent_kafka import TopicPartition
+
+        low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
+        return int(low), int(high)
+
+    def partitions(self, known: Collection[Partition]) -> set[Partition]:
+        """The partitions that the options name and that exist.
+
+        Raises ValueError for a topic that does not, unless some of its partitions are ``known``.
+        """
+        wanted = self._subscription
+        if wanted.partitions is not None:
+            return {(topic, number) for topic, numbers in wanted.partitions.items() for number in numbers}
+        from confluent_kafka import KafkaException
+
+        topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
+        if wanted.pattern is not None:
+            names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
+        else:
+            for name in wanted.topics:
+                error = topics[name].error if name in topics else None
+                if error is not None and error.name() not in _DATA_LOSS:
+                    raise KafkaException(error)
+            names = [name for name in wanted.topics if name in topics and topics[name].error is None]
+            missing = [name for name in wanted.topics if name not in names]
+            if missing and not any(name == topic for name in missing for topic, _ in known):
+                raise ValueError(f"topic {missing[0]!r} does not exist at {self._settings['bootstrap.servers']}")
+        return {(name, number) for name in names for number in topics[name].partitions}
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+def _positions(
+    brokers: _Brokers,
+    partitions: Collection[Partition],
+    kept: Mapping[Partition, int],
+    position: StartPosition,
+    given: Mapping[str, Mapping[int, int]] | None,
+) -> dict[Partition, int | None]:
+    """The offset at which each partition continues. Raises ValueError for one that the partition does not have."""
+    unknown = [
+        (topic, at) for topic, numbers in (given or {}).items() for at in numbers if (topic, at) not in partitions
+    ]
+    if unknown:
+        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which is not there")
+    found: dict[Partition, int | None] = {}
+    for partition in sorted(partitions):
+        low, high = brokers.ends(partition)
+        asked = EARLIEST if position.kind == "earliest" else LATEST
+        if position.kind == "timestamp":
+            assert position.time_ms is not None
+            by_time = brokers.by_time(partition, position.time_ms)
+            asked = LATEST if by_time is None else by_time
+        elif given is not None:
+            topic, number = partition
+            asked = given.get(topic, {}).get(number, kept.get(partition, EARLIEST))
+            if partition in kept and number not in given.get(topic, {}):
+                found[partition] = asked
+                continue
+        offset = {EARLIEST: low, LATEST: high}.get(asked, asked)
+        if not low <= offset <= high:
+            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, and {offset} was asked for")
+        found[partition] = offset
+    return found
+
+
+def _state_of(known: Mapping[Partition, int | None], *, looked: bool, splits: int) -> _SentPartitions:
+    """The stored form of an enumerator."""
+    partitions: dict[str, dict[str, int | None]] = {}
+    for (topic, partition), end in known.items():
+        partitions.setdefault(topic, {})[str(partition)] = end
+    return {"partitions": partitions, "looked": looked, "splits": splits}
+
+
 class KafkaEnumerator(SplitEnumerator):
     """Finds partitions. A thread asks the brokers, unless the source is bounded.
 
@@ -123,10 +255,7 @@ class KafkaEnumerator(SplitEnumerator):
     idle_ms = _POLL_FOUND_MS
 
     def __init__(self, options: dict[str, Any], state: Any, *, bounded: bool) -> None:
-        from confluent_kafka import Consumer
-
         self._options = options
-        self._subscription = subscription(options)
         self._bounded = bounded
         self._known: dict[Partition, int | None] = {
             (topic, int(partition)): end
@@ -140,8 +269,7 @@ class KafkaEnumerator(SplitEnumerator):
                 "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
                 "it out, or give the source a new uid"
             )
-        self._settings = consumer_settings(options)
-        self._consumer = Consumer({**self._settings, "enable.partition.eof": False})
+        self._brokers = _Brokers(options)
         self._found: SimpleQueue[_Found | Exception] = SimpleQueue()
         self._taken = Event()
         self._closed = Event()
@@ -175,23 +303,19 @@ class KafkaEnumerator(SplitEnumerator):
         return found.splits
 
     def snapshot(self) -> Any:
-        partitions: dict[str, dict[str, int | None]] = {}
-        for (topic, partition), end in self._known.items():
-            partitions.setdefault(topic, {})[str(partition)] = end
-        return {"partitions": partitions, "looked": not self._is_first, "splits": self._splits}
+        return _state_of(self._known, looked=not self._is_first, splits=self._splits)
 
     def close(self) -> None:
         self._closed.set()
         self._taken.set()
         if self._thread is not None:
             self._thread.join(_ANSWER_S)
-        self._consumer.close()
+        self._brokers.close()
 
     def _watch(self) -> None:
         """Discovers partitions periodically. If brokers do not answer, it keeps trying."""
         from confluent_kafka import KafkaException
 
-        pause_s = float(self._settings["topic.metadata.refresh.interval.ms"]) / 1000
         while not self._closed.is_set():
             try:
                 found = self._look()
@@ -205,11 +329,11 @@ class KafkaEnumerator(SplitEnumerator):
                     self._taken.clear()
                     self._found.put(found)
                     self._taken.wait()  # the same partitions would be discovered again until then
-            self._closed.wait(pause_s)
+            self._closed.wait(self._brokers.refresh_s)
 
     def _look(self) -> _Found:
         """Discovers partitions without changing state. A partition that was read to an end continues from there."""
-        there = self._partitions()
+        there = self._brokers.partitions(self._known)
         gone = sorted(set(self._known) - there)
         if gone:
             _data_loss(self._options, f"partitions {_named(gone)} are gone")
@@ -224,7 +348,7 @@ class KafkaEnumerator(SplitEnumerator):
         begin = self._known.get(partition)
         if begin is None:
             begin = self._begin(partition)
-        end = self._ends(partition)[1] if self._bounded else None
+        end = self._brokers.ends(partition)[1] if self._bounded else None
         if end is not None and end <= begin:
             found.empty[partition] = begin  # the next run continues here
             return
@@ -236,53 +360,24 @@ class KafkaEnumerator(SplitEnumerator):
         """Returns the first offset to read. Partitions that appear later are read from the beginning."""
         begin = start(self._options)
         if not self._is_first:
-            return self._ends(partition)[0]
+            return self._brokers.ends(partition)[0]
         number = begin.of(*partition)
         if begin.by_time:
             return self._by_time(partition, number, latest_if_none=begin.latest_if_none)
         if number == EARLIEST:
-            return self._ends(partition)[0]
-        return self._ends(partition)[1] if number == LATEST else number
+            return self._brokers.ends(partition)[0]
+        return self._brokers.ends(partition)[1] if number == LATEST else number
 
     def _by_time(self, partition: Partition, time_ms: int, *, latest_if_none: bool) -> int:
-        from confluent_kafka import TopicPartition
-
-        [found] = self._consumer.offsets_for_times([TopicPartition(*partition, time_ms)], timeout=_ANSWER_S)
-        if found.offset >= 0:
-            return int(found.offset)
+        found = self._brokers.by_time(partition, time_ms)
+        if found is not None:
+            return found
         if not latest_if_none:
             raise ValueError(
                 f"{_named([partition])} has no record of time {time_ms} ms or later; give a smaller time, or "
                 "startingOffsetsByTimestampStrategy=latest"
             )
-        return self._ends(partition)[1]
-
-    def _ends(self, partition: Partition) -> tuple[int, int]:
-        from confluent_kafka import TopicPartition
-
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
-        return int(low), int(high)
-
-    def _partitions(self) -> set[Partition]:
-        """The partitions that the options name and that exist. Raises ValueError for a topic that does not."""
-        wanted: KafkaSubscription = self._subscription
-        if wanted.partitions is not None:
-            return {(topic, number) for topic, numbers in wanted.partitions.items() for number in numbers}
-        from confluent_kafka import KafkaException
-
-        topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
-        if wanted.pattern is not None:
-            names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
-        else:
-            for name in wanted.topics:
-                error = topics[name].error if name in topics else None
-                if error is not None and error.name() not in _DATA_LOSS:
-                    raise KafkaException(error)
-            names = [name for name in wanted.topics if name in topics and topics[name].error is None]
-            missing = [name for name in wanted.topics if name not in names]
-            if missing and not any(name == topic for name in missing for topic, _ in self._known):
-                raise ValueError(f"topic {missing[0]!r} does not exist at {self._settings['bootstrap.servers']}")
-        return {(name, number) for name in names for number in topics[name].partitions}
+        return self._brokers.ends(partition)[1]
 
 
 @dataclass(slots=True)

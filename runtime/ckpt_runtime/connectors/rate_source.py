@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,15 @@ from msgspec import Meta
 
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.sources import (
+    PositionKind,
+    Source,
+    Split,
+    SplitEnumerator,
+    SplitReader,
+    SplitRows,
+    StartPosition,
+)
 
 _DEFAULT_SPLITS = 8
 
@@ -31,9 +39,10 @@ _Splits = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 class _EnumeratorState(TypedDict):
-    """The state of the enumerator of ``rate``: whether the splits were sent."""
+    """The state of the enumerator of ``rate``: whether the splits were sent, and when the source began, if it has."""
 
     made: bool
+    start_ms: NotRequired[_Count]
 
 
 class _RateSplit(TypedDict):
@@ -62,6 +71,8 @@ class _BatchSplit(TypedDict):
 class RateSource(Source):
     """The source behind both formats."""
 
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest"})
+
     def __init__(self, format_: str, options: Mapping[str, str]) -> None:
         super().__init__(options)
         self._format = format_
@@ -85,6 +96,15 @@ class RateSource(Source):
             return _RateEnumerator(splits, state)
         return _BatchEnumerator(self._values, splits, state, bounded=bounded)
 
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """All rows since the first one, with the times that they had."""
+        if self._format != "rate":
+            return {"batch": 0}
+        starts = [split.description["start_ms"] for split, _ in reading]
+        return {"made": False, **({"start_ms": min(starts)} if starts else {})}
+
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         if self._format == "rate":
             ramp_s = int(duration_ms("rampUpTime", self._values["rampUpTime"], "s") / 1000)
@@ -98,19 +118,20 @@ class _RateEnumerator(SplitEnumerator):
     def __init__(self, splits: int, state: Any) -> None:
         self._splits = splits
         self._made = state is not None and state["made"]
+        self._start_ms = None if state is None else state.get("start_ms")
 
     def discover(self) -> Sequence[Split]:
         if self._made:
             return ()
         self._made = True
-        now_ms = int(time.time() * 1000)
+        start_ms = int(time.time() * 1000) if self._start_ms is None else self._start_ms
         return [
-            Split(str(at), {"remainder": at, "splits": self._splits, "start_ms": now_ms}, bounded=False)
+            Split(str(at), {"remainder": at, "splits": self._splits, "start_ms": start_ms}, bounded=False)
             for at in range(self._splits)
         ]
 
     def snapshot(self) -> Any:
-        return {"made": self._made}
+        return {"made": self._made, **({} if self._made or self._start_ms is None else {"start_ms": self._start_ms})}
 
 
 class Schedule:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
@@ -22,23 +22,18 @@ from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader
+from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
-_ENUMERATOR, _OPEN, _ENDED = "enumerator", "open-splits", "ended-splits"
+_REPOSITIONED = 2
+"""The version of an enumerator's item with a position that a user has set: earlier releases must not ignore it."""
+ENUMERATOR, OPEN_SPLITS, ENDED_SPLITS = "enumerator", "open-splits", "ended-splits"
+"""The names of the list states of the two operators."""
 
 
 S = TypeVar("S")
 D = TypeVar("D")
 P = TypeVar("P")
-
-
-class _StoredEnumerator(Struct, Generic[S]):
-    """The stored form for a source whose enumerators have states of type ``S``."""
-
-    state: S
-    splits: NonNegative
-    ended_in: str | None
 
 
 class _StoredSplit(Struct, Generic[D]):
@@ -59,6 +54,26 @@ class _StoredOpenSplit(Struct, Generic[D, P]):
     split: _StoredSplit[D]
     position: P | None
     range_start: NonNegative
+
+
+class _StoredReposition(Struct, Generic[D, P]):
+    """A position that a user has set, and the splits that the readers had in the snapshot."""
+
+    position: StartPosition
+    reading: list[_StoredOpenSplit[D, P]]
+
+
+class _StoredEnumerator(Struct, Generic[S, D, P]):
+    """The stored form for a source whose enumerators have states of type ``S``.
+
+    ``start_positions`` are the kinds of positions that the source takes; None in snapshots of earlier releases.
+    """
+
+    state: S
+    splits: NonNegative
+    ended_in: str | None
+    start_positions: list[str] | None = None
+    reposition: _StoredReposition[D, P] | None = None
 
 
 class _StoredEndedSplit(Struct, Generic[D]):
@@ -88,10 +103,13 @@ class SplitEnumeratorOperator(SourceOperator):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         state = None
-        stored = _StoredEnumerator[self._source.state_type]  # type: ignore[name-defined]
-        for item in restored_items(context, _ENUMERATOR, stored, _VERSION):
+        source = self._source
+        stored = _StoredEnumerator[source.state_type, source.description_type, source.position_type]  # type: ignore[name-defined]
+        for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
             state, self._splits = item.state, item.splits
             self._ended = item.ended_in == context.job_id
+            if item.reposition is not None:
+                state, self._ended = self._repositioned(state, item.reposition), False
         self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
         if self._splits:
             # Watermarks in flight at the snapshot are not part of any state.
@@ -117,12 +135,28 @@ class SplitEnumeratorOperator(SourceOperator):
     def snapshot(self, checkpoint_id: int) -> None:
         assert self._enumerator is not None
         ended_in = self.context.job_id if self._ended else None
-        item = {"state": self._enumerator.snapshot(), "splits": self._splits, "ended_in": ended_in}
-        self.context.operator_state.put(_ENUMERATOR, [{"version": _VERSION, **item}])
+        item = {
+            "version": _VERSION,
+            "state": self._enumerator.snapshot(),
+            "splits": self._splits,
+            "ended_in": ended_in,
+            "start_positions": sorted(self._source.start_positions),
+        }
+        self.context.operator_state.put(ENUMERATOR, [item])
 
     def close(self) -> None:
         if self._enumerator is not None:
             self._enumerator.close()
+
+    def _repositioned(self, state: Any, given: _StoredReposition[Any, Any]) -> Any:
+        """The state of an enumerator that continues where a user has set it. Raises ValueError."""
+        if given.position.kind not in self._source.start_positions:
+            raise ValueError(f"source {self.context.uid!r} cannot be set to {given.position.kind}: its format cannot")
+        reading = [(opened.split.split, opened.position) for opened in given.reading]
+        try:
+            return self._source.repositioned(self._schema, state, reading, given.position)
+        except ValueError as error:
+            raise ValueError(f"source {self.context.uid!r} cannot continue where it was set: {error}") from error
 
     def _rows_of(self, splits: Iterable[Split]) -> Iterable[dict[str, Any]]:
         for number, split in enumerate(splits):
@@ -177,11 +211,13 @@ class SplitReaderOperator(SplitHost):
         description = self._source.description_type
         stored_open = _StoredOpenSplit[description, self._source.position_type]  # type: ignore[valid-type, name-defined]
         stored_ended = _StoredEndedSplit[description]  # type: ignore[valid-type]
-        for item in sorted(restored_items(context, _OPEN, stored_open, _VERSION), key=lambda item: item.range_start):
+        for item in sorted(
+            restored_items(context, OPEN_SPLITS, stored_open, _VERSION), key=lambda item: item.range_start
+        ):
             self._add(item.split.split, item.position, item.range_start)
         if self.unread_range is not None:
             self.continue_in_range(self.unread_range)
-        ended = [item.split.split for item in restored_items(context, _ENDED, stored_ended, _VERSION)]
+        ended = [item.split.split for item in restored_items(context, ENDED_SPLITS, stored_ended, _VERSION)]
         if ended and self._acknowledges:
             self._reader.completed({}, ended)
         self.ask_for_next_step()
@@ -217,8 +253,8 @@ class SplitReaderOperator(SplitHost):
             {"split": _item_of(opened.split), "position": opened.position, "range_start": opened.range_start}
             for opened in self._open.values()
         )
-        store.put(_OPEN, [{"version": _VERSION, **item} for item in items])
-        store.put(_ENDED, [{"version": _VERSION, "split": _item_of(split)} for split in self._ended])
+        store.put(OPEN_SPLITS, [{"version": _VERSION, **item} for item in items])
+        store.put(ENDED_SPLITS, [{"version": _VERSION, "split": _item_of(split)} for split in self._ended])
         if self._acknowledges:
             positions = {split_id: opened.position for split_id, opened in self._open.items()}
             self._covered[checkpoint_id] = (positions, list(self._ended))
@@ -259,6 +295,16 @@ class SplitReaderOperator(SplitHost):
         before = self.context.monotonic_ms()
         self.output.emit(batch)
         self._size.took(batch.num_rows, self.context.monotonic_ms() - before)
+
+
+def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:
+    """An enumerator's stored item with a position that a user has set. ``reading`` are the readers' stored splits."""
+    return {
+        **item,
+        "version": _REPOSITIONED,
+        "ended_in": None,
+        "reposition": {"position": to_builtins(position), "reading": reading},
+    }
 
 
 def _item_of(split: Split) -> dict[str, Any]:

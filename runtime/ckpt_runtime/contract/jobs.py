@@ -441,7 +441,8 @@ class RunOptions:
     """How to start a job of an uploaded pipeline; ``claim_mode`` is NO_CLAIM or CLAIM.
 
     ``like_job``: options not given here are taken from that job, which may have ended. ``fork``: the job writes to
-    other places than the job whose snapshot it starts from, and may run beside it. Flink has neither.
+    other places than the job whose snapshot it starts from, and may run beside it. ``source_positions``: where sources
+    continue in place of their positions in the snapshot, by uid. Flink has none of them.
     """
 
     entry_point: str | None = None
@@ -453,6 +454,7 @@ class RunOptions:
     claim_mode: str = "NO_CLAIM"
     like_job: str | None = None
     fork: bool = False
+    source_positions: Mapping[str, str] = dataclass_field(default_factory=dict)
 
 
 # --- failures, results, health

@@ -31,6 +31,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Filter,
     PlanNode,
     Project,
+    Repartition,
     Source,
     StaticTable,
     TableRequest,
@@ -39,7 +40,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.schema import DocumentError
 
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "Repartition", "RepartitionByExpression", "LocalLimit"})
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -399,6 +400,10 @@ class PlanReader:
                 )
             case "Union":
                 return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
+            case "Repartition":
+                if not plan.shuffle():  # coalesce, which sends no rows to other subtasks
+                    return inputs[0]
+                return self.add(Repartition(columns=columns, inputs=inputs, plan_id=plan_id), ids)
             case _ if name in STATEFUL:
                 return read_stateful(self, name, plan, inputs[0])
             case _ if name in FUNCTIONAL:

@@ -10,7 +10,7 @@ from ckpt_runtime.expressions.nodes import Call, Expression, Lambda
 from ckpt_runtime.expressions.rows import noted_kernels
 from ckpt_runtime.frontend.batch_writers import Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
-from ckpt_runtime.frontend.mapping import QueryMapper, Resolve, expressions_of
+from ckpt_runtime.frontend.mapping import QueryMapper, Resolve, Shared, expressions_of
 from ckpt_runtime.frontend.typed_plan import Analysis, StaticTable
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.errors import PlanError
@@ -47,7 +47,7 @@ def explanation(
 def _mapper(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> QueryMapper:
     """A mapper that leaves the capture unchanged, because its program continues after this."""
     sources = {id_: replace(source, options=dict(source.options)) for id_, source in capture.sources.items()}
-    return QueryMapper(replace(capture, sources=sources, tables=set()), plan, resolve, {})
+    return QueryMapper(replace(capture, sources=sources, tables=set()), plan, resolve, Shared())
 
 
 def _frame(capture: Capture, analysis: Analysis, resolve: Resolve) -> tuple[LogicalPlan, str]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
-from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, rewritten
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
@@ -28,6 +31,7 @@ from ckpt_runtime.frontend.typed_plan import (
     MapPartitions,
     PlanNode,
     Project,
+    Repartition,
     Sort,
     Source,
     StatefulFunction,
@@ -43,6 +47,8 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 
 Resolve = Callable[[str], str | type]
+_DEEPEST = 50
+"""Maximum depth of the expressions of projections that are merged."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -70,13 +76,25 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 
 
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
-    """Adds the operators of all queries that a program started. A stream that several of them read is read once.
+    """Adds the operators of all queries that a program started. What several of them have in common is computed once.
 
     Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
-    sources: dict[int, tuple[LogicalNode, bool]] = {}
+    shared = Shared()
     for query in capture.queries:
-        QueryMapper(capture, plan, resolve, sources).add(query)
+        QueryMapper(capture, plan, resolve, shared).add(query)
+
+
+@dataclass(slots=True)
+class Shared:
+    """Operators that several queries may use.
+
+    ``sources`` are those of streams, by the ids of their relations, and whether they end with the data that is there.
+    ``frames`` are the outputs of other relations, by the relation, its inputs, and what else decides about them.
+    """
+
+    sources: dict[int, tuple[LogicalNode, bool]] = field(default_factory=dict)
+    frames: dict[Any, tuple[LogicalInput, ...]] = field(default_factory=dict)
 
 
 class QueryMapper:
@@ -87,12 +105,12 @@ class QueryMapper:
         capture: Capture,
         plan: LogicalPlan,
         resolve: Resolve,
-        sources: dict[int, tuple[LogicalNode, bool]],
+        shared: Shared,
     ) -> None:
         self.capture = capture
         self._plan = plan
         self._resolve = resolve
-        self._sources = sources
+        self._shared = shared
         self._inputs: list[tuple[LogicalInput, ...]] = []
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
@@ -117,7 +135,29 @@ class QueryMapper:
         if self.output_mode == "complete":
             check_complete(nodes)
         for node in nodes:
-            self._inputs.append(self._operators(node, nodes))
+            self._inputs.append(self._once(node, nodes))
+
+    def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
+        """Returns what the rows of a node come from; adds its operators unless another query has the same node."""
+        static = isinstance(node, StaticTable) or any(isinstance(nodes[at], StaticTable) for at in node.inputs)
+        if static or isinstance(node, Generate) or self.output_mode == "complete":
+            # A table is no operator by which its join could be found again, what a generator repeats depends on what
+            # reads it, and a complete result belongs to one query.
+            return self._operators(node, nodes)
+        inputs = tuple(self._inputs[at] for at in node.inputs)
+        relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
+        key = (self.output_mode if isinstance(node, Aggregate) else "", self._ends, relation, inputs)
+        found = self._shared.frames.get(key)
+        if found is None:
+            found = self._shared.frames[key] = self._operators(node, nodes)
+        return found
+
+    def _add(self, node: LogicalNode) -> LogicalNode:
+        """Adds a node to the plan, and what it reads if that was merged into a projection of another query."""
+        for edge in node.inputs:
+            if edge.node not in self._plan.nodes:
+                self._plan.nodes.append(edge.node)
+        return self._plan.add(node)
 
     def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operators of a node and returns what their rows come from."""
@@ -138,23 +178,43 @@ class QueryMapper:
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
                     raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
-                return self.apply(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
-            case Union():
-                if any(isinstance(nodes[at], StaticTable) for at in node.inputs):
-                    raise PlanError("union", "streams and static tables cannot be united, as in Spark; join them")
-                return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
+                return self._watermark(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
+            case Union() | Repartition():
+                return self._edges(node, nodes, schema)
             case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
                 return add_stateful(self, node, nodes, inputs)
             case Generate() | MapPartitions() | StatefulFunction() | Join():
                 return add_functional(self, node, nodes, [self._inputs[at] for at in node.inputs])
 
+    def _edges(
+        self, node: Union | Repartition, nodes: tuple[PlanNode, ...], schema: pa.Schema
+    ) -> tuple[LogicalInput, ...]:
+        """Returns the edges of a relation that needs no operator: it says how rows reach the next one."""
+        if isinstance(node, Repartition):
+            return _in_turn(self._inputs[node.inputs[0]])
+        if any(isinstance(nodes[at], StaticTable) for at in node.inputs):
+            raise PlanError("union", "streams and static tables cannot be united, as in Spark; join them")
+        return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
+
+    def _watermark(
+        self, spec: specs.WatermarkSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
+    ) -> tuple[LogicalInput, ...]:
+        """Adds event time. Where rows are repartitioned before it, they are after it: it has to see them in order."""
+        repartitioned = any(edge.partitioning is Partitioning.REBALANCE for edge in inputs)
+        edges = self.apply(spec, tuple(LogicalInput(edge.node) for edge in inputs), schema, plan_id)
+        return _in_turn(edges) if repartitioned else edges
+
     def apply(
         self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
     ) -> tuple[LogicalInput, ...]:
-        """Adds an operator with the hints of the relation ``plan_id``."""
-        check_expressions(spec, self._places)
-        node = self._plan.add(LogicalNode(spec, inputs, schema))
+        """Adds an operator with the hints of the relation ``plan_id``. A projection of a projection becomes one."""
         hints = self.capture.hints.get(plan_id, {}) if plan_id is not None else {}
+        if isinstance(spec, specs.EvaluateSpec) and len(inputs) == 1:
+            spec, inputs = self._merged(spec, inputs)
+            if not hints and _changes_nothing(spec, inputs):
+                return inputs
+        check_expressions(spec, self._places)
+        node = self._add(LogicalNode(spec, inputs, schema))
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
@@ -165,6 +225,28 @@ class QueryMapper:
                 )
             node.parallelism = 1
         return (LogicalInput(node),)
+
+    def _merged(
+        self, spec: specs.EvaluateSpec, inputs: tuple[LogicalInput, ...]
+    ) -> tuple[specs.EvaluateSpec, tuple[LogicalInput, ...]]:
+        """Returns a projection over the input of the projection before it, if no row is computed twice by that."""
+        [edge] = inputs
+        below = edge.node
+        if (
+            not isinstance(below.spec, specs.EvaluateSpec)
+            or edge.partitioning is not Partitioning.FORWARD
+            or below.uid is not None
+            or below.parallelism is not None
+            or any(known.node is below for node in self._plan.nodes for known in node.inputs)
+        ):
+            return spec, inputs
+        trees = composed([tree for _, tree in spec.columns], [tree for _, tree in below.spec.columns])
+        if trees is None:
+            return spec, inputs
+        if below in self._plan.nodes:
+            self._plan.nodes.remove(below)
+        names = [name for name, _ in spec.columns]
+        return specs.EvaluateSpec(tuple(zip(names, trees, strict=True)), spec.schema), below.inputs
 
     def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
@@ -178,7 +260,7 @@ class QueryMapper:
 
     def _source(self, node: Source, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         assert node.plan_id is not None
-        known, ends = self._sources.get(node.plan_id, (None, self._ends))
+        known, ends = self._shared.sources.get(node.plan_id, (None, self._ends))
         if ends != self._ends:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
@@ -193,7 +275,7 @@ class QueryMapper:
             read = _schema_of(source, self._resolve)
             spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
             known = self.apply(spec, (), read, node.plan_id)[0].node
-            self._sources[node.plan_id] = (known, ends)
+            self._shared.sources[node.plan_id] = (known, ends)
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)
@@ -225,10 +307,52 @@ class QueryMapper:
         if self._whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
-        node = self._plan.add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
+        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
+
+
+def _in_turn(edges: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
+    """Returns edges that send rows in turn to the subtasks of what reads them."""
+    return tuple(LogicalInput(edge.node, Partitioning.REBALANCE) for edge in edges)
+
+
+def _changes_nothing(spec: specs.EvaluateSpec, inputs: tuple[LogicalInput, ...]) -> bool:
+    """Returns whether a projection gives the columns of its only input as they are."""
+    same = all(isinstance(tree, Column) and tree.index == at for at, (_, tree) in enumerate(spec.columns))
+    return same and len(inputs) == 1 and spec.schema.equals(inputs[0].node.schema)
+
+
+def composed(trees: Sequence[Expression], below: Sequence[Expression]) -> list[Expression] | None:
+    """Returns expressions over the columns of a projection as expressions over that projection's input.
+
+    None if a value would be computed more often than before, or if a tree became too deep to evaluate by recursion.
+    """
+    uses = Counter(_read(trees, inside_lambda=False))
+    if any(uses[at] > 1 for at, tree in enumerate(below) if not isinstance(tree, Column | Literal)):
+        return None
+    if max(map(_depth, trees), default=0) + max(map(_depth, below), default=0) > _DEEPEST:
+        return None
+    return [rewritten(tree, lambda node: below[node.index] if isinstance(node, Column) else None) for tree in trees]
+
+
+def _read(trees: Iterable[Expression], *, inside_lambda: bool) -> Iterator[int]:
+    """Yields the positions of the columns that trees read; twice in a lambda, which is evaluated again and again."""
+    for tree in trees:
+        match tree:
+            case Column():
+                yield from (tree.index,) * (1 + inside_lambda)
+            case Lambda():
+                yield from _read([tree.body], inside_lambda=True)
+            case Call():
+                yield from _read(tree.arguments, inside_lambda=inside_lambda)
+
+
+def _depth(tree: Expression) -> int:
+    if isinstance(tree, Lambda):
+        return 1 + _depth(tree.body)
+    return 1 + max(map(_depth, tree.arguments), default=0) if isinstance(tree, Call) else 0
 
 
 def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> None:

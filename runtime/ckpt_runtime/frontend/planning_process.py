@@ -31,6 +31,8 @@ NEEDED = ("ckpt_runtime.frontend.program",)
 OFTEN_NEEDED = (
     "pyarrow.acero",
     "pyarrow.parquet",
+    "pyspark.sql.connect.session",
+    "pyspark.sql.connect.streaming.readwriter",
     "pyspark.sql.datasource",
     "pyspark.sql.streaming.stateful_processor",
     "pyspark.sql.types",

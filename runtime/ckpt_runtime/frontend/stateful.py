@@ -107,7 +107,7 @@ class _Grouping:
         if not self._keys:
             self._keys.append("all")
             self._flat.append(("all", Literal("0", "integer")))
-        arguments = sorted({at for aggregate in node.aggregates for at in aggregate.arguments})
+        arguments = sorted({at for aggregate in node.aggregates for at in self._arguments_of(aggregate)})
         self._arguments = {at: f"argument{at}" for at in arguments}
         self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
         self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
@@ -164,17 +164,23 @@ class _Grouping:
         if mode != "update" or node.event_time is not None:
             return None
         aggregates = []
-        for at, aggregate in enumerate(node.aggregates):
+        names = _UniqueNames(self._keys)
+        for aggregate in node.aggregates:
             function = _RUNNING.get(aggregate.function)
             if function is None or len(aggregate.arguments) > 1 or aggregate.filtered or aggregate.mode != "ansi":
                 return None
             column = None if self._counts_rows(aggregate) else self._arguments[aggregate.arguments[0]]
-            aggregates.append(specs.Aggregate(function, column, f"result{at}"))
+            text = f"{aggregate.function}({', '.join(self._texts[place] for place in aggregate.arguments)})"
+            aggregates.append(specs.Aggregate(function, column, names.of(text)))
         spec = specs.AggregateSpec(tuple(self._keys), tuple(aggregates))
         try:
             return spec, aggregate_output_schema(self._schema, spec)
         except SchemaDerivationError:
             return None
+
+    def _arguments_of(self, aggregate: TypedAggregate) -> tuple[int, ...]:
+        """The columns that an aggregate reads: not the constant of ``count(*)``."""
+        return aggregate.arguments if aggregate.filtered or not self._counts_rows(aggregate) else ()
 
     def _counts_rows(self, aggregate: TypedAggregate) -> bool:
         """Whether a count counts rows: its argument is a constant, as in Spark's form of ``count(*)``."""
@@ -249,8 +255,8 @@ class _UniqueNames:
     """Names of columns in state. They describe the content, so adding or removing other columns does not change
     them."""
 
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
+    def __init__(self, taken: Sequence[str] = ()) -> None:
+        self._taken = set(taken)
 
     def of(self, text: str) -> str:
         """Returns the text, shortened if it is long, and different from all names before."""

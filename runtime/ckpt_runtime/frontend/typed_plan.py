@@ -65,6 +65,10 @@ class Union(_Node, frozen=True, tag="union", kw_only=True):
     """The rows of all inputs, which have the same types by position."""
 
 
+class Repartition(_Node, frozen=True, tag="repartition", kw_only=True):
+    """The same rows, sent in turn to the subtasks of what reads them."""
+
+
 class TypedAggregate(msgspec.Struct, frozen=True):
     """An aggregate function over input columns. ``function`` is the name of Spark's class.
 
@@ -180,6 +184,7 @@ PlanNode: TypeAlias = (
     | Filter
     | Watermark
     | Union
+    | Repartition
     | Aggregate
     | Sort
     | Limit

@@ -148,7 +148,7 @@ def _schema_of(operator: _Operator) -> pa.Schema:
 def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
     """The nodes that lead to a sink, in plan order; others are omitted with a warning."""
     if not any(node.kind == "source" for node in plan.nodes):
-        raise PlanError("pipeline", "it has no source; start with session.readStream.format(...).load()")
+        raise PlanError("pipeline", "it has no source; start with spark.readStream.format(...).load()")
     sinks = [node for node in plan.nodes if node.kind == "sink"]
     if not sinks:
         raise PlanError("pipeline", "it has no sink; end each branch with .writeStream.format(...).start()")
@@ -253,10 +253,13 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
-                "state is lost when the pipeline changes: call .uid(...)"
+                "state is lost when the pipeline changes: name it with hint('uid', ...), a sink with queryName(...)"
             )
         if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
-            warnings.append(f"operator {uid!r} joins without time bounds: it keeps every row for ever; give within=...")
+            warnings.append(
+                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time to "
+                "its condition"
+            )
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
         operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
     return operators

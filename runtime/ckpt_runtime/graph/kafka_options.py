@@ -201,13 +201,21 @@ def _json_object(key: str, text: str) -> dict[str, Any]:
     return value
 
 
-def _by_partition(key: str, text: str, least: int) -> dict[str, dict[int, int]]:
+def offsets_by_partition(value: Any) -> dict[str, dict[int, int]]:
+    """The numbers by topic and partition in a value of JSON. Raises ValueError for a value of another form."""
     try:
-        named = {
+        return {
             topic: {int(partition): int(number) for partition, number in partitions.items()}
-            for topic, partitions in _json_object(key, text).items()
+            for topic, partitions in value.items()
         }
     except (AttributeError, TypeError, ValueError):
+        raise ValueError('expected JSON such as {"orders": {"0": 23, "1": 42}}') from None
+
+
+def _by_partition(key: str, text: str, least: int) -> dict[str, dict[int, int]]:
+    try:
+        named = offsets_by_partition(_json_object(key, text))
+    except ValueError:
         raise PlanError(f"option {key!r}", 'expected JSON such as {"orders": {"0": 23, "1": 42}}') from None
     for topic, partitions in named.items():
         for partition, number in partitions.items():

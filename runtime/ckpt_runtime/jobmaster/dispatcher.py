@@ -316,7 +316,9 @@ class Dispatcher:
         self._check_leads()
         request = with_recovery_options(self._complete(request))
         program = self._programs.get(request.pipeline_id)
-        return await self._planner.preview(program, request, await self._submitter.read_savepoint(request))
+        return await self._planner.preview(
+            program, request, await self._submitter.read_savepoint(request, only_plans=True)
+        )
 
     async def run_pipeline(self, request: RunRequest) -> str:
         """Returns the job id once the plan is checked and stored.
@@ -651,10 +653,12 @@ class Dispatcher:
             directories += [(item.external_path or "").rpartition("/")[0] for item in taken]
         return await self._catalogue.known([directory for directory in directories if directory], job)
 
-    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+    async def latest_savepoint(
+        self, directory: str | None, job: str | None, before_ms: int | None = None
+    ) -> CataloguedSavepoint:
         """Returns the latest good savepoint of that list. Raises :class:`NotFound` when there is none."""
         self._check_leads()
-        return await self._catalogue.latest(self._savepoint_directory(directory, job), job)
+        return await self._catalogue.latest(self._savepoint_directory(directory, job), job, before_ms)
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
         """Records the outcome of a verification or a drill."""

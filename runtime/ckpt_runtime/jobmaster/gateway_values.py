@@ -132,6 +132,7 @@ class RunRequest:
     ``drill``: a restore drill, whose job is discarded afterwards and may change nothing outside itself.
     ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and starts a lineage of its own.
     ``condition`` applies to the lineage that the job joins.
+    ``source_positions`` are the positions that sources continue from in place of those in the snapshot, by uid.
     """
 
     pipeline_id: str
@@ -147,6 +148,7 @@ class RunRequest:
     drill: bool = False
     fork: bool = False
     condition: Precondition = ANY_JOB
+    source_positions: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def option_keys(self) -> frozenset[str]:

@@ -20,9 +20,12 @@ from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
+from ckpt_runtime.jobmaster.request_checks import positions_of
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission, StoredProperties, submission_of
+from ckpt_runtime.snapshots.positions import repositioned
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -165,7 +168,6 @@ def _recover(
         failures=_failures(store, job_id),
     )
     archive = _retry(lambda: store.jobs.read_archive(stored))
-    path = None if properties.request is None else properties.request.savepoint_path
     has_own = bool(checkpoints) or has_ended  # until then it starts from its submission's snapshot
     return submission_of(
         stored,
@@ -174,9 +176,18 @@ def _recover(
         archive or b"",
         DurableRecord(store, job_id),
         history,
-        None if has_own or path is None else _retained(read(path), properties.claims is not None).checkpoint,
+        None if has_own else _submitted_with(properties, read),
         store.snapshots.url,
     )
+
+
+def _submitted_with(properties: StoredProperties, read: SnapshotReader) -> CompletedCheckpoint | None:
+    """The snapshot that the job was submitted with, if any, with the positions of sources that the request has set."""
+    request = properties.request
+    if request is None or request.savepoint_path is None:
+        return None
+    snapshot = repositioned(read(request.savepoint_path), positions_of(request, wall_clock_ms()))
+    return _retained(snapshot, properties.claims is not None).checkpoint
 
 
 def _retained(checkpoint: CompletedCheckpoint, owned: bool) -> RetainedCheckpoint:

@@ -91,6 +91,7 @@ def submitted_settings(
     return CheckpointConfiguration(
         **{setting.field: configuration.get(setting.option) for setting in CHECKPOINT_SETTINGS},
         transaction_timeout_ms=transaction_timeout_ms,
+        exactly_once=configuration.get(CheckpointingOptions.MODE) is CheckpointingMode.EXACTLY_ONCE,
     )
 
 
@@ -110,7 +111,7 @@ def shown_settings(
     """The settings that ``GET /jobs/:jobid/checkpoints/config`` shows."""
     return EffectiveCheckpointConfig(
         settings,
-        exactly_once=configuration.get(CheckpointingOptions.MODE) is CheckpointingMode.EXACTLY_ONCE,
+        exactly_once=settings.exactly_once,
         state_backend=_BACKEND_NAMES[configuration.get(StateOptions.BACKEND_TYPE)],
         checkpoint_storage="FileSystemCheckpointStorage",
         overrides=tuple(overrides.given),

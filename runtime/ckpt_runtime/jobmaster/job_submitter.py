@@ -15,6 +15,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.frontend.static_tables import with_tables
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -35,10 +36,12 @@ from ckpt_runtime.jobmaster.request_checks import (
     checkpoint_directory,
     given_configuration,
     planning_configuration,
+    positions_of,
     with_own_configuration,
 )
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.snapshots.positions import check_positions, repositioned
 from ckpt_runtime.snapshots.snapshot import open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
 from ckpt_runtime.storage.driver_pools import DriverPools
@@ -197,16 +200,22 @@ class JobSubmitter:
         """The default directory, in which a later driver finds checkpoints too if high availability is on."""
         return self._volatile_directory if self.store is None else self.store.snapshots.url
 
-    async def read_savepoint(self, request: RunRequest) -> CompletedCheckpoint | None:
-        """The snapshot that the job starts from, if any."""
-        path = request.savepoint_path
+    async def read_savepoint(self, request: RunRequest, *, only_plans: bool = False) -> CompletedCheckpoint | None:
+        """The snapshot that the job starts from, if any, with the positions that the request sets sources to.
+
+        ``only_plans``: the positions are checked and not set; the job itself may start from another snapshot.
+        """
+        path, positions = request.savepoint_path, positions_of(request, wall_clock_ms())
         if path is None:
             return None
-
         try:
             if await self._references.is_being_disposed(path):
                 raise SubmissionFailed(f"cannot restore from {path}: it is being disposed of")
-            return await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), _open, path)
+            found = await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), _open, path)
+            if only_plans:
+                check_positions(found, positions)
+                return found
+            return repositioned(found, positions)
         except StorageError as error:
             raise _refusal(f"cannot restore from {path}", error) from error
 

@@ -34,6 +34,8 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.snapshots.positions import start_position
+from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import check_url
 from ckpt_runtime.version import VERSION
@@ -84,6 +86,20 @@ def planning_configuration(
     restored = {} if savepoint is None else restored_max_parallelism(savepoint)
     internal: dict[str, str | None] = {RESTORED_MAX_PARALLELISM: json.dumps(restored)} if restored else {}
     return configuration.with_values(internal | ({RESTORE_DRILL: "true"} if request.drill else {}))
+
+
+def positions_of(request: RunRequest, now_ms: int) -> dict[str, StartPosition]:
+    """The positions that the request sets sources to, by uid. Raises InvalidRequest."""
+    if request.source_positions and request.savepoint_path is None:
+        allowed = "they change a snapshot, and savepointPath names none; a new job starts where its options say"
+        raise InvalidRequest("sourcePositions", dict(request.source_positions), allowed)
+    found = {}
+    for uid, text in request.source_positions.items():
+        try:
+            found[uid] = start_position(text, now_ms)
+        except ValueError as error:
+            raise InvalidRequest(f"sourcePositions.{uid}", text, str(error)) from None
+    return found
 
 
 def check_drill(request: RunRequest) -> None:

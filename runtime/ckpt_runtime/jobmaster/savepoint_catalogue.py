@@ -61,11 +61,15 @@ class SavepointCatalogue:
 
         return await self._call("directory", directory, look)
 
-    async def latest(self, directory: str, job: str | None) -> CataloguedSavepoint:
-        """The latest good savepoint. Raises InvalidRequest, NotFound, NotReady."""
-        found = await self._call("directory", directory, partial(catalogue.latest_good, directory, job))
+    async def latest(self, directory: str, job: str | None, before_ms: int | None) -> CataloguedSavepoint:
+        """The latest good savepoint, before a time if one is given. Raises InvalidRequest, NotFound, NotReady."""
+        found = await self._call("directory", directory, partial(catalogue.latest_good, directory, job, before_ms))
         if found is None:
-            raise NotFound(f"there is no good savepoint {'' if job is None else f'of job {job} '}in {directory}")
+            of_job, before = (
+                ("" if job is None else f" of job {job}"),
+                ("" if before_ms is None else f" before {before_ms}"),
+            )
+            raise NotFound(f"there is no good savepoint{of_job}{before} in {directory}")
         return found
 
     async def mark(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:

@@ -146,6 +146,10 @@ SavepointDirectory = Annotated[
         examples=["/data/savepoints"],
     ),
 ]
+CompletedBefore = Annotated[
+    int | None,
+    Query(alias="before", description="time in milliseconds since 1970", ge=0, le=2**53, examples=["1795600800000"]),
+]
 SavepointsOfJob = Annotated[
     str | None,
     Query(alias="job", description="id or name of a job", min_length=1, max_length=1000, examples=["flights"]),

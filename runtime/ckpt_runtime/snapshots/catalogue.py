@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.snapshots.positions import repositions_of
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -125,6 +126,7 @@ def described(metadata: CompletedCheckpoint, taken_by: SavepointFacts | None = N
         files=len({file.path for state in states for file in state.files()}),
         written_by=metadata.written_by,
         lineage=metadata.lineage_id,
+        repositioned=repositions_of(metadata),
     )
     if taken_by is None:
         return entry
@@ -213,18 +215,28 @@ def check_listable(directory: Location) -> None:
         raise NotFoundError(f"there is no directory {directory.url}", directory.url)
 
 
-def latest_good(directory: str | Location, job: str | None = None) -> CataloguedSavepoint | None:
+def latest_good(
+    directory: str | Location, job: str | None = None, before_ms: int | None = None
+) -> CataloguedSavepoint | None:
     """The latest savepoint that is good and has readable metadata; None if there is none.
 
+    One whose sources a user has set to other positions is never taken: it is for the start that it was made for.
+    ``before_ms``: it completed before this time, so that a job that starts from it reads everything again since then.
     Raises the errors of :func:`list_savepoints`. Also raises StorageError if storage fails while a savepoint is read:
     returning an older one instead would be wrong.
     """
     for catalogued in sorted(_found(directory, job, look_at), key=latest_first):
-        if catalogued.is_good:
+        if catalogued.is_good and _is_eligible(catalogued.entry, before_ms):
             with suppress(CorruptFileError, NotFoundError, InvalidLocationError):
                 open_savepoint(catalogued.location)
                 return catalogued
     return None
+
+
+def _is_eligible(entry: SavepointEntry | None, before_ms: int | None) -> bool:
+    if entry is None or entry.repositioned:
+        return False
+    return before_ms is None or entry.completed_at_ms < before_ms
 
 
 def try_look_at(place: Location) -> CataloguedSavepoint | None:

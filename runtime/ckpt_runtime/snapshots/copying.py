@@ -1,5 +1,7 @@
 """Copies a self-contained snapshot to a new directory, which may be on another file system, and verifies the copy.
 
+The copy is equal, or a savepoint in which sources have other positions.
+
 ``_metadata`` is copied last and unchanged: until then there is no snapshot at the target. If a step fails, the files
 that were written are deleted.
 """
@@ -7,16 +9,22 @@ that were written are deleted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.snapshots.positions import repositioned, repositions_of
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage, new_directory
+from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import (
+    AlreadyExistsError,
     CorruptFileError,
     InvalidLocationError,
     StorageError,
@@ -31,8 +39,9 @@ from ckpt_runtime.storage.filesystem import (
 )
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.savepoint_entry import change_entry, read_entry
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata_bytes
+from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata_bytes, write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter, is_relative, locate
+from ckpt_runtime.version import VERSION
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +80,41 @@ def copy_snapshot(
     return CopiedSnapshot(target.url, len(files), sum(file.length for file in files) + len(metadata))
 
 
-def _copy_entry(source: Location, target: Location) -> None:
+def default_target(source: Location) -> Location:
+    """A new directory beside a snapshot, for one with other positions."""
+    return source.parent.child(f"{source.name}-repositioned-{secrets.token_hex(3)}")
+
+
+def reposition_snapshot(
+    source: str | Location,
+    target: Location,
+    positions: Mapping[str, StartPosition],
+    progress: Progress = lambda _copied, _total: None,
+) -> CopiedSnapshot:
+    """Writes a savepoint to ``target``: the snapshot with these positions, by uid of the source.
+
+    The target must not exist, unless it holds what an equal call has written. Raises :class:`InvalidLocationError` also
+    for positions that the snapshot cannot be given, and otherwise the errors of :func:`copy_snapshot`. A failed call
+    leaves no files behind.
+    """
+    snapshot = open_snapshot(source)
+    metadata = repositioned(snapshot.metadata, positions)
+    files = own_files(snapshot)
+    properties = CheckpointProperties(CheckpointType.SAVEPOINT, metadata.format)
+    written = replace(metadata, directory=target.url, properties=properties, written_by=VERSION)
+    try:
+        with new_directory(target, snapshot.directory, partial(_discard, files, target)):
+            copy_files(snapshot.directory, files, target, progress)
+            write_metadata(target, written.to_json())
+    except AlreadyExistsError:
+        if not has_metadata(target) or open_snapshot(target).metadata.to_json() != written.to_json():
+            raise
+    else:
+        _copy_entry(snapshot.directory, target, repositions_of(metadata))
+    return CopiedSnapshot(target.url, len(files), sum(file.length for file in files))
+
+
+def _copy_entry(source: Location, target: Location, positions: dict[str, str] | None = None) -> None:
     """Copies the catalogue entry, if there is one, without the results of verifications and drills.
 
     The facts about the job hold for the copy, too; the results were obtained on the original.
@@ -80,6 +123,8 @@ def _copy_entry(source: Location, target: Location) -> None:
         entry = read_entry(source)
         if entry is not None:
             facts = replace(entry, verifications=(), drills=(), disposing=None)
+            if positions is not None:
+                facts = replace(facts, repositioned=positions)
             change_entry(target, lambda _: facts, lambda: facts)
     except (StorageError, ValueError) as error:
         logger.warning("the copy %s has no entry in the catalogue: %s", target.url, error)

@@ -14,6 +14,7 @@ import pyarrow as pa
 from msgspec import Struct
 
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
+from ckpt_runtime.snapshots.positions import repositions_of
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot
 from ckpt_runtime.state.errors import StateError, UnsupportedBackendError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
@@ -25,7 +26,7 @@ class SnapshotSummary(Struct, frozen=True):
     """A summary of one snapshot.
 
     ``bytes`` is what a restore reads. ``written_by`` is the release that wrote it; None if the snapshot is older than
-    this field.
+    this field. ``repositioned``: where sources continue that a user has set to other positions, by uid.
     """
 
     location: str
@@ -39,6 +40,7 @@ class SnapshotSummary(Struct, frozen=True):
     bytes: int
     files: int
     self_contained: bool
+    repositioned: dict[str, str]
 
 
 class StateDescription(Struct, frozen=True):
@@ -73,6 +75,7 @@ def summarized(snapshot: Snapshot) -> SnapshotSummary:
         bytes=sum(state.bytes for state in states),
         files=len(paths),
         self_contained=all(map(is_relative, paths)),
+        repositioned=repositions_of(metadata),
     )
 
 

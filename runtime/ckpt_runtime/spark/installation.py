@@ -17,10 +17,13 @@ from typing import Protocol
 
 MODULES = (
     "fastapi",
+    "grpc",
+    "grpc_status",
     "msgspec",
     "numba",
     "numpy",
     "orjson",
+    "pandas",
     "prometheus_client",
     "pyarrow",
     "pydantic",
@@ -44,16 +47,6 @@ def check_runtime() -> None:
         raise RuntimeNotInstalledError(
             f"a session needs {', '.join(missing)}, which {sys.executable} cannot import; "
             f"run: {sys.executable} -m pip install 'ckpt-runtime[session]'"
-        )
-
-
-def check_connect() -> None:
-    """Raises :class:`RuntimeNotInstalledError` if this interpreter lacks a package that Spark Connect needs."""
-    missing = [module for module in ("grpc", "grpc_status", "pandas") if importlib.util.find_spec(module) is None]
-    if missing:
-        raise RuntimeNotInstalledError(
-            f"connect.enabled: true needs {', '.join(missing)}, which {sys.executable} cannot import; "
-            f"run: {sys.executable} -m pip install 'ckpt-runtime[connect]'"
         )
 
 

@@ -45,7 +45,7 @@ from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.import_path import prefer_installed_pyspark
-from ckpt_runtime.spark.installation import PySparkMismatchError, RuntimeNotInstalledError, check_connect, check_pyspark
+from ckpt_runtime.spark.installation import PySparkMismatchError, RuntimeNotInstalledError, check_pyspark
 from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect
@@ -154,8 +154,6 @@ def main(arguments: list[str] | None = None) -> None:
         check_binding(options.rest_host, options.token, options.configuration.get(RestOptions.AUTHENTICATION))
         rest_context(options.configuration)
         credentials("", options.configuration)
-        if options.configuration.get(ConnectOptions.ENABLED):
-            check_connect()
         prefer_installed_pyspark()
         check_pyspark()
         with HeldDirectory("ckpt-sockets-") as sockets, _work_directory(options.work_directory) as work:

@@ -32,6 +32,8 @@ _HEAVY_MODULES = (
     "pyarrow.dataset",
     "pyarrow.acero",
     "pyarrow.parquet",
+    "pyspark.sql.connect.session",
+    "pyspark.sql.connect.streaming.readwriter",
     "pyspark.sql.datasource",
     "pyspark.sql.types",
     "pyspark.sql.streaming.stateful_processor",

@@ -8,7 +8,7 @@ each verification and restore drill. Any number of sessions and tools may add to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
@@ -47,6 +47,7 @@ class SavepointEntry:
     """Facts from when it was taken, and the latest marks, newest last. None: unknown, for savepoints without an entry.
 
     ``program`` names the pipeline's code by its digest, ``configuration_version`` the job's configuration.
+    ``repositioned``: where sources continue that a user has set, by uid.
     ``disposing`` are the relative paths of its files once it is being deleted, so that they can be found when the
     metadata is gone.
     """
@@ -69,6 +70,7 @@ class SavepointEntry:
     drills: tuple[Mark, ...] = ()
     disposing: tuple[str, ...] | None = None
     lineage: str | None = None
+    repositioned: dict[str, str] = field(default_factory=dict)
 
     @property
     def lineage_id(self) -> str:

@@ -57,4 +57,5 @@ def queries(spark: SparkSession, rows: DataFrame) -> dict[str, tuple[DataFrame, 
         "by_letter": (sql, "update"),
         "windows": (windows, "update"),
         "both": (both, "append"),
+        "dealt": (rows.repartition(3).withWatermark("placed_at", "1 hour").select("country", "quantity"), "append"),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,9 @@ def test_the_hook_knows_the_catalogue(job_manager: JobManager) -> None:
     assert latest is not None
     assert latest.location == SNAPSHOT
     assert hook.latest_good_savepoint("/s", job="another") is None
+    completed = datetime.fromtimestamp(latest.completion_timestamp / 1000, UTC)
+    assert hook.latest_good_savepoint("/s", before=completed + timedelta(seconds=1)) == latest
+    assert hook.latest_good_savepoint("/s", before=datetime(1971, 1, 1, tzinfo=UTC)) is None
 
 
 @pytest.mark.row("air.6")

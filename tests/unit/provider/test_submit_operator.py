@@ -207,6 +207,42 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
     assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/chk-2", "CLAIM")
 
 
+@pytest.mark.row("ends.7")
+def test_positions_of_sources_are_set_once_and_not_by_a_retry_that_resumes(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+) -> None:
+    given: dict[str, Any] = {"orders": {"topic": {"0": 7}}, "clicks": "{{ 'earliest' }}"}
+
+    def operator() -> SubmitJobOperator:
+        made = SubmitJobOperator(
+            task_id="t",
+            pipeline=pipeline,
+            savepoint_path="file:/data/sp",
+            source_positions=given,
+            wait_for_completion=True,
+            **FAST,
+        )
+        made.render_template_fields(task.context())
+        return made
+
+    context = task.context()
+    requests = []
+    for try_ in range(4):
+        started = operator()
+        deferred = deferral(started, context)
+        job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
+        requests.append((job.request.savepoint_path, dict(job.request.source_positions)))
+        if try_ == 1:
+            for _ in range(2):
+                job_manager.gateway.complete_checkpoint(job)
+        job_manager.gateway.move(job.job_id, JobStatus.FAILED)
+        with pytest.raises(CkptJobFailed):
+            started.resume_execution("execute_complete", {"event": fire(deferred)}, context)
+    set_ = {"orders": '{"topic": {"0": 7}}', "clicks": "earliest"}
+    # The first job had no checkpoint; the second one had some, and the third one none of its own.
+    assert requests == [("file:/data/sp", set_)] * 2 + [("file:/data/chk-2", {})] * 2
+
+
 @pytest.mark.row("air.3")
 def test_retry_that_would_repeat_output_is_refused_without_start_over(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
@@ -492,6 +528,8 @@ def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task
         ({"pipeline_id": "x", "configuration": {"a": None}}, "configuration"),
         ({"pipeline_id": "x", "args": {"--rows": 7}}, "args"),
         ({"pipeline_id": "x", "claim_mode": "LEGACY"}, "claim_mode"),
+        ({"pipeline_id": "x", "source_positions": ["a"]}, "source_positions"),
+        ({"pipeline_id": "x", "source_positions": {"orders": "earliest"}}, "source_positions"),
         ({"pipeline_id": "x", "start_over": "maybe"}, "start_over"),
         ({"pipeline_id": "x", "latest_kind": "NEWEST"}, "latest_kind"),
         ({"pipeline_id": "x", "if_no_snapshot": "skip"}, "if_no_snapshot"),

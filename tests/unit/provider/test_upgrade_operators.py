@@ -31,7 +31,7 @@ from airflow_provider_ckpt.upgrades.actions import (
     Stop,
     StopSeen,
 )
-from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform
+from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, _options, perform
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from airflow_provider_ckpt.upgrades.steps import WATCHES, begin, drive, take_step
 from ckpt_runtime.client.clients import CkptClient
@@ -60,6 +60,7 @@ def upgrade(**arguments: Any) -> UpgradeJobOperator:
         ({"args": "a b"}, "args: 'a b'"),
         ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not recorded"),
         ({"pause_before_start": "perhaps"}, "pause_before_start: 'perhaps'"),
+        ({"source_positions": {"orders": "latest"}, "mode": "stateless"}, "source_positions: .* starts with nothing"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_sent(
@@ -68,6 +69,16 @@ def test_bad_arguments_are_refused_before_anything_is_sent(
     with pytest.raises(CkptArgumentInvalid, match=message):
         upgrade(**arguments).execute(Task().context())
     assert job_manager.received == []
+
+
+@pytest.mark.row("ends.7")
+def test_positions_of_sources_belong_to_the_new_version_alone(job_manager: JobManager) -> None:
+    desired = upgrade(source_positions={"orders": {"topic": {"0": 7}}})._desired(JOB, "p")
+    assert desired.options["source_positions"] == {"orders": '{"topic": {"0": 7}}'}
+    assert desired.rollback_options == {}
+    assert _options(desired.options, JOB, "/sp").source_positions == desired.options["source_positions"]
+    # The plan is shown before there is a snapshot.
+    assert _options(desired.options, JOB, None).source_positions == {}
 
 
 def test_without_a_task_state_store_nothing_is_begun(job_manager: JobManager) -> None:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.json_reader import (
     Document,
@@ -57,44 +57,89 @@ def options_of(call: Call, known: frozenset[str]) -> dict[str, str]:
     return {lower[name.lower()]: value for name, value in options.items()}
 
 
+_CORRUPT = "columnNameOfCorruptRecord"
+
+
 @strict("JsonToStructs")
 def _from_json(call: Call) -> Callable[..., Value]:
-    options = options_of(call, frozenset({"mode", *_FORMATS.values()}))
-    if options.get("mode", "PERMISSIVE").upper() != "PERMISSIVE":
-        raise UnsupportedExpressionError(f"from_json in the mode {options['mode']}", "the engine knows PERMISSIVE")
+    options = options_of(call, frozenset({"mode", _CORRUPT, *_FORMATS.values()}))
+    mode = options.get("mode", "PERMISSIVE").upper()
+    if mode not in ("PERMISSIVE", "FAILFAST"):
+        raise UnsupportedExpressionError(
+            f"from_json in the mode {options['mode']}", "PERMISSIVE and FAILFAST are known"
+        )
     type_ = call.type
     assert isinstance(type_, dict)
-    if type_["type"] == "struct" and any(field["name"] == "_corrupt_record" for field in type_["fields"]):
-        raise UnsupportedExpressionError("from_json with a column _corrupt_record", "give it another name")
-    convert = _converter(type_, str(call.settings.get("zone", "UTC")), options)
-    if type_["type"] == "struct":
-        nothing: Any = {field["name"]: None for field in type_["fields"]}
-    else:
-        nothing = None
-    single = type_["type"] == "array" and type_["elementType"]
+    corrupt = _corrupt_column(type_, options)
+    read = _reader(type_, corrupt, str(call.settings.get("zone", "UTC")), options)
 
     def parse(text: str) -> Any:
-        try:
-            return convert(msgspec.json.decode(text))
-        except (msgspec.DecodeError, _NeedsText, _NotConvertible, RecursionError):
-            pass
-        if is_blank(text):
-            return None
-        try:
-            document = read_json(text, non_numeric=True)
-            if isinstance(document, Members) and isinstance(single, dict) and single["type"] == "struct":
-                document = [document]
-            return nothing if document is None else convert(document)
-        except (MalformedJson, _NotConvertible):
-            return nothing
+        value, is_bad = read(text)
+        if is_bad and mode == "FAILFAST":
+            raise EvaluationError("MALFORMED_RECORD_IN_PARSING", f"from_json, in the mode FAILFAST: {text[:200]!r}")
+        if corrupt is not None and value is not None:
+            value[corrupt] = text if is_bad else None
+        return value
 
     return per_row(parse, arrow_type(type_))
 
 
-def _converter(type_: SparkType, zone: str, options: Mapping[str, str]) -> _Convert:
-    """Returns a converter of documents from :func:`read_json`, or from msgspec where its documents hold enough."""
+def _corrupt_column(type_: dict[str, Any], options: Mapping[str, str]) -> str | None:
+    """The column of a struct that gets bad records, if it has one."""
+    name = options.get(_CORRUPT, "_corrupt_record")
+    fields = {field["name"]: field["type"] for field in type_["fields"]} if type_["type"] == "struct" else {}
+    if name not in fields:
+        return None
+    if fields[name] != "string":
+        raise UnsupportedExpressionError(f"from_json with a column {name} that is no string")
+    if _CORRUPT not in options:
+        raise UnsupportedExpressionError(
+            f"from_json with a column {name}",
+            f"name it by the option {_CORRUPT}: without options, Spark's optimizer may leave out the columns whose "
+            "values are bad",
+        )
+    return name
+
+
+def _reader(
+    type_: dict[str, Any], corrupt: str | None, zone: str, options: Mapping[str, str]
+) -> Callable[[str], tuple[Any, bool]]:
+    """Returns what reads a text: to a value, and whether the text, or a value in it, is bad."""
+    nothing: Any = None
+    if type_["type"] == "struct":
+        nothing = {field["name"]: None for field in type_["fields"]}
+        type_ = {**type_, "fields": [field for field in type_["fields"] if field["name"] != corrupt]}
+    bad: list[str] = []
+    convert = _converter(type_, zone, options, bad)
+    single = type_["type"] == "array" and type_["elementType"]
+
+    def read(text: str) -> tuple[Any, bool]:
+        try:
+            return convert(msgspec.json.decode(text)), False
+        except (msgspec.DecodeError, _NeedsText, _NotConvertible, RecursionError):
+            bad.clear()
+        if is_blank(text):
+            return None, False
+        try:
+            document = read_json(text, non_numeric=True)
+            if isinstance(document, Members) and isinstance(single, dict) and single["type"] == "struct":
+                document = [document]
+            if document is not None:
+                return convert(document), bool(bad)
+        except (MalformedJson, _NotConvertible):
+            pass
+        return (dict(nothing) if nothing is not None else None), True
+
+    return read
+
+
+def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: list[str]) -> _Convert:
+    """Returns a converter of documents from :func:`read_json`, or from msgspec where its documents hold enough.
+
+    ``bad`` gets the names of fields whose values do not fit and are null therefore.
+    """
     if isinstance(type_, dict):
-        return _nested_converter(type_, zone, options)
+        return _nested_converter(type_, zone, options, bad)
     if is_integral(type_):
         return _to_integer(type_)
     if is_fractional(type_):
@@ -112,9 +157,9 @@ def _converter(type_: SparkType, zone: str, options: Mapping[str, str]) -> _Conv
     raise UnsupportedExpressionError(f"from_json to the type {type_}")
 
 
-def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, str]) -> _Convert:
+def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, str], bad: list[str]) -> _Convert:
     if type_["type"] == "array":
-        element = _converter(type_["elementType"], zone, options)
+        element = _converter(type_["elementType"], zone, options, bad)
 
         def array(value: Any) -> Any:
             if not isinstance(value, list) or isinstance(value, Members):
@@ -125,7 +170,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
     if type_["type"] == "map":
         if type_["keyType"] != "string":
             raise UnsupportedExpressionError("from_json to a map whose keys are not strings")
-        item = _converter(type_["valueType"], zone, options)
+        item = _converter(type_["valueType"], zone, options, bad)
 
         def entries(value: Any) -> Any:
             if isinstance(value, dict):
@@ -136,7 +181,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
         return entries
     names = [field["name"] for field in type_["fields"]]
-    fields = {field["name"]: _converter(field["type"], zone, options) for field in type_["fields"]}
+    fields = {field["name"]: _converter(field["type"], zone, options, bad) for field in type_["fields"]}
     if len(fields) < len(names):
         raise UnsupportedExpressionError("from_json to a struct with two fields of one name")
 
@@ -155,7 +200,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
                 try:
                     row[name] = None if found is None else fields[name](found)
                 except _NotConvertible:
-                    continue
+                    bad.append(name)
         return row
 
     return struct

@@ -42,6 +42,7 @@ from ckpt_runtime.rest.bodies import (
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
     CheckpointId,
+    CompletedBefore,
     Condition,
     JobId,
     Requester,
@@ -305,10 +306,13 @@ async def known(dispatcher: TheDispatcher, job: SavepointsOfJob = None) -> Known
 
 @catalogue.get("/latest", responses=errors(400, 404, 409))
 async def latest(
-    dispatcher: TheDispatcher, directory: SavepointDirectory = None, job: SavepointsOfJob = None
+    dispatcher: TheDispatcher,
+    directory: SavepointDirectory = None,
+    job: SavepointsOfJob = None,
+    before_ms: CompletedBefore = None,
 ) -> Savepoint:
-    """The latest good savepoint."""
-    return checkpoint_answers.savepoint(await dispatcher.latest_savepoint(directory, job))
+    """The latest good savepoint; with `before` the latest that had completed by then."""
+    return checkpoint_answers.savepoint(await dispatcher.latest_savepoint(directory, job, before_ms))
 
 
 @catalogue.post("/marks", responses=_TRIGGER, openapi_extra=_MARK_BODY)

@@ -259,6 +259,8 @@ class JarRunRequestBody(Body):
     """``restoreMode`` is the older name of ``claimMode``. Options that are not given are those of the job ``likeJob``.
 
     ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it.
+    ``sourcePositions``: where sources continue in place of their positions in the snapshot, by uid: ``earliest``,
+    ``latest``, a time, or offsets as JSON.
     """
 
     entry_point: EntryPoint | None = spelled("entryClass", "entry-class", default=None)
@@ -273,6 +275,7 @@ class JarRunRequestBody(Body):
     )
     configuration: Options = spelled("flinkConfiguration", default={})
     fork: Flag = False
+    source_positions: Options = spelled("sourcePositions", default={})
 
     @model_validator(mode="before")
     @classmethod
@@ -296,6 +299,10 @@ _RUN_BODY = json_body(
             "claimMode": "NO_CLAIM",
             "allowNonRestoredState": False,
             "jobId": _JOB,
+        },
+        "from a savepoint, and orders since a time": {
+            "savepointPath": _SAVEPOINT_PATH,
+            "sourcePositions": {"orders": "2026-11-01T09:00"},
         },
     },
 )

@@ -38,6 +38,7 @@ SAVEPOINT = CheckpointOptions(CheckpointProperties(CheckpointType.SAVEPOINT), "d
 UNALIGNED = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True)
 LATER = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True, aligned_timeout_ms=100)
 BOUNDED = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True, max_inflight_data_bytes=50)
+COUNTED = CheckpointOptions(CheckpointProperties(), "dir", exactly_once=False)
 FULLY_BOUNDED = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True, max_inflight_data_bytes=0)
 CANCELLED = Reason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
 SUBSUMED = Reason.CHECKPOINT_DECLINED_SUBSUMED
@@ -69,6 +70,53 @@ def feed(handler, *events, now=0):
     for event in events:
         effects = handler.handle(event, at(now))
     return effects
+
+
+# --- at least once
+
+
+def test_barriers_of_a_checkpoint_at_least_once_are_counted_and_block_nothing():
+    handler = BarrierHandler([A, B, C])
+    assert handler.handle(received(A, 1, COUNTED), at(10)) == []
+    assert handler.handle(received(A, 2, COUNTED), at(15)) == []
+    assert handler.handle(EndOfPartitionReceived(C), at(20)) == []
+    assert handler.blocked_channels == ()
+    assert handler.handle(received(B, 1, COUNTED), at(45)) == [triggered(1, 35, COUNTED), AllBarriersReceived(1, 35)]
+    assert handler.handle(received(B, 2, COUNTED), at(50)) == [triggered(2, 35, COUNTED), AllBarriersReceived(2, 35)]
+    assert handler.pending_checkpoint is None
+
+
+def test_a_checkpoint_at_least_once_whose_barrier_is_passed_over_is_given_up():
+    handler = BarrierHandler([A, B])
+    assert feed(handler, received(A, 1, COUNTED), received(B, 2, COUNTED)) == [AbortCheckpoint(1, SUBSUMED)]
+    assert feed(handler, received(A, 2, COUNTED)) == [triggered(2, 0, COUNTED), AllBarriersReceived(2, 0)]
+
+
+def test_a_cancelled_checkpoint_at_least_once_is_given_up_once():
+    handler = BarrierHandler([A, B])
+    feed(handler, received(A, 1, COUNTED))
+    assert feed(handler, CancelBarrierReceived(B, 1)) == [AbortCheckpoint(1, CANCELLED)]
+    assert feed(handler, CancelBarrierReceived(A, 2)) == [AbortCheckpoint(2, CANCELLED)]
+    assert feed(handler, CancelBarrierReceived(B, 2)) == []
+
+
+def test_a_savepoint_aligns_behind_a_checkpoint_at_least_once():
+    handler = BarrierHandler([A, B])
+    feed(handler, received(A, 1, COUNTED))
+    assert feed(handler, received(A, 2, SAVEPOINT)) == [BlockChannel(A)]
+    assert feed(handler, received(B, 1, COUNTED)) == [triggered(1, 0, COUNTED), AllBarriersReceived(1, 0)]
+    assert handler.blocked_channels == (A,)
+    assert feed(handler, received(B, 2, SAVEPOINT))[-1] == ResumeChannels((A, B))
+
+
+def test_channels_of_counted_work_align_in_every_checkpoint():
+    handler = BarrierHandler([A, B], aligned_only=[A])
+    assert feed(handler, received(A, 1, COUNTED)) == [BlockChannel(A)]
+    assert feed(handler, received(B, 1, COUNTED)) == [
+        triggered(1, 0, COUNTED),
+        AllBarriersReceived(1, 0),
+        ResumeChannels((A,)),
+    ]
 
 
 # --- aligned

@@ -216,7 +216,10 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         ({"heartbeat.interval": "3 min", "heartbeat.timeout": "9 min"}, "taskmanager.registration.timeout"),
         ({"pipeline.max-parallelism": "0"}, "pipeline.max-parallelism"),
         ({"pipeline.max-parallelism": "4", "parallelism.default": "5"}, "parallelism.default"),
-        ({"execution.checkpointing.mode": "AT_LEAST_ONCE"}, "execution.checkpointing.mode"),
+        (
+            {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned.enabled": "true"},
+            "execution.checkpointing.unaligned.enabled",
+        ),
         (
             {"restart-strategy.exponential-delay.initial-backoff": "2 min"},
             "restart-strategy.exponential-delay.initial-backoff",

@@ -6,13 +6,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorSubtaskState, SubtaskState
+from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
+from ckpt_runtime.snapshots.positions import repositioned, start_position
 from tests.unit.runtime.connectors.harness import JOB, Collector, context, opened, redistributed, snapshot_of
 
 States = list[list[OperatorListState]]
@@ -102,3 +107,25 @@ class Job:
         self.enumerator.close()
         for reader in self.readers:
             reader.close()
+
+
+def metadata_of(states: tuple[States, States], directory: str = "file:/savepoint") -> CompletedCheckpoint:
+    """A savepoint of the job: source ``orders`` with these states of its enumerator and readers."""
+    head, tails = states
+    vertices = (
+        VertexDescriptor("enumerator", "orders offsets", ("orders",), 1, 128),
+        VertexDescriptor("readers", "orders", ("orders.reader", "behind"), len(tails), 128),
+    )
+    found = {("enumerator", 0): SubtaskState({"orders": OperatorSubtaskState((), tuple(head[0]))})}
+    for subtask, lists in enumerate(tails):
+        found["readers", subtask] = SubtaskState({"orders.reader": OperatorSubtaskState((), tuple(lists))})
+    edges = (EdgeDescriptor("enumerator", "readers", Partitioning.REBALANCE),)
+    properties = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE)
+    return CompletedCheckpoint(7, JOB, 1, 2, directory, properties, vertices, found, edges=edges)
+
+
+def moved(states: tuple[States, States], to: str, now_ms: int = 1 << 50) -> tuple[States, States]:
+    """The same states when a user has set the source to a position."""
+    found = repositioned(metadata_of(states), {"orders": start_position(to, now_ms)}).states
+    tails = [list(found["readers", subtask].operators["orders.reader"].lists) for subtask in range(len(states[1]))]
+    return [list(found["enumerator", 0].operators["orders"].lists)], tails

@@ -94,8 +94,25 @@ def test_json_that_is_nested_too_deep_is_an_error_not_a_crash() -> None:
 
 
 def test_option_of_json_that_is_not_known_is_refused() -> None:
-    with pytest.raises(UnsupportedExpressionError, match="columnNameOfCorruptRecord"):
-        from_json("{}", struct(a="integer"), columnNameOfCorruptRecord="bad")
+    with pytest.raises(UnsupportedExpressionError, match="allowComments"):
+        from_json("{}", struct(a="integer"), allowComments="true")
+
+
+@pytest.mark.row("ends.6")
+def test_bad_record_is_kept_in_its_column_or_fails() -> None:
+    kept = struct(a="integer", bad="string")
+    for text, row in (
+        ('{"a": 1}', {"a": 1, "bad": None}),
+        ('{"a": "x"}', {"a": None, "bad": '{"a": "x"}'}),
+        ("{", {"a": None, "bad": "{"}),
+        (" ", None),
+    ):
+        assert from_json(text, kept, columnNameOfCorruptRecord="bad") == row
+    assert from_json('{"a": 1}', struct(a="integer"), mode="FAILFAST") == {"a": 1}
+    with pytest.raises(EvaluationError, match="MALFORMED_RECORD_IN_PARSING"):
+        from_json('{"a": "x"}', struct(a="integer"), mode="FAILFAST")
+    with pytest.raises(UnsupportedExpressionError, match="option columnNameOfCorruptRecord"):
+        from_json("{}", struct(a="integer", _corrupt_record="string"))
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,22 @@ import msgspec
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
-from ckpt_runtime.expressions.nodes import Call, Column, Expression
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource, captured_session
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Analysis,
     AnalysisNeeded,
+    Filter,
     PlanNode,
     Project,
+    Repartition,
     Source,
     StaticTable,
     TypedAggregate,
     TypedColumn,
+    Watermark,
 )
 from ckpt_runtime.graph.errors import PlanError
 
@@ -67,14 +70,11 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
         "(2) project, no uid, parallelism 2",
         "    input: (1) FORWARD",
         "    vectorised",
-        "(3) project, no uid, parallelism 2",
-        "    input: (2) FORWARD",
-        "    vectorised",
-        "(4) aggregate, uid orders, parallelism 4",
-        "    input: (3) HASH by country",
+        "(3) aggregate, uid orders, parallelism 4",
+        "    input: (2) HASH by country",
         "    keeps state; vectorised",
-        "(5) project, no uid, parallelism 2",
-        "    input: (4) REBALANCE",
+        "(4) project, no uid, parallelism 2",
+        "    input: (3) REBALANCE",
         "    vectorised",
     ]
 
@@ -82,7 +82,31 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
 def test_operator_of_another_parallelism_is_shown_with_the_edge_of_the_job() -> None:
     project = Project(columns=COLUMNS, inputs=(0,), plan_id=8, expressions=(Column(0, "string"), Column(1, "long")))
     assert "input: (1) REBALANCE" in text_of(SOURCE, project, hints={8: {"parallelism": "3"}})
-    assert "input: (1) FORWARD" in text_of(SOURCE, project)
+    assert "input: (1) FORWARD" in text_of(SOURCE, project, hints={8: {"uid": "picked"}})
+
+
+def test_repartitioned_rows_reach_the_next_operator_in_turn_and_its_watermark_in_order() -> None:
+    times = (TypedColumn("at", "timestamp"),)
+    read = Project(columns=times, inputs=(0,), expressions=(Literal(None, "timestamp"),))
+    dealt = Repartition(columns=times, inputs=(1,))
+    kept = Filter(columns=times, inputs=(2,), condition=Literal(True, "boolean"))
+    assert "input: (2) REBALANCE" in text_of(SOURCE, read, dealt, kept)
+    timed = Watermark(columns=times, inputs=(2,), column=0, delay_ms=0)
+    text = text_of(SOURCE, read, dealt, timed, msgspec.structs.replace(kept, inputs=(3,)))
+    assert "input: (2) FORWARD" in text
+    assert "input: (3) REBALANCE" in text
+
+
+def test_projections_are_merged_unless_a_value_would_be_computed_twice() -> None:
+    negated = Call("UnaryMinus", (Column(1, "long"),), "long")
+    first = Project(columns=COLUMNS, inputs=(0,), expressions=(Column(0, "string"), negated))
+    again = msgspec.structs.replace(first, inputs=(1,))
+    assert text_of(SOURCE, first, again).count("project") == 1
+    twice = Call("Add", (Column(1, "long"), Column(1, "long")), "long")
+    doubled = msgspec.structs.replace(again, expressions=(Column(0, "string"), twice))
+    assert text_of(SOURCE, first, doubled).count("project") == 2
+    named = msgspec.structs.replace(first, plan_id=8)
+    assert text_of(SOURCE, named, again, hints={8: {"uid": "mine"}}).count("project") == 2
 
 
 @pytest.mark.parametrize(
@@ -101,9 +125,8 @@ def test_extended_plan_lists_the_columns_of_each_operator() -> None:
     text = text_of(SOURCE, ROWS, COUNT, extended=True)
     assert re.findall("columns: .*", text) == [
         "columns: country string, amount int64",
-        "columns: country string, amount int64",
         "columns: country string, argument1 int64",
-        "columns: country string, result0 int64",
+        "columns: country string, Count(amount) int64",
         "columns: country string, orders int64",
     ]
     assert "columns" not in text_of(SOURCE, ROWS, COUNT)
@@ -114,7 +137,7 @@ def test_query_is_shown_with_its_sink_and_changes_nothing_of_the_program() -> No
     start = WriteStreamOperationStart(format="noop", output_mode="update", query_name="counts", available_now=True)
     text = explanation(made, CapturedQuery(start, analysis(SOURCE, ROWS, COUNT)), str, 1, extended=False)
     assert text.startswith("== Plan of the query 'counts', output mode update ==")
-    assert "(6) sink noop, uid counts-sink, parallelism 1\n    input: (5) FORWARD" in text
+    assert "(5) sink noop, uid counts-sink, parallelism 1\n    input: (4) FORWARD" in text
     assert made.sources[7].options == {"path": "/data"}
 
 

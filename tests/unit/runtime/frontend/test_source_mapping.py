@@ -1,4 +1,4 @@
-"""What a program says elsewhere decides how its sources read: the trigger of a query, the session's time zone."""
+"""What the queries of a program share: a source that reads as all of them say, and frames that are computed once."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
+from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.mapping import add_queries
-from ckpt_runtime.frontend.typed_plan import Analysis, Source, TypedColumn
+from ckpt_runtime.frontend.typed_plan import Analysis, PlanNode, Project, Source, TypedColumn
+from ckpt_runtime.graph.compiler import compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalPlan
 from ckpt_runtime.graph.specs import SourceSpec
@@ -55,3 +57,40 @@ def test_source_that_always_ends_keeps_its_options() -> None:
 def test_json_is_read_in_the_time_zone_of_the_session() -> None:
     assert source_of({}, source="json", zone="Europe/Vienna").options["timeZone"] == "Europe/Vienna"
     assert source_of({}, source="json").options["timeZone"] == "UTC"
+
+
+def projection(plan_id: int, name: str, below: int) -> Project:
+    return Project(
+        columns=(TypedColumn(name, "string"),), inputs=(below,), plan_id=plan_id, expressions=(Column(0, "string"),)
+    )
+
+
+def plan_of(*queries: tuple[PlanNode, ...], hints: dict[int, dict[str, str]]) -> LogicalPlan:
+    capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None, hints=hints)
+    capture.sources[7] = CapturedSource("text", {"path": "/data"}, "value STRING")
+    source = Source(columns=COLUMNS, plan_id=7)
+    for number, nodes in enumerate(queries):
+        start = WriteStreamOperationStart(format="noop", output_mode="append", query_name=f"query-{number}")
+        capture.queries.append(CapturedQuery(start, Analysis(columns=nodes[-1].columns, nodes=(source, *nodes))))
+    plan = LogicalPlan("job")
+    add_queries(capture, plan, lambda name: name)
+    return plan
+
+
+def test_frame_of_two_queries_is_computed_once_and_has_one_uid() -> None:
+    shared = projection(8, "shared", 0)
+    plan = plan_of((shared,), (shared, projection(9, "more", 1)), hints={7: {"uid": "source"}, 8: {"uid": "shared"}})
+    assert [node.uid for node in plan.nodes if node.uid] == ["source", "shared", "query-0-sink", "query-1-sink"]
+    [node] = [node for node in plan.nodes if node.uid == "shared"]
+    assert sum(edge.node is node for other in plan.nodes for edge in other.inputs) == 2
+    assert compile_plan(plan).warnings == ()
+
+
+def test_projections_of_a_frame_that_another_query_has_merged_are_all_reached() -> None:
+    first, second, third = projection(8, "first", 0), projection(9, "second", 1), projection(10, "third", 2)
+    for other in ((first, second), (first,), (first, second, third, projection(11, "fourth", 3))):
+        plan = plan_of((first, second, third), other, hints={7: {"uid": "source"}})
+        compiled = compile_plan(plan)
+        assert compiled.warnings == ()
+        names = {schema.names[0] for uid, schema in compiled.input_schemas.items() if uid.startswith("query-")}
+        assert names == {"third", other[-1].columns[0].name}

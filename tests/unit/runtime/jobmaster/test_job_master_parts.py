@@ -164,7 +164,7 @@ class TestCheckpointSettings:
 
     def test_the_table_has_all_settings(self) -> None:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
-        assert fields == {item.field for item in CHECKPOINT_SETTINGS} | {"transaction_timeout_ms"}
+        assert fields == {item.field for item in CHECKPOINT_SETTINGS} | {"transaction_timeout_ms", "exactly_once"}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
         assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 

@@ -662,9 +662,12 @@ class FakeGateway:
         found = await self.list_savepoints(None, job)
         return g.KnownSavepoints((found.directory,), found.savepoints, {"s3://away/savepoints": "it does not answer"})
 
-    async def latest_savepoint(self, directory: str | None, job: str | None) -> CataloguedSavepoint:
+    async def latest_savepoint(
+        self, directory: str | None, job: str | None, before_ms: int | None = None
+    ) -> CataloguedSavepoint:
         for found in (await self.list_savepoints(directory, job)).savepoints:
-            if found.is_good:
+            at_ms = None if found.entry is None else found.entry.completed_at_ms
+            if found.is_good and (before_ms is None or (at_ms is not None and at_ms < before_ms)):
                 return found
         raise errors.NotFound(f"there is no good savepoint in {directory}")
 

@@ -1,0 +1,158 @@
+"""Sets the position of a source in a snapshot; all other state stays as it is.
+
+The position is recorded beside the state of the source's enumerator, with the splits that its readers had. The source
+itself finds out what it means when a job starts from the snapshot, because only the program knows where the data is.
+What can be checked without it is checked here: the snapshot has such a source, and the source takes such positions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from msgspec import Struct
+
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorSubtaskState, SubtaskState
+from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
+from ckpt_runtime.graph.schema import DocumentError, check_values, checked
+from ckpt_runtime.sources import StartPosition
+from ckpt_runtime.storage.errors import InvalidLocationError
+
+ALLOWED = "earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it says otherwise), or offsets as JSON"
+
+
+def start_position(text: str, now_ms: int) -> StartPosition:
+    """The position that a user means. Raises ValueError for a text of another form, and for a time that is to come."""
+    given = text.strip()
+    if given.lower() in ("earliest", "latest"):
+        return StartPosition(given.lower())  # type: ignore[arg-type]
+    if given.startswith("{"):
+        try:
+            offsets = json.loads(given)
+            check_values(offsets, "the offsets")
+        except RecursionError:
+            raise ValueError("the offsets are nested too deeply") from None
+        except ValueError as error:
+            raise ValueError(f"the offsets are no JSON: {error}") from None
+        return StartPosition("offsets", offsets=offsets)
+    try:
+        at = datetime.fromisoformat(given)
+    except ValueError:
+        raise ValueError(f"{given[:200]!r} is no position; allowed are {ALLOWED}") from None
+    time_ms = int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
+    if not 0 <= time_ms <= now_ms:
+        raise ValueError(f"{given!r} has to be a time between 1970 and now")
+    return StartPosition("timestamp", time_ms)
+
+
+def position_text(position: StartPosition) -> str:
+    """How a position is shown to a user."""
+    if position.time_ms is not None:
+        return datetime.fromtimestamp(position.time_ms / 1000, UTC).isoformat()
+    return position.kind if position.offsets is None else json.dumps(position.offsets)
+
+
+def repositioned(metadata: CompletedCheckpoint, positions: Mapping[str, StartPosition]) -> CompletedCheckpoint:
+    """The snapshot with these positions, by uid of the source. Raises InvalidLocationError naming what is wrong."""
+    check_positions(metadata, positions)
+    if positions and any(state.has_channel_state for state in metadata.states.values()):
+        url = metadata.directory
+        raise InvalidLocationError(f"{url} holds data in flight; take a savepoint, which holds none", url)
+    states = dict(metadata.states)
+    for uid, position in positions.items():
+        _set(metadata, states, uid, position)
+    return replace(metadata, states=states)
+
+
+def check_positions(metadata: CompletedCheckpoint, positions: Mapping[str, StartPosition]) -> None:
+    """Raises InvalidLocationError unless the sources of these uids are in the snapshot and take such positions."""
+    known = dict(_enumerators(metadata))
+    for uid, position in positions.items():
+        _check(metadata, known, uid, position)
+
+
+def repositions_of(metadata: CompletedCheckpoint) -> dict[str, str]:
+    """The positions that were set in a snapshot and that no job has started from yet, by uid, as texts."""
+    found = {}
+    for uid, item in _enumerators(metadata):
+        given = item.get("reposition")
+        if given is not None:
+            with suppress(DocumentError):
+                found[uid] = position_text(checked(given, _Reposition).position)
+    return found
+
+
+class _Reposition(Struct):
+    position: StartPosition
+
+
+def _enumerators(metadata: CompletedCheckpoint) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Uid and stored item of each source that is read in splits."""
+    for state in metadata.states.values():
+        for uid, operator in state.operators.items():
+            for listed in operator.lists:
+                if listed.name == ENUMERATOR and len(listed.items) == 1 and isinstance(listed.items[0], dict):
+                    yield uid, listed.items[0]
+
+
+def _set(
+    metadata: CompletedCheckpoint, states: dict[tuple[str, int], SubtaskState], uid: str, position: StartPosition
+) -> None:
+    vertex = next(vertex for vertex in metadata.vertices if uid in vertex.operator_uids)
+    readers = {edge.target for edge in metadata.edges if edge.source == vertex.id}
+    if not readers:
+        url = metadata.directory
+        raise InvalidLocationError(f"{url} does not say which operators read source {uid!r}; take a new savepoint", url)
+    reading: list[Any] = []
+    for key, state in states.items():
+        if key[0] in readers:
+            kept = {}
+            for name, operator in state.operators.items():
+                reading += [item for listed in operator.lists if listed.name == OPEN_SPLITS for item in listed.items]
+                kept[name] = _without_splits(operator, but_ended=position.kind == "latest")
+            states[key] = replace(state, operators=kept)
+    item = repositioned_item(dict(_enumerators(metadata))[uid], reading, position)
+    for key, state in states.items():
+        if key[0] == vertex.id and uid in state.operators:
+            operator = state.operators[uid]
+            lists = tuple(_with_item(listed, item) for listed in operator.lists)
+            states[key] = replace(state, operators={**state.operators, uid: replace(operator, lists=lists)})
+
+
+def _with_item(listed: OperatorListState, item: dict[str, Any]) -> OperatorListState:
+    return replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed
+
+
+def _without_splits(operator: OperatorSubtaskState, *, but_ended: bool) -> OperatorSubtaskState:
+    """Without the splits of a reader.
+
+    Those that have ended are kept for ``latest`` only: otherwise they may be read again, and must not be cleaned up.
+    """
+    dropped = (OPEN_SPLITS,) if but_ended else (OPEN_SPLITS, ENDED_SPLITS)
+    return replace(operator, lists=tuple(listed for listed in operator.lists if listed.name not in dropped))
+
+
+def _check(
+    metadata: CompletedCheckpoint, known: Mapping[str, dict[str, Any]], uid: str, position: StartPosition
+) -> None:
+    url = metadata.directory
+    if uid not in known:
+        there = ", ".join(map(repr, sorted(known))) or "none"
+        raise InvalidLocationError(
+            f"{url} has no source {uid!r} whose position can be set; sources of that kind in it: {there}", url
+        )
+    item = known[uid]
+    if item.get("reposition") is not None:
+        raise InvalidLocationError(
+            f"the position of source {uid!r} was set in {url} before; set it in the snapshot that this one was made of",
+            url,
+        )
+    can = item.get("start_positions")
+    if isinstance(can, list) and position.kind not in can:
+        takes = f"its format takes {', '.join(map(str, can))}" if can else "its format has no positions"
+        raise InvalidLocationError(f"source {uid!r} cannot be set to {position_text(position)}: {takes}", url)

@@ -1,0 +1,108 @@
+"""Every pipeline of the documentation runs to its end, and those whose results can be computed here give them."""
+
+from __future__ import annotations
+
+import ast
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.docs.markdown import ROOT, Block, blocks
+from tests.support.jobs import fast
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROWS = 600
+PROGRAMS = [block for block in blocks("python") if "def pipeline(spark: SparkSession" in block.text]
+
+
+@pytest.fixture(scope="module")
+def documented_orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the pages call the orders."""
+    start = datetime(2024, 1, 1, tzinfo=UTC)
+    times = [start + timedelta(minutes=5 * row) for row in range(ROWS)]
+    table = pa.table(
+        {
+            "order_id": pa.array(range(ROWS), pa.int64()),
+            "customer": [f"customer-{row % 7}" for row in range(ROWS)],
+            "country": [("DE", "FR", "PL")[row % 3] for row in range(ROWS)],
+            "amount": [float(row) for row in range(ROWS)],
+            "placed_at": pa.array(times, pa.timestamp("us", tz="UTC")),
+        }
+    )
+    file = tmp_path_factory.mktemp("orders") / "orders.parquet"
+    pq.write_table(table, file)
+    return file
+
+
+def arguments(block: Block, orders: Path, output: Path) -> list[str]:
+    known = {"output": output, "rows": ROWS}
+    [function] = [
+        node for node in ast.parse(block.text).body if isinstance(node, ast.FunctionDef) and node.name == "pipeline"
+    ]
+    return [str(known.get(argument.arg, orders)) for argument in function.args.args[1:]]
+
+
+@pytest.fixture(scope="module")
+def outputs(
+    cluster: MiniCluster, documented_orders: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, list[dict[str, Any]]]:
+    """The rows of each pipeline."""
+    directory = tmp_path_factory.mktemp("programs")
+    found = {}
+    for number, block in enumerate(PROGRAMS):
+        program, output = directory / f"example_{number}.py", directory / f"output-{number}"
+        program.write_text(block.text)
+        given = arguments(block, documented_orders, output)
+        job = cluster.submit(program, arguments=given, configuration=fast(), parallelism=2)
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+        files = sorted(output.rglob("[!.]*.parquet"))
+        found[str(block)] = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]
+    return found
+
+
+def rows_of(outputs: dict[str, list[dict[str, Any]]], page: str, word: str) -> list[dict[str, Any]]:
+    """The output of the one pipeline on that page whose text holds the word."""
+    [block] = [block for block in PROGRAMS if block.page == ROOT / page and word in block.text]
+    return outputs[str(block)]
+
+
+def test_every_pipeline_writes_rows(outputs: dict[str, list[dict[str, Any]]]) -> None:
+    assert [name for name, rows in outputs.items() if not rows] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "word", "count"),
+    [("README.md", "totals.py", "count"), ("docs/pipelines.md", 'alias("orders"), F.sum', "orders")],
+)
+def test_totals_per_customer_are_exact(
+    outputs: dict[str, list[dict[str, Any]]], page: str, word: str, count: str
+) -> None:
+    found = rows_of(outputs, page, word)
+    assert len(found) == ROWS
+    last = {row["customer"]: row for row in sorted(found, key=lambda row: int(row[count]))}
+    for number in range(7):
+        mine = range(number, ROWS, 7)
+        assert (last[f"customer-{number}"][count], last[f"customer-{number}"]["total"]) == (len(mine), sum(mine))
+
+
+def test_every_order_belongs_to_one_visit(outputs: dict[str, list[dict[str, Any]]]) -> None:
+    assert sum(row["orders"] for row in rows_of(outputs, "docs/pipelines.md", "class Sessions")) == ROWS
+
+
+def test_every_order_meets_the_next_one_of_its_customer(outputs: dict[str, list[dict[str, Any]]]) -> None:
+    """A customer's orders are 35 minutes apart: one of them is within the next hour, except behind the last."""
+    found = rows_of(outputs, "docs/pipelines.md", "next-orders")
+    assert len(found) == ROWS
+    expected = {order: order + 7 if order + 7 < ROWS else None for order in range(ROWS)}
+    assert {row["order_id"]: row["next_id"] for row in found} == expected
+
+
+def test_data_source_gives_each_tick_once(outputs: dict[str, list[dict[str, Any]]]) -> None:
+    assert sorted(row["tick"] for row in rows_of(outputs, "docs/pipelines.md", "class TicksReader")) == [*range(100)]

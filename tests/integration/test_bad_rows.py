@@ -1,0 +1,59 @@
+"""Rows that cannot be read are kept beside the others, each once, through kills."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.outputs import hidden, visible
+from tests.support.patience import patient
+
+BAD = ('{"order_id": "x"}', "{", "no JSON", '{"order_id": 1, "amount": "much"}')
+
+
+def write_file(directory: Path, number: int) -> list[str]:
+    """A file of which every fifth line is bad; returns these."""
+    lines = [f'{{"order_id": {number * 100 + at}, "amount": 1.5}}' for at in range(100)]
+    for at in range(0, 100, 5):
+        lines[at] = f"{BAD[at % len(BAD)]}  "[: len(BAD[at % len(BAD)]) + at % 3]
+    hidden_file = directory / f".{number}"
+    hidden_file.write_text("\n".join(lines))
+    hidden_file.rename(directory / str(number))
+    return lines[::5]
+
+
+@pytest.mark.row("ends.6")
+def test_bad_rows_are_kept_once_in_a_directory_of_their_own_through_kills(cluster: MiniCluster, tmp_path: Path) -> None:
+    source, orders, dead = tmp_path / "in", tmp_path / "orders", tmp_path / "dead"
+    source.mkdir()
+    job = cluster.submit(
+        PIPELINES / "bad_rows.py",
+        arguments=[str(source), str(orders), str(dead)],
+        configuration={**fast(), "execution.checkpointing.dir": str(tmp_path / "checkpoints")},
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    bad: Counter[str] = Counter()
+
+    def there(rows: int) -> bool:
+        return len(visible(dead)) >= bad.total() and len(visible(orders)) >= rows
+
+    for number in range(3):
+        bad.update(write_file(source, number))
+        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+        os.kill(cluster.worker_pids(job)[number % 2], signal.SIGKILL)
+        cluster.wait_until(partial(there, 80 * (number + 1)), "the rows of the file", patient(120))
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert Counter(visible(dead).value) == bad
+    good = sorted(visible(orders).order_id)
+    assert good == [number for number in range(300) if number % 5]
+    assert hidden(orders) == hidden(dead) == []

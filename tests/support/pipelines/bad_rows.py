@@ -1,0 +1,21 @@
+"""Orders from lines of JSON; lines that are none, or hold a value that does not fit, go to a directory of their own."""
+
+from __future__ import annotations
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+SCHEMA = "order_id BIGINT, amount DOUBLE, bad STRING"
+
+
+def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) -> None:
+    parsed = (
+        spark.readStream.format("text")
+        .load(lines)
+        .hint("uid", "lines")
+        .withColumn("row", F.from_json("value", SCHEMA, {"columnNameOfCorruptRecord": "bad"}))
+    )
+    good = parsed.where("row IS NOT NULL AND row.bad IS NULL").select("row.order_id", "row.amount")
+    good.writeStream.format("parquet").queryName("orders").start(orders)
+    bad = parsed.where("row.bad IS NOT NULL").select("value")
+    bad.writeStream.format("parquet").queryName("dead_letters").start(dead_letters)
