@@ -206,6 +206,7 @@ _TAKES_NULLS = frozenset(
     {
         *("EqualNullSafe", "Greatest", "Least", "StringLocate", "Mask", "ConcatWs", "CreateMap", "FormatString"),
         *("ArrayAppend", "ArrayPrepend", "ArrayInsert", "ArrayRepeat", "NullIfResult"),
+        "AtLeastNNonNulls",
     }
 )
 """Functions for which Spark evaluates every argument, even where another one is null."""
@@ -418,5 +419,6 @@ _NEVER_FAIL = frozenset(
         *("And", "Or", "Not", "IsNull", "IsNotNull", "IsNaN", "EqualTo", "EqualNullSafe", "In", "If", "CaseWhen"),
         *("LessThan", "LessThanOrEqual", "GreaterThan", "GreaterThanOrEqual", "Coalesce", "NaNvl", "GetStructField"),
         *("Upper", "Lower", "Length", "Concat", "StartsWith", "EndsWith", "Contains", "CreateNamedStruct"),
+        "AtLeastNNonNulls",
     }
 )

@@ -41,6 +41,7 @@ _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
         "deterministic": lambda jvm: bool(jvm.udfDeterministic()),
     },
     "ParseToDate": {"failOnError": lambda jvm: bool(jvm.ansiEnabled())},
+    "AtLeastNNonNulls": {"n": lambda jvm: int(jvm.n())},
 }
 """Settings that the JSON text of a tree does not contain, by function."""
 

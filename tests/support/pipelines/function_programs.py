@@ -61,6 +61,11 @@ def generators(spark: SparkSession, rows: DataFrame) -> dict[str, DataFrame]:
         "replaced": rows.select("id", "words", "amount")
         .na.fill(0.5, "amount")
         .na.replace(["", "a b"], ["-", "+"], "words"),
+        "complete": rows.select("id", "words", "amount").na.drop(),
+        "nearly_complete": rows.na.drop(thresh=len(rows.columns) - 1),
+        "not_empty": rows.select("id", "words", "amount", "numbers").na.drop(
+            "all", subset=["words", "amount", "numbers"]
+        ),
         "unpivoted": rows.select("id", "amount", F.size("numbers").cast("double").alias("n")).unpivot(
             ["id"], ["amount", "n"], "name", "number"
         ),

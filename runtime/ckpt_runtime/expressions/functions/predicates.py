@@ -120,6 +120,23 @@ def _nan_test(call: Call) -> Callable[..., Value]:
     return lambda value: pc.fill_null(_is_nan(value), False)
 
 
+@strict("AtLeastNNonNulls")
+def _at_least_n_non_nulls(call: Call) -> Callable[..., Value]:
+    """The condition of ``DataFrame.na.drop``: at least ``n`` (a setting) values are neither null nor NaN."""
+    least = pa.scalar(call.settings["n"], pa.int32())
+    fractional = [is_fractional(argument.type) for argument in call.arguments]
+    is_valid, add, enough = kernel_of("is_valid"), kernel_of("add"), kernel_of("greater_equal")
+
+    def run(*values: Value) -> Value:
+        count: Value = pa.scalar(0, pa.int32())
+        for value, may_be_nan in zip(values, fractional, strict=True):
+            present = pc.fill_null(_not(_is_nan(value)), False) if may_be_nan else is_valid(value)
+            count = add(count, present.cast(pa.int32()))
+        return enough(count, least)
+
+    return run
+
+
 @function("And", "Or")
 def _logic(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     left, right = arguments
