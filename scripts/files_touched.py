@@ -176,11 +176,11 @@ OPERATIONS = {"patch": patch, "savepoint": savepoint, "checkpoint": checkpoint}
 def main() -> int:
     """Counts the named operations, each in a fresh process; fails when one exceeds its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("operations", nargs="*", choices=OPERATIONS, default=[])
+    parser.add_argument("operations", nargs="*", choices=(*OPERATIONS, "all"), default="all")
     parser.add_argument("--functions", action="store_true", help="name the functions of each file as well")
     given = parser.parse_args()
     exceeded = False
-    for name in given.operations or OPERATIONS:
+    for name in OPERATIONS if "all" in given.operations else given.operations:
         with tempfile.TemporaryDirectory(prefix="files-touched-") as base:
             found = _measured(name, Path(base))
         exceeded |= len(found) > LIMITS[name]
