@@ -36,18 +36,31 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be read: why, where it is in the source if that is known, and what was found there, as it is.
+
+    The option ``badRows`` of ``readStream`` decides what happens to it; without the option it fails the job.
+    """
+
+    reason: str
+    position: str | None
+    raw: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SplitRows:
     """What a reader has read: rows of one split, and the ``position`` behind them, as a value of JSON.
 
     ``batch`` None stands for no rows. Columns of text may be dictionary-encoded: expressions over such a column are
     evaluated once for each value of the dictionary, and once for all batches that share one. ``ended``: the split has
-    no more rows; the reader has forgotten it.
+    no more rows; the reader has forgotten it. ``bad`` are rows that could not be read, and lie before ``position`` too.
     """
 
     split_id: str
     position: Any
     batch: pa.RecordBatch | None = None
     ended: bool = False
+    bad: Sequence[BadRow] = ()
 
 
 PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
@@ -151,6 +164,11 @@ class Source(ABC):
     """The type of :attr:`Split.description`."""
     position_type: Any = Any
     """The type of :attr:`SplitRows.position`."""
+    finds_bad_rows: ClassVar[bool] = False
+    """Whether readers may report rows as bad (:attr:`SplitRows.bad`). Otherwise the option ``badRows`` is refused."""
+    reports_bad: bool = False
+    """Whether the program has said what happens to bad rows; set by the engine before a reader is opened. Otherwise the
+    first one that a reader reports fails the job."""
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset()
     """The kinds of positions that :meth:`repositioned` takes. Snapshots record them for the tools."""
 

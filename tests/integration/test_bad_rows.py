@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.jobmaster.metric_table import TASK, values
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, all_run, fast
@@ -30,6 +31,14 @@ def write_file(directory: Path, number: int) -> list[str]:
     return lines[::5]
 
 
+def counted(cluster: MiniCluster, job: str) -> int:
+    """The metric of bad rows, of all subtasks since they were deployed."""
+    details = cluster.call(cluster.dispatcher.job_details(job))
+    measures = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
+    return sum(int(values(TASK, measure)["numRecordsInErrors"]) for measure in measures if measure is not None)
+
+
+@pytest.mark.long
 @pytest.mark.row("ends.6")
 def test_bad_rows_are_kept_once_in_a_directory_of_their_own_through_kills(cluster: MiniCluster, tmp_path: Path) -> None:
     source, orders, dead = tmp_path / "in", tmp_path / "orders", tmp_path / "dead"
@@ -57,3 +66,53 @@ def test_bad_rows_are_kept_once_in_a_directory_of_their_own_through_kills(cluste
     good = sorted(visible(orders).order_id)
     assert good == [number for number in range(300) if number % 5]
     assert hidden(orders) == hidden(dead) == []
+
+
+@pytest.mark.row("ends.6")
+def test_bad_rows_are_kept_once_by_the_options_of_source_and_job_through_kills(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """The source keeps what is no JSON of its types, the job what is no number in an expression."""
+    source, orders, unread, failed = (tmp_path / name for name in ("in", "orders", "unread", "failed"))
+    source.mkdir()
+    job = cluster.submit(
+        PIPELINES / "bad_rows.py",
+        entry="bad_rows:options",
+        arguments=[str(source), str(orders), str(unread)],
+        configuration={
+            **fast(),
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "pipeline.bad-rows": "DEAD_LETTER",
+            "pipeline.bad-rows.directory": str(failed),
+        },
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    bad: Counter[str] = Counter()
+
+    def there(rows: int) -> bool:
+        return len(visible(unread)) + len(visible(failed)) >= bad.total() and len(visible(orders)) >= rows
+
+    for number in range(3):
+        bad.update(write_file(source, number))
+        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+        if number < 2:
+            os.kill(cluster.worker_pids(job)[number % 2], signal.SIGKILL)
+        cluster.wait_until(partial(there, 80 * (number + 1)), "the rows of the file", patient(120))
+    cluster.wait_until(lambda: counted(cluster, job) >= len(BAD) * 5, "the metric of the last file's bad rows")
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    lines, rows = visible(unread), visible(failed)
+    assert (
+        Counter(raw.decode() for raw in lines.raw)
+        + Counter({line: times for line, times in bad.items() if "much" in line})
+        == bad
+    )
+    assert {position.rsplit("/", 1)[-1] for position in lines.position} == {
+        f"{number}, line {at + 1}" for number in range(3) for at in range(0, 100, 5) if at % 20 != 15
+    }
+    assert set(lines.operator) == {"lines.reader"}
+    assert Counter(rows.raw) == Counter({b'{"order_id":1,"amount":"much"}': 15})
+    assert all("CAST_INVALID_INPUT" in reason for reason in rows.reason)
+    assert sorted(visible(orders).order_id) == [number for number in range(300) if number % 5]
+    assert hidden(orders) == hidden(unread) == hidden(failed) == []

@@ -26,6 +26,14 @@ class ProcessorTrigger(StrEnum):
     PROCESSING_TIME = "PROCESSING_TIME"
 
 
+class BadRows(StrEnum):
+    """What happens to a row that a source cannot read, or for which an expression fails."""
+
+    FAIL = "FAIL"
+    DROP = "DROP"
+    DEAD_LETTER = "DEAD_LETTER"
+
+
 class PipelineOptions:
     """The plan."""
 
@@ -79,6 +87,25 @@ class PipelineOptions:
         changeability=Changeability.NEVER,
         fallback_keys=("pipeline.operator-chaining",),
         fixed_because="other chains are other vertices than those of the checkpoints",
+    )
+    BAD_ROWS = ConfigOption(
+        "pipeline.bad-rows",
+        EnumType(BadRows),
+        BadRows.FAIL,
+        "What happens to a row for which a filter or a projection fails, or that a source cannot read: it fails the "
+        "job, is dropped and counted, or is kept in pipeline.bad-rows.directory. Sources have the option badRows.",
+        changeability=Changeability.NEVER,
+        fixed_because="operators for bad rows are part of the plan",
+    )
+    BAD_ROWS_DIRECTORY = ConfigOption(
+        "pipeline.bad-rows.directory",
+        NON_EMPTY_STRING,
+        None,
+        "Where bad rows are kept with DEAD_LETTER, as Parquet files that appear with each checkpoint: an absolute path "
+        "or a URL.",
+        changeability=Changeability.NEVER,
+        default_equals_absence=True,
+        fixed_because="operators for bad rows are part of the plan",
     )
 
 

@@ -200,7 +200,10 @@ class Queries:
         since = query.reported_at_ms or details.overview.start_time_ms
         rate = rows * 1000 / max(1, now - since)
         query.reported, query.reported_at_ms = latest.id, now
+        everywhere = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
+        bad = sum(measure.bad_rows for measure in everywhere if measure is not None)
         rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+        figures = {"metrics": {"numRecordsInErrors": str(bad)}}
         offsets = {"startOffset": None, "endOffset": None, "latestOffset": None, "numInputRows": rows}
         report = {
             "id": query.id,
@@ -214,7 +217,7 @@ class Queries:
             "stateOperators": [],
             "numInputRows": rows,
             **rates,
-            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates}],
+            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates, **figures}],
             "sink": {"description": ", ".join(vertex.name for vertex in sinks), "numOutputRows": -1},
         }
         query.progress = [*query.progress, json.dumps(report)][-_MOST_PROGRESS:]

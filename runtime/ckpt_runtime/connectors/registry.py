@@ -6,6 +6,7 @@ from ckpt_runtime.graph.formats import options_of_source
 from ckpt_runtime.graph.specs import (
     FILE_FORMATS,
     STAGED_FORMATS,
+    BadRowsSpec,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -45,7 +46,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
             assert spec.schema is not None
             return CommitterOperator(sink_of(spec), spec.schema)
-        case SinkSpec():
+        case SinkSpec() | BadRowsSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
             from ckpt_runtime.connectors.noop_sink import DrillSink
@@ -58,6 +59,7 @@ def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:
     from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 
     source = _source_of(spec.format, options_of_source(spec.options))
+    source.reports_bad = isinstance(spec, RangeReaderSpec) and spec.reports_bad
     assert spec.schema is not None
     if isinstance(spec, EnumeratorSpec):
         return SplitEnumeratorOperator(spec, source, spec.schema)
@@ -94,8 +96,12 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
     return format_(options)  # type: ignore[no-any-return]
 
 
-def _create_sink(spec: SinkSpec) -> Operator:
+def _create_sink(spec: SinkSpec | BadRowsSpec) -> Operator:
     match spec:
+        case BadRowsSpec():
+            from ckpt_runtime.connectors.bad_rows import DeadLettersOperator, DroppedRowsOperator
+
+            return DroppedRowsOperator() if spec.directory is None else DeadLettersOperator(spec)
         case SinkSpec(format="noop"):
             from ckpt_runtime.connectors.noop_sink import NoopSink
 

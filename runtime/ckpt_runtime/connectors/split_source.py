@@ -8,7 +8,7 @@ distributes the readers' splits with their positions. A checkpoint may be taken 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -17,12 +17,13 @@ from msgspec import Struct, to_builtins
 
 from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.graph.bad_rows import letters_of, marked
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, StartPosition
+from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
 _REPOSITIONED = 2
@@ -181,6 +182,7 @@ class SplitReaderOperator(SplitHost):
         self._source = source
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
+        self._reports_bad = spec.reports_bad
         self.requires_final_checkpoint = self._acknowledges
         self._reader: SplitReader | None = None
         self._open: dict[str, _OpenSplit] = {}
@@ -244,7 +246,9 @@ class SplitReaderOperator(SplitHost):
             if self._acknowledges:
                 self._ended.append(opened.split)
         if rows.batch is not None and rows.batch.num_rows:
-            self._emit(rows.batch)
+            self._emit(marked(rows.batch) if self._reports_bad else rows.batch)
+        if rows.bad:
+            self._emit(self._letters(rows.bad))
         return None
 
     def snapshot(self, checkpoint_id: int) -> None:
@@ -289,6 +293,15 @@ class SplitReaderOperator(SplitHost):
         if now or self._counted_at is None or at - self._counted_at >= _COUNT_EVERY_MS:
             assert self._reader is not None
             self._counted_at, self.pending_rows = at, self._reader.backlog()
+
+    def _letters(self, bad: Sequence[BadRow]) -> pa.RecordBatch:
+        """Bad rows as a batch. Raises ValueError if they have to fail the job."""
+        if not self._reports_bad:
+            first = bad[0]
+            raise ValueError(f"source {self.context.uid!r}: bad row at {first.position}: {first.reason}")
+        nothing = [pa.nulls(len(bad), kind) for kind in self._schema.types]
+        rows = pa.RecordBatch.from_arrays(nothing, schema=self._schema)
+        return marked(rows, letters_of(len(bad), dict(enumerate(bad))))
 
     def _emit(self, batch: pa.RecordBatch) -> None:
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""

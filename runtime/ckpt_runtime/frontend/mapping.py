@@ -17,6 +17,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Lit
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
+from ckpt_runtime.frontend.read_columns import check_pruned
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
@@ -134,7 +135,9 @@ class QueryMapper:
         self.output_mode = check_output_mode(output_mode, nodes)
         if self.output_mode == "complete":
             check_complete(nodes)
-        for node in nodes:
+        for at, node in enumerate(nodes):
+            if isinstance(node, Source) and node.plan_id is not None:
+                check_pruned(self.capture.sources[node.plan_id], at, nodes)
             self._inputs.append(self._once(node, nodes))
 
     def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:

@@ -16,6 +16,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
+    BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
     DeduplicateSpec,
@@ -51,6 +52,7 @@ KINDS: dict[type, str] = {
     ProjectSpec: "project",
     ConditionSpec: "filter",
     EvaluateSpec: "project",
+    BadRowsSpec: "bad_rows",
     GenerateSpec: "generate",
     PythonFunctionsSpec: "python",
     WatermarkSpec: "watermark",
@@ -71,7 +73,7 @@ KINDS: dict[type, str] = {
 STATEFUL_KINDS = frozenset(
     {
         *("source", "enumerator", "range_reader", "aggregate", "table", "deduplicate", "process"),
-        "join",
+        *("join", "bad_rows"),
         *("sink", "committer", "drill_sink"),
     }
 )

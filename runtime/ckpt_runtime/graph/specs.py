@@ -81,17 +81,36 @@ class ProjectSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConditionSpec:
-    """Keeps the rows for which a typed expression of Spark's is true; null counts as false."""
+    """Keeps the rows for which a typed expression of Spark's is true; null counts as false.
+
+    ``reports_bad``: rows for which it fails are emitted as bad rows; a :class:`BadRowsSpec` follows.
+    """
 
     condition: Expression
+    reports_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSpec:
-    """Computes named columns from typed expressions of Spark's; ``schema`` is theirs."""
+    """Computes named columns from typed expressions of Spark's; ``schema`` is theirs.
+
+    ``reports_bad`` is as in :class:`ConditionSpec`.
+    """
 
     columns: tuple[tuple[str, Expression], ...]
     schema: pa.Schema
+    reports_bad: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BadRowsSpec:
+    """Passes good rows, and counts the bad ones that the operator in front of it, ``found_by``, has found.
+
+    Bad rows are kept in the ``directory`` if there is one.
+    """
+
+    found_by: str
+    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -412,11 +431,13 @@ class EnumeratorSpec(_ConnectorSpec):
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`.
+    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`, ``reports_bad`` is as in
+    :class:`ConditionSpec`. Otherwise a bad row fails the job.
     """
 
     acknowledges: bool = True
     reported: bool = False
+    reports_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,6 +452,7 @@ OperatorSpec = (
     | ProjectSpec
     | ConditionSpec
     | EvaluateSpec
+    | BadRowsSpec
     | GenerateSpec
     | PythonFunctionsSpec
     | WatermarkSpec

@@ -142,7 +142,7 @@ class SubtaskMeasures(Struct, frozen=True):
     processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
     ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
     and of the output channels; ``queued_elements`` wait in the input. ``pending_rows`` wait in front of a source that
-    knows how many.
+    knows how many. ``bad_rows`` were found bad, and dropped or kept elsewhere.
     """
 
     vertex_id: str
@@ -170,6 +170,7 @@ class SubtaskMeasures(Struct, frozen=True):
     alignment_ms: NonNegative | None = None
     start_delay_ms: NonNegative | None = None
     pending_rows: NonNegative | None = None
+    bad_rows: NonNegative = 0
 
 
 class SnapshotProgress(Struct, frozen=True):

@@ -508,6 +508,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         alignment_ms=metrics.alignment_ms,
         start_delay_ms=metrics.start_delay_ms,
         debloated_buffer_size=metrics.debloated_buffer_size,
+        bad_rows=sum(operator.bad_rows for operator in subtask.chain.operators),
         pending_rows=subtask.chain.operators[0].pending_rows,
         state=subtask.chain.state_metrics(),
     )

@@ -19,3 +19,16 @@ def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) ->
     good.writeStream.format("parquet").queryName("orders").start(orders)
     bad = parsed.where("row.bad IS NOT NULL").select("value")
     bad.writeStream.format("parquet").queryName("dead_letters").start(dead_letters)
+
+
+def options(spark: SparkSession, lines: str, orders: str, dead_letters: str) -> None:
+    """The same by the option of the source, and by that of the job for amounts that are no numbers."""
+    parsed = (
+        spark.readStream.format("json")
+        .schema("order_id BIGINT, amount STRING")
+        .options(badRows="deadLetter", badRowsDirectory=dead_letters)
+        .load(lines)
+        .hint("uid", "lines")
+    )
+    good = parsed.selectExpr("order_id", "CAST(amount AS DOUBLE) AS amount").where("order_id IS NOT NULL")
+    good.hint("uid", "numbers").writeStream.format("parquet").queryName("orders").start(orders)

@@ -245,10 +245,25 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
     assert found == [(1, "a"), (2, None), (3, None), (None, "b"), (None, None)]
 
 
-@pytest.mark.parametrize("given", [{"mode": "FAILFAST"}, {"columnNameOfCorruptRecord": "name"}, {"multiLine": "true"}])
-def test_options_of_json_that_are_not_supported_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(PlanError, match=r"not supported yet|does not know it"):
-        source_schema("json", {"path": "/a", **given}, NUMBERS)
+@pytest.mark.parametrize(
+    ("format_", "given", "problem"),
+    [
+        ("json", {"multiLine": "true"}, "does not know it"),
+        ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
+        ("json", {"columnNameOfCorruptRecord": "n"}, "has to be a STRING"),
+        ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
+        ("json", {"badRows": "deadLetter"}, "badRows deadLetter needs it"),
+        ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "nothing else does"),
+        ("json", {"badRows": "deadLetter", "badRowsDirectory": "dead"}, "'dead' is relative"),
+        ("json", {"badRows": "drop", "mode": "PERMISSIVE"}, "so does mode PERMISSIVE: give one"),
+        ("parquet", {"badRows": "drop"}, "'parquet' finds no bad rows; it works with csv, json"),
+    ],
+)
+def test_options_for_bad_records_that_cannot_work_are_refused(
+    format_: str, given: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        source_schema(format_, {"path": "/a", **given}, NUMBERS)
 
 
 def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(tmp_path: Path) -> None:

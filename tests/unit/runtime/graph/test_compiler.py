@@ -16,6 +16,7 @@ from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, Logi
 from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
+    BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
     DrillSinkSpec,
@@ -309,7 +310,7 @@ def spec_of(kind: type) -> Any:
 
 PASS_RANGES_ON = {
     *(WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
-    *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec),
+    *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec, BadRowsSpec),
 }
 
 
