@@ -88,6 +88,13 @@ class PipelineOptions:
         fallback_keys=("pipeline.operator-chaining",),
         fixed_because="other chains are other vertices than those of the checkpoints",
     )
+    IDLE_TIMEOUT = ConfigOption(
+        "pipeline.source.idle-timeout",
+        DURATION,
+        0,
+        "A subtask of withWatermark that has had no row for this time is idle: event time does not wait for it until "
+        "its next row. 0: event time waits for all subtasks.",
+    )
     BAD_ROWS = ConfigOption(
         "pipeline.bad-rows",
         EnumType(BadRows),
