@@ -15,7 +15,7 @@ of one object come from one thread and should return within milliseconds: the en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -169,6 +169,7 @@ class Source(ABC):
     reports_bad: bool = False
     """Whether the program has said what happens to bad rows; set by the engine before a reader is opened. Otherwise the
     first one that a reader reports fails the job."""
+    _spark: Callable[[], Any] | None = None
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset()
     """The kinds of positions that :meth:`repositioned` takes. Snapshots record them for the tools."""
 
@@ -187,6 +188,26 @@ class Source(ABC):
 
         Called when the program is planned, in each worker, too. Raises ValueError for a schema that it cannot have.
         """
+
+    @property
+    def spark(self) -> Callable[[], Any]:
+        """Returns a session of the session's own Spark, a session of this subtask; it waits until Spark serves.
+
+        Only enumerators and readers of a PySpark program may call it, in a thread of their own, since it may wait.
+        """
+        if self._spark is None:
+            raise RuntimeError(f"source {self.name()!r} has no Spark: it works in PySpark programs, while the job runs")
+        return self._spark
+
+    @spark.setter
+    def spark(self, connect: Callable[[], Any]) -> None:
+        """Set by the engine."""
+        self._spark = connect
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it ends by itself, whatever the trigger of its queries says."""
+        return False
 
     @property
     def acknowledges(self) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -17,10 +18,11 @@ from msgspec import Struct, to_builtins
 
 from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.frontend.live_session import session_of_query
 from ckpt_runtime.graph.bad_rows import letters_of, marked
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
-from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -96,7 +98,8 @@ class SplitEnumeratorOperator(SourceOperator):
     def __init__(self, spec: EnumeratorSpec, source: Source, schema: pa.Schema) -> None:
         self._source = source
         self._schema = schema
-        self._bounded = available_now(spec.options)
+        self._bounded = available_now(spec.options) or source.is_bounded
+        self._program = spec.program
         self._enumerator: SplitEnumerator | None = None
         self._splits = 0
         self._ended = False
@@ -105,6 +108,7 @@ class SplitEnumeratorOperator(SourceOperator):
         super().open(context, output)
         state = None
         source = self._source
+        _connect(source, self._program, context)
         stored = _StoredEnumerator[source.state_type, source.description_type, source.position_type]  # type: ignore[name-defined]
         for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
             state, self._splits = item.state, item.splits
@@ -183,6 +187,7 @@ class SplitReaderOperator(SplitHost):
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
         self._reports_bad = spec.reports_bad
+        self._program = spec.program
         self.requires_final_checkpoint = self._acknowledges
         self._reader: SplitReader | None = None
         self._open: dict[str, _OpenSplit] = {}
@@ -207,6 +212,7 @@ class SplitReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        _connect(self._source, self._program, context)
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
@@ -318,6 +324,19 @@ def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartP
         "ended_in": None,
         "reposition": {"position": to_builtins(position), "reading": reading},
     }
+
+
+def _connect(source: Source, program: UserFunction | None, context: OperatorContext) -> None:
+    """Lets a source of a PySpark program reach the session's own Spark, with a session for this subtask."""
+    if program is None:
+        return
+    place = f"{context.uid}/{context.subtask_index}"
+
+    def session() -> Any:
+        assert context.spark_url is not None
+        return session_of_query(program.session, context.spark_url(), context.job_id, place, program.configuration)
+
+    source.spark = lru_cache(session)
 
 
 def _item_of(split: Split) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.sources import is_source
 
 Resolve = Callable[[str], str | type]
 _DEEPEST = 50
@@ -276,7 +277,11 @@ class QueryMapper:
                 source.options[AVAILABLE_NOW_OPTION] = "true"
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
-            spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
+            format_ = self._resolve(source.format)
+            program = specs.UserFunction(None, self.capture.session, dict(self.capture.configuration))
+            spec = specs.SourceSpec(
+                format_, dict(source.options), declared, program=program if is_source(format_) else None
+            )
             known = self.apply(spec, (), read, node.plan_id)[0].node
             self._shared.sources[node.plan_id] = (known, ends)
         assert known.schema is not None

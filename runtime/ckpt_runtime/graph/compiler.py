@@ -229,7 +229,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec, policy: BadRowsPolicy) -> 
     is_strict = policy.action is BadRows.FAIL
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
+        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None, program=spec.program),
         # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
@@ -239,7 +239,12 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec, policy: BadRowsPolicy) -> 
     reader = replace(
         node,
         spec=RangeReaderSpec(
-            spec.format, spec.options, node.schema, reported=spec.schema is None, reports_bad=not is_strict
+            spec.format,
+            spec.options,
+            node.schema,
+            reported=spec.schema is None,
+            reports_bad=not is_strict,
+            program=spec.program,
         ),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,

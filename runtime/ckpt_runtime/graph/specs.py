@@ -36,8 +36,23 @@ class _ConnectorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function that a sink calls with rows, None for a source.
+
+    ``session`` is the program's session, which can be connected to Spark. ``configuration`` holds the options of Spark
+    that the program set.
+    """
+
+    call: Any
+    session: Any
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSpec(_ConnectorSpec):
-    """Reads a stream."""
+    """Reads a stream. ``program`` has the session with which a source of the public protocol may reach Spark."""
+
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,18 +380,6 @@ class StaticJoinSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class UserFunction:
-    """A function that a sink calls with rows. ``session`` is the program's session, which can be connected to Spark.
-
-    ``configuration`` holds the options of Spark that the program set.
-    """
-
-    call: Any
-    session: Any
-    configuration: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
 class SinkSpec:
     """Writes a stream. ``format`` is a registered name, a PySpark ``DataSource`` class or a class of a ``Sink``.
 
@@ -425,6 +428,7 @@ class EnumeratorSpec(_ConnectorSpec):
 
     acknowledges: bool = True
     reported: bool = False
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +442,7 @@ class RangeReaderSpec(_ConnectorSpec):
     acknowledges: bool = True
     reported: bool = False
     reports_bad: bool = False
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
