@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.pipeline_options import BadRows
 from ckpt_runtime.graph.bad_rows import (
     BAD_ROWS_DIRECTORY_OPTION,
     BAD_ROWS_OPTION,
@@ -339,7 +338,7 @@ def bad_rows_policy(source: str | type, options: Mapping[str, str], of_job: BadR
     if own is None and source in _OF_RECORDS:
         mode = next((value.upper() for key, value in options.items() if key.lower() == "mode"), "PERMISSIVE")
         if mode != "FAILFAST":
-            return BadRowsPolicy(BadRows.DROP if mode == "DROPMALFORMED" else BadRows.FAIL)
+            return BadRowsPolicy()
     return of_job if own is None else own
 
 

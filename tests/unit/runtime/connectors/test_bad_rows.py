@@ -94,7 +94,7 @@ JOB = {"pipeline.bad-rows": "DEAD_LETTER", "pipeline.bad-rows.directory": "/dead
         ({"badRows": "fail"}, {}, []),
         ({"badRows": "drop"}, {}, [BadRowsSpec("in.reader")]),
         ({"badRows": "deadLetter", "badRowsDirectory": "/a"}, {}, [BadRowsSpec("in.reader", "/a")]),
-        ({"mode": "DROPMALFORMED"}, {}, [BadRowsSpec("in.reader")]),
+        ({"mode": "DROPMALFORMED"}, {}, []),
         ({}, JOB, [BadRowsSpec("project-2", "/dead")]),
         ({"mode": "FAILFAST"}, JOB, [BadRowsSpec("in.reader", "/dead"), BadRowsSpec("project-2", "/dead")]),
         ({"badRows": "fail"}, {"pipeline.bad-rows": "DROP"}, [BadRowsSpec("project-2")]),
