@@ -95,6 +95,13 @@ class PipelineOptions:
         "A subtask of withWatermark that has had no row for this time is idle: event time does not wait for it until "
         "its next row. 0: event time waits for all subtasks.",
     )
+    SOURCE_RATES = ConfigOption(
+        "pipeline.source.rates",
+        MAP,
+        None,
+        "How many rows per second sources read at most, all subtasks of one together, by the uids of sources: "
+        "orders:1000,clicks:0. A source with 0 is paused. Sources that are not named read as fast as they can.",
+    )
     BAD_ROWS = ConfigOption(
         "pipeline.bad-rows",
         EnumType(BadRows),

@@ -16,13 +16,16 @@ from typing import Any, Generic, TypeVar
 import pyarrow as pa
 from msgspec import Struct, to_builtins
 
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_values import restored_items
+from ckpt_runtime.connectors.pacing import Pacer
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.frontend.live_session import session_of_query
 from ckpt_runtime.graph.bad_rows import letters_of, marked
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
-from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec, UserFunction
+from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -195,6 +198,8 @@ class SplitReaderOperator(SplitHost):
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._size = SliceSize(_FIRST_ROWS, _MOST_ROWS, _SLICE_MS)
         self._in_range = False
+        self._pacer: Pacer | None = None
+        self._paused = False
         self._counted_at: float | None = None
 
     @property
@@ -212,6 +217,11 @@ class SplitReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
+        rate = rates.get(context.uid.removesuffix(READER_SUFFIX))
+        if rate is not None:
+            self._paused = not float(rate)
+            self._pacer = Pacer(float(rate) / context.parallelism, context.monotonic_ms)
         _connect(self._source, self._program, context)
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
@@ -235,7 +245,15 @@ class SplitReaderOperator(SplitHost):
 
     def read_step(self) -> int | None:
         assert self._reader is not None
-        rows = self._reader.read(self._size.rows)
+        most = self._size.rows
+        if self._pacer is not None:
+            most = 0 if self._paused else min(most, self._pacer.allowance())
+            if most < 1:
+                self._count_pending(now=False)
+                return self._pacer.idle_ms()
+        rows = self._reader.read(most)
+        if self._pacer is not None and rows is not None:
+            self._pacer.spend(len(rows.bad) + (0 if rows.batch is None else rows.batch.num_rows))
         self._count_pending(now=rows is None or rows.ended)
         if rows is None:
             if not self._reader.holds_event_time:

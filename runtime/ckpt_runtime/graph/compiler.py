@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import BadRows
+from ckpt_runtime.configuration.pipeline_options import BadRows, PipelineOptions
 from ckpt_runtime.expressions.evaluation import may_fail
 from ckpt_runtime.graph.bad_rows import BadRowsPolicy, job_policy, with_bad_column
 from ckpt_runtime.graph.errors import PlanError
@@ -35,6 +35,7 @@ from ckpt_runtime.graph.kafka_columns import check_transactions, is_exactly_once
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
+    READER_SUFFIX,
     BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
@@ -56,7 +57,6 @@ from ckpt_runtime.graph.specs import (
     WatermarkSpec,
 )
 
-READER_SUFFIX = ".reader"
 COMMITTER_SUFFIX = ".committer"
 BAD_ROWS_SUFFIX = ".bad-rows"
 
@@ -125,6 +125,9 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
+    _check_rates(
+        configuration, [operator.uid for operator in operators if isinstance(operator.node.spec, EnumeratorSpec)]
+    )
     interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
     warnings += graph.warnings(interval_ms)
     for operator in operators:
@@ -142,6 +145,22 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
         },
         warnings=tuple(warnings),
     )
+
+
+def _check_rates(configuration: Configuration, sources: list[str]) -> None:
+    """Checks the rates of sources, which only those have that are read in splits. Raises PlanError."""
+    key = PipelineOptions.SOURCE_RATES.key
+    for uid, text in (configuration.get(PipelineOptions.SOURCE_RATES) or {}).items():
+        if uid not in sources:
+            raise PlanError(
+                f"option {key!r}", f"no source that is read in splits has the uid {uid!r}; there are {sources}"
+            )
+        try:
+            is_rate = 0 <= float(text) < float("inf")
+        except ValueError:
+            is_rate = False
+        if not is_rate:
+            raise PlanError(f"option {key!r}", f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
 
 
 def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:

@@ -23,6 +23,9 @@ FILE_FORMATS = frozenset({"delta", "parquet"})
 STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
 """Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
 
+READER_SUFFIX = ".reader"
+"""What the uid of a source's readers has behind that of the source."""
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 

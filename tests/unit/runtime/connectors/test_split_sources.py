@@ -25,7 +25,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
 from tests.support.object_store import keys
-from tests.unit.runtime.connectors.harness import Clock
+from tests.unit.runtime.connectors.harness import Clock, context
 from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
@@ -129,6 +129,27 @@ def test_batches_become_smaller_if_their_rows_take_long_but_not_if_a_call_of_the
     sizes = sorted(batch.num_rows for batch in job.outputs[0].batches)
     assert least <= sizes[len(sizes) // 2] <= most
     assert ids(job.rows) == Counter(range(20_000))
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.parametrize(("rate", "in_ten_seconds"), [("0", 0), ("50", 250), ("50.5", 252)])
+def test_rate_of_the_job_limits_the_rows_of_a_source_and_zero_pauses_it(
+    tmp_path: Path, rate: str, in_ten_seconds: int
+) -> None:
+    write(tmp_path, "text", "a", 0, 1_000)
+    clock = Clock()
+    where = context(
+        0, 2, uid="lines.reader", monotonic_ms=clock, configuration={"pipeline.source.rates": f"lines:{rate}"}
+    )
+    job = Job("text", {"path": str(tmp_path)})
+    [reader] = job.readers
+    reader.open(where, job.outputs[0])  # the first of two subtasks, which has half of the rate
+    job.discover()
+    for _ in range(1_000):
+        clock.ms += 10
+        job.read()
+    assert abs(len(job.rows) - in_ten_seconds) <= 1
+    assert reader.has_work_left
 
 
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
