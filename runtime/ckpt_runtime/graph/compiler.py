@@ -56,6 +56,7 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
+from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"
 BAD_ROWS_SUFFIX = ".bad-rows"
@@ -125,9 +126,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
-    _check_rates(
-        configuration, [operator.uid for operator in operators if isinstance(operator.node.spec, EnumeratorSpec)]
-    )
+    _check_rates(configuration, [operator.uid for operator in operators if _is_paced(operator.node.spec)])
     interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
     warnings += graph.warnings(interval_ms)
     for operator in operators:
@@ -147,20 +146,25 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     )
 
 
+def _is_paced(spec: OperatorSpec) -> bool:
+    """Whether ``connectors/split_source.py`` runs a source; PySpark's data sources have readers of their own."""
+    return isinstance(spec, EnumeratorSpec) and (isinstance(spec.format, str) or is_source(spec.format))
+
+
 def _check_rates(configuration: Configuration, sources: list[str]) -> None:
-    """Checks the rates of sources, which only those have that are read in splits. Raises PlanError."""
-    key = PipelineOptions.SOURCE_RATES.key
+    """Checks the rates of sources. Raises PlanError."""
+    field = f"option {PipelineOptions.SOURCE_RATES.key!r}"
     for uid, text in (configuration.get(PipelineOptions.SOURCE_RATES) or {}).items():
         if uid not in sources:
-            raise PlanError(
-                f"option {key!r}", f"no source that is read in splits has the uid {uid!r}; there are {sources}"
-            )
+            known = ", ".join(sources) or "none"
+            problem = f"no source whose rate can be limited has the uid {uid!r}; of these there are: {known}"
+            raise PlanError(field, problem)
         try:
             is_rate = 0 <= float(text) < float("inf")
         except ValueError:
             is_rate = False
         if not is_rate:
-            raise PlanError(f"option {key!r}", f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
+            raise PlanError(field, f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
 
 
 def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:

@@ -138,9 +138,8 @@ def test_rate_of_the_job_limits_the_rows_of_a_source_and_zero_pauses_it(
 ) -> None:
     write(tmp_path, "text", "a", 0, 1_000)
     clock = Clock()
-    where = context(
-        0, 2, uid="lines.reader", monotonic_ms=clock, configuration={"pipeline.source.rates": f"lines:{rate}"}
-    )
+    configuration = {"pipeline.source.rates": f"lines:{rate}"}
+    where = context(0, 2, uid="lines.reader", monotonic_ms=clock, configuration=configuration)
     job = Job("text", {"path": str(tmp_path)})
     [reader] = job.readers
     reader.open(where, job.outputs[0])  # the first of two subtasks, which has half of the rate

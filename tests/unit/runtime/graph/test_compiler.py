@@ -358,13 +358,13 @@ def test_event_time_behind_streams_or_subtasks_that_meet_is_refused(mixed: str) 
 @pytest.mark.parametrize(
     ("rates", "problem"),
     [
-        ("in:10,other:0", "no source that is read in splits has the uid 'other'; there are ['in']"),
+        ("in:10,other:0", "no source whose rate can be limited has the uid 'other'; of these there are: in"),
         ("in:-1", "'-1' of 'in' is no number of rows per second"),
         ("in:fast", "'fast' of 'in' is no number of rows per second"),
     ],
 )
 def test_rates_of_sources_that_cannot_be_kept_are_refused(rates: str, problem: str) -> None:
     plan = LogicalPlan("job", configuration={"pipeline.source.rates": rates})
-    sink(plan, reader(plan))
+    sink(plan, operator(plan, source(plan, "in", "text"), reader(plan, "other")))
     with pytest.raises(PlanError, match=re.escape(problem)):
         compile_plan(plan)
