@@ -31,6 +31,9 @@ ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
 the same order, so that a checkpoint may come in the middle of it."""
 
+MAX_WAITING_BATCHES = Option("maxWaitingBatches", int, 2, minimum=0)
+"""Writer option of ``foreachBatch``: how many completed checkpoints may wait for the function while rows are taken."""
+
 _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("checkpoint_id", pa.int64(), False),
     pa.field("subtask", pa.int32(), False),

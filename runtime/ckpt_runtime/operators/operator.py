@@ -171,6 +171,22 @@ class Operator(ABC):
         """
         return False
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the chain may take no rows and barriers for now, which counts as back-pressure. Asked at each step.
+
+        Raises what has failed in the operator's background work.
+        """
+        return False
+
+    @property
+    def has_commits_left(self) -> bool:
+        """Whether completed checkpoints are still being committed in the background: the subtask ends after that.
+
+        Raises what has failed there.
+        """
+        return False
+
     @abstractmethod
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         """Processes one non-empty batch of the given input gate."""
