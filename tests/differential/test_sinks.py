@@ -199,7 +199,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
         return cluster.submit(program, arguments=arguments, configuration=options, parallelism=2, savepoint=savepoint)
 
     job = start(10)
-    cluster.wait_until(lambda: (output / "batches").exists(), "a call")
+    cluster.wait_until((output / "batches").exists, "a call")
     (faults / "called-held").touch()
     cluster.wait_for_checkpoints(job, 2)  # which complete although the function does not return
     (faults / "called").touch()
