@@ -13,7 +13,6 @@ from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession, functions
 
-
 ORDER = "order_id BIGINT, customer STRING, cents BIGINT, placed_at TIMESTAMP"
 
 
