@@ -36,7 +36,10 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
             broker.create_topic("numbers", 1)
 
             def values() -> list[int]:
-                return [int(value) for _, value in committed(broker, "numbers").committed if value is not None]
+                rows = committed(broker, "numbers").committed
+                numbers = [int(key) for key, _ in rows if key is not None]
+                assert [value for _, value in rows] == [b"%d" % n if n % 2 == 0 else None for n in numbers]
+                return numbers
 
             options = {"kafka.bootstrap.servers": broker.servers, "topic": "numbers"}
             yield Target(options, values, lambda: [f"transaction {key}" for key in committed(broker, "numbers").open])

@@ -113,7 +113,11 @@ def _write(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
         return
     columns: Sequence[str] = ("n", "part")
     if format_ == "kafka":
-        columns = ("CAST(n AS STRING) AS value",)
+        columns = (
+            "CAST(n AS STRING) AS key",
+            "CASE WHEN n % 2 = 0 THEN CAST(n AS STRING) END AS value",
+            "array(named_struct('key', 'part', 'value', CAST(part AS BINARY))) AS headers",
+        )
     writer = rows.selectExpr(*columns).writeStream.format(format_).options(**options)
     if format_ in ("parquet", "delta"):
         writer = writer.partitionBy("part")
