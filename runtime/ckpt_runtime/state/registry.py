@@ -61,7 +61,7 @@ def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[s
     """
     if name != "rocksdb":
         raise UnsupportedBackendError(f"operator {uid!r}: what the state backend {name!r} wrote only its jobs can read")
-    from ckpt_runtime.state.rocksdb.store import Catalog
+    from ckpt_runtime.state.rocksdb.catalog import Catalog
 
     catalog = Catalog.from_json(uid, description)
     return {state: catalog[state].descriptor for state in catalog}

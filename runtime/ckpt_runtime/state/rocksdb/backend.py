@@ -31,6 +31,7 @@ from ckpt_runtime.state.memory.row_buffer import (
     stored_schema,
 )
 from ckpt_runtime.state.memory.table_backend import TableBackend
+from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ColumnarCodec
@@ -48,7 +49,7 @@ from ckpt_runtime.state.rocksdb.snapshot import (
     restored_database,
 )
 from ckpt_runtime.state.rocksdb.spilled_rows import SpilledRows
-from ckpt_runtime.state.rocksdb.store import Catalog, Store, StoreMemory
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.rocksdb.stored_row_buffers import RowsState, SpillingRowBuffers, StoredRowBuffer
 from ckpt_runtime.state.schema_evolution import check_evolution

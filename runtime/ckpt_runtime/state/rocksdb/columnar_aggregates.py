@@ -18,10 +18,10 @@ import pyarrow as pa
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable, FrozenAggregateTable
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import BATCH
 from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec
 from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
-from ckpt_runtime.state.rocksdb.store import StateEntry
 from ckpt_runtime.state.states import Key
 
 _WRITTEN_PER_NEW_KEY = 2

@@ -19,11 +19,11 @@ from typing import Any
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import TimerQueue, ValueStateTable
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.database import Database
 from ckpt_runtime.state.rocksdb.dirty import CachedState
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
-from ckpt_runtime.state.rocksdb.store import StateEntry
 from ckpt_runtime.state.states import Key
 
 SWEEP_STEP = 100

@@ -21,10 +21,11 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, K
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, group_prefix, state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
 from ckpt_runtime.state.rocksdb.local_files import LocalCopies, at_once, fetch, is_kept, is_table, tables_of
-from ckpt_runtime.state.rocksdb.store import Catalog, Store, StoreMemory
+from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import StoredForm, stored_form
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles, SnapshotReader

@@ -15,6 +15,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import values
 from ckpt_runtime.state.memory.aggregate_table import evolved_rows
+from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import (
     BATCH,
     SPLIT,
@@ -29,7 +30,6 @@ from ckpt_runtime.state.rocksdb.codec import (
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm, ColumnarCodec
 from ckpt_runtime.state.rocksdb.keyed_collections import MOST_ROWS
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
-from ckpt_runtime.state.rocksdb.store import StateEntry
 from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json
 
