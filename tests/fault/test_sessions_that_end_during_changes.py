@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -113,10 +114,10 @@ def test_an_upgrade_whose_session_ends_at_each_request_is_finished_by_the_next_s
             return await perform(client, action, *more)
         interrupted.append(kind)
         if moment == "before":
-            running.next_session(running.sessions.terminate)
+            await asyncio.to_thread(running.next_session, running.sessions.terminate)
             return await perform(client, action, *more)
         answer = await perform(client, action, *more)
-        running.next_session(running.sessions.terminate)
+        await asyncio.to_thread(running.next_session, running.sessions.terminate)
         return answer
 
     for module in (executor, upgrade_steps):
@@ -169,7 +170,7 @@ def test_a_drill_whose_session_ends_leaves_nothing_and_the_next_try_passes(
         drill = await client.job_details(condition.job_id)
         if not ended and drill.state == "RUNNING":
             ended.append(condition.job_id)
-            running.next_session(getattr(running.sessions, end))
+            await asyncio.to_thread(running.next_session, getattr(running.sessions, end))
         return await look(condition, client)
 
     monkeypatch.setattr(DrillCondition, "look", look_and_end)
