@@ -248,6 +248,8 @@ class JobMaster:
         if stopping is None:
             stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted, taken_by))
             stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
+            # Its client may have gone, and asyncio logs an error that is never retrieved.
+            stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(stopping)
 
     async def _stop(

@@ -110,7 +110,7 @@ class TaskThread:
 
     def join(self, timeout_s: float) -> bool:
         """Whether the thread has ended within the time."""
-        self.thread.join(timeout_s)
+        self.thread.join(min(timeout_s, threading.TIMEOUT_MAX))
         return not self.thread.is_alive()
 
     def _run(self) -> None:

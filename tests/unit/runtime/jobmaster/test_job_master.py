@@ -532,6 +532,22 @@ class TestCheckpoints:
                 await stopping
             assert job.status is JobStatus.FAILED
 
+    async def test_a_stop_whose_client_has_gone_leaves_no_error_that_asyncio_would_log(self, tmp_path: Path) -> None:
+        logged: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with World.start(tmp_path) as world:
+            job = world.start_job()
+            await world.running(job)
+            target = str(tmp_path / "savepoints")
+            stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            await world.until(lambda: bool(job._stopping))
+            stopping.cancel()
+            job.suspend()
+            await world.until(lambda: not job._stopping)
+        del stopping
+        gc.collect()
+        assert logged == []
+
     async def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
         def ends_early(worker: FakeWorker, message: WorkerCommand) -> bool:
             if not isinstance(message, DeploySubtasks) or worker.index == 1:

@@ -96,6 +96,15 @@ def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: TaskKit) -> No
     assert thread.join(TIMEOUT_S)
 
 
+def test_a_thread_may_be_given_longer_to_end_than_the_system_can_wait(kit: TaskKit) -> None:
+    """``task.cancellation.timeout`` takes any duration, and an error here would end the worker."""
+    task = Woken(kit)
+    thread = TaskThread("t", [task.bench.subtask], task.wakeup)
+    task.bench.subtask.mail(task.bench.subtask.cancel)
+    thread.start()
+    assert thread.join(2.0**63 / 1000)
+
+
 def test_an_idle_source_is_polled_again_without_being_woken(kit: TaskKit) -> None:
     woken = Woken(kit, source=[SourceStatus.NOTHING_AVAILABLE, SourceStatus.END_OF_INPUT])
     clock = [0.0]
