@@ -57,6 +57,9 @@ class ReportedCheckpoints(CheckpointStatsTracker):
     def report_failed(self, checkpoint_id: int, failure_timestamp: int, message: str) -> None:
         self._listener.ended_badly(checkpoint_id, message)
 
+    def report_withdrawn(self, checkpoint_id: int) -> None:
+        self._listener.ended_badly(checkpoint_id, "withdrawn")
+
     def report_failed_without_id(self) -> None:
         """Who wants to hear of missing ids hears it where they are taken."""
 
