@@ -143,7 +143,7 @@ class KafkaToDelta(_FromKafka):
         files = self._files()
         if not files:
             return []
-        return duckdb.sql(f"SELECT key, orders, amount, id FROM read_parquet({files!r})").fetchall()
+        return duckdb.execute(f"SELECT key, orders, amount, id FROM read_parquet({files!r})").fetchall()
 
     def left(self) -> list[str]:
         known = {Path(file).name for file in self._files()}

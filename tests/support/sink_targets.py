@@ -80,7 +80,7 @@ class _Files:
         files = self.files()
         if not files:
             return []
-        return [n for (n,) in duckdb.sql(f"SELECT n FROM read_parquet({files!r})").fetchall()]
+        return [n for (n,) in duckdb.execute(f"SELECT n FROM read_parquet({files!r})").fetchall()]
 
     def left(self) -> list[str]:
         names = [path.name for path in self.place.rglob("*")]
