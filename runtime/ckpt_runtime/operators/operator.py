@@ -146,6 +146,9 @@ class Operator(ABC):
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 
+    bad_rows_dropped: int = 0
+    """Rows that were left out since ``open`` because an expression failed for them; read by the heartbeat."""
+
     pending_rows: int | None = None
     """Rows that wait to be read, as far as a source knows; set by the operator's thread, read by the heartbeat."""
 
