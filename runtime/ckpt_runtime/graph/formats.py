@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
@@ -147,8 +148,18 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def target_file_size(options: Mapping[str, Any]) -> int:
+    """The size in bytes that small files of a Delta table are merged to; 0 leaves them as they are."""
+    text = options["targetFileSize"]
+    try:
+        return 0 if text is None else MemorySizeType().parse(text)
+    except ValueError:
+        raise PlanError("option 'targetFileSize'", f"{text!r} is not {SIZE_FORM}") from None
+
+
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema)
+    target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -264,6 +275,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("partitionBy"),
                 Option("mergeSchema", bool, False),
+                Option("targetFileSize"),
             ),
             _check_delta,
         ),
