@@ -13,7 +13,7 @@ import pytest
 from tests.support.kafka_broker import committed, kafka_broker
 from tests.support.postgres_server import postgres_server
 
-FORMATS = ("parquet", "delta", "kafka", "postgresql", "foreachBatch")
+FORMATS = ("parquet", "delta", "kafka", "postgresql", "postgresql-prepared", "foreachBatch")
 
 
 class Target:
@@ -43,7 +43,7 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
 
             options = {"kafka.bootstrap.servers": broker.servers, "topic": "numbers"}
             yield Target(options, values, lambda: [f"transaction {key}" for key in committed(broker, "numbers").open])
-    elif format_ == "postgresql":
+    elif format_.startswith("postgresql"):
         psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
         with postgres_server() as url, psycopg.connect(url, autocommit=True) as database:
             database.execute("CREATE TABLE numbers (n bigint, part text)")
@@ -55,8 +55,9 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
                 open_ = database.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
                 return sorted({*found, *(name for (name,) in (*waiting, *open_))})
 
+            more = {"preparedTransactions": "true"} if format_ == "postgresql-prepared" else {}
             yield Target(
-                {"url": url, "dbtable": "numbers"},
+                {"url": url, "dbtable": "numbers", **more},
                 lambda: [number for (number,) in database.execute("SELECT n FROM numbers")],
                 left,
             )

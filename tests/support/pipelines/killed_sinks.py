@@ -32,6 +32,7 @@ _WRITES: dict[str, Place] = {
     "delta": (file_sink.PartWriter, "write"),
     "foreachBatch": (file_sink.PartWriter, "write"),
     "postgresql": (postgres_sink.PostgresWriter, "write"),
+    "postgresql-prepared": (postgres_sink.PostgresWriter, "write"),
     "kafka": (kafka_sink._KafkaWriter, "write"),
 }
 _PREPARES: dict[str, Place] = {
@@ -39,6 +40,7 @@ _PREPARES: dict[str, Place] = {
     "delta": (delta_sink._DeltaWriter, "prepare_commit"),
     "foreachBatch": (file_sink.PartWriter, "prepare_commit"),
     "postgresql": (postgres_sink.PostgresWriter, "prepare_commit"),
+    "postgresql-prepared": (postgres_sink.PostgresWriter, "prepare_commit"),
     "kafka": (kafka_sink._TransactionWriter, "prepare_commit"),
 }
 _COMMITS: dict[str, Place] = {
@@ -46,6 +48,7 @@ _COMMITS: dict[str, Place] = {
     "delta": (delta_sink.DeltaCommitter, "commit"),
     "foreachBatch": (staged_sinks._BatchCommitter, "commit"),
     "postgresql": (postgres_sink.PostgresCommitter, "commit"),
+    "postgresql-prepared": (postgres_sink.PostgresCommitter, "commit"),
     "kafka": (kafka_sink.TransactionCommitter, "commit"),
 }
 _PUBLISHES: dict[str, Place] = {
@@ -53,6 +56,7 @@ _PUBLISHES: dict[str, Place] = {
     "delta": (delta_sink.DeltaCommitter, "publish"),
     "foreachBatch": (staged_sinks._BatchCommitter, "_call"),
     "postgresql": (postgres_sink.PostgresCommitter, "merge"),
+    "postgresql-prepared": (postgres_sink.PostgresCommitter, "commit_prepared"),
     "kafka": (kafka_sink._TransactionalProducer, "commit"),
 }
 _CLEAN_UPS: dict[str, Place] = {
@@ -60,6 +64,7 @@ _CLEAN_UPS: dict[str, Place] = {
     "delta": (file_sink.FileSink, "clean_up"),
     "foreachBatch": (file_sink.FileSink, "clean_up"),
     "postgresql": (postgres_sink.PostgresSink, "clean_up"),
+    "postgresql-prepared": (postgres_sink.PostgresSink, "clean_up"),
     "kafka": (kafka_sink.TransactionCommitter, "_abort_subtask"),
 }
 
@@ -118,7 +123,7 @@ def _write(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
             "CASE WHEN n % 2 = 0 THEN CAST(n AS STRING) END AS value",
             "array(named_struct('key', 'part', 'value', CAST(part AS BINARY))) AS headers",
         )
-    writer = rows.selectExpr(*columns).writeStream.format(format_).options(**options)
+    writer = rows.selectExpr(*columns).writeStream.format(format_.removesuffix("-prepared")).options(**options)
     if format_ in ("parquet", "delta"):
         writer = writer.partitionBy("part")
     writer.queryName("sink").start()
