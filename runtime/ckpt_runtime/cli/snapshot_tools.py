@@ -256,7 +256,7 @@ def release(
         from ckpt_runtime.processes.process_mark import is_gone
         from ckpt_runtime.storage import claims
         from ckpt_runtime.storage.filesystem import resolve
-        from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
+        from ckpt_runtime.storage.metadata import snapshot_directory
 
         place = claims.place_of_snapshot(snapshot_directory(resolve(snapshot)).real())
         claim = claims.read_claim(place)

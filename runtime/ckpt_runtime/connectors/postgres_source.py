@@ -26,8 +26,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.postgres_sink import Database
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.postgres_options import import_driver
-from ckpt_runtime.graph.postgres_source_options import LATEST, readable_types, settle_ms, starting_value
+from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows

@@ -30,6 +30,7 @@ from ckpt_runtime.network.connections import (
     HANDSHAKE_TIMEOUT_S,
     LENGTH_BYTES,
     ControlConnection,
+    MalformedMessageError,
     framed,
     message_length,
 )
@@ -43,7 +44,6 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
     WorkerQuestion,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.network.tls import internal_context
 
 logger = logging.getLogger(__name__)

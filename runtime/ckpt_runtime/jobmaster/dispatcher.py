@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -69,10 +69,9 @@ from ckpt_runtime.jobmaster.request_checks import (
     like,
     with_recovery_options,
 )
-from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
-from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
+from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter

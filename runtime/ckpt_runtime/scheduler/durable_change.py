@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
-from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import (
     ReplacementRefusedError,

@@ -19,12 +19,15 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointOverrides,
+)
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -34,6 +37,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutput, RestoredState
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.durable_change import (
     ANOTHER_LEADS,
     Next,
@@ -44,7 +48,6 @@ from ckpt_runtime.scheduler.durable_change import (
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
 

@@ -62,8 +62,8 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_beginning,
 )
+from ckpt_runtime.storage.metadata import has_metadata, write_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 _UNIQUE: dict[str, tuple[str, ...]] = {
     "value": (KEY_PREFIX,),

@@ -25,7 +25,7 @@ from ckpt_runtime.snapshots.snapshot_files import UnsharedFiles, missing_files_a
 from ckpt_runtime.state.registry import check_name
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.version import VERSION
 
 Progress = Callable[[int, int], None]

@@ -37,9 +37,9 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_range,
 )
+from ckpt_runtime.storage.metadata import METADATA_NAME, has_metadata, read_metadata_bytes, write_metadata
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.savepoint_entry import change_entry, read_entry
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata_bytes, write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter, is_relative, locate
 from ckpt_runtime.version import VERSION
 

@@ -28,12 +28,11 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.disposal import SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, check_directory, identity, resolve
-from ckpt_runtime.storage.metadata import decode, text_length
-from ckpt_runtime.storage.snapshot_metadata import read_metadata_bytes
+from ckpt_runtime.storage.metadata import decode, read_metadata_bytes, text_length
 from ckpt_runtime.storage.state_files import StateFileReader, is_relative
 
 _LARGE_AND_FOREIGN = threading.Lock()

@@ -44,8 +44,12 @@ from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
-from ckpt_runtime.spark.import_path import prefer_installed_pyspark
-from ckpt_runtime.spark.installation import PySparkMismatchError, RuntimeNotInstalledError, check_pyspark
+from ckpt_runtime.spark.installation import (
+    PySparkMismatchError,
+    RuntimeNotInstalledError,
+    check_pyspark,
+    prefer_installed_pyspark,
+)
 from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect

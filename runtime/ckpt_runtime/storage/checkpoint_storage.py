@@ -20,8 +20,8 @@ from ckpt_runtime.storage.filesystem import (
     read_bytes,
     resolve,
 )
+from ckpt_runtime.storage.metadata import has_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import has_metadata
 
 CHECKPOINT_PREFIX = "chk-"
 SAVEPOINT_PREFIX = "savepoint-"

@@ -34,18 +34,20 @@ from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
-from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
-from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.dirty import CachedState
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
-from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
-from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
-from ckpt_runtime.state.rocksdb.restore import restored_database
+from ckpt_runtime.state.rocksdb.local_files import LocalCopies, LocalDirectory
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
-from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.snapshot import (
+    NAME,
+    CanonicalSnapshot,
+    EmptySnapshot,
+    RocksDBSnapshot,
+    restored_database,
+)
 from ckpt_runtime.state.rocksdb.spilled_rows import SpilledRows
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import stored_form

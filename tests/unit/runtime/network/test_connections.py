@@ -22,12 +22,12 @@ from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     ControlConnection,
+    MalformedMessageError,
     authenticate,
     framed,
     message_length,
     receive_exactly,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.golden import DIRECTORY, placed
 from tests.support.written_states import PREFIX, content, new_state, table, write
 

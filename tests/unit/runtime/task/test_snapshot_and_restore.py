@@ -26,13 +26,13 @@ from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import (
+from ckpt_runtime.task.restored_input import (
     StateRestoreError,
     StateUnavailableError,
     create_keyed_backend,
     naming_operator,
 )
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from ckpt_runtime.task.worker import describe_error
 

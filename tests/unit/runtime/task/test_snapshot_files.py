@@ -26,9 +26,8 @@ from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
-from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.restored_input import StateRestoreError, StateUnavailableError, create_keyed_backend
+from ckpt_runtime.task.snapshot_files import NewFiles, WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.support.pipelines.file_backend import FileKeyedStateBackend
 
