@@ -104,7 +104,7 @@ def show(
     """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
     with storage_failures():
         from ckpt_runtime.snapshots.inspection import states_of, summarized
-        from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage
+        from ckpt_runtime.snapshots.snapshot import missing_files_as_damage
 
         opened = opened_snapshot(snapshot)
         with missing_files_as_damage():
