@@ -248,7 +248,9 @@ def release(
     snapshot: SnapshotArgument,
     owner_is_dead: Annotated[
         str | None,
-        typer.Option("--owner-is-dead", metavar="JOB", help="Declare that this job, which has claimed it, no longer exists."),
+        typer.Option(
+            "--owner-is-dead", metavar="JOB", help="Declare that this job, whose claim it is, no longer exists."
+        ),
     ] = None,
 ) -> None:
     """Release a snapshot whose claiming job no longer exists, so that it can be claimed or disposed of."""
