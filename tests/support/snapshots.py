@@ -19,8 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import UnsharedFiles
+from ckpt_runtime.snapshots.snapshot import Snapshot, UnsharedFiles, open_snapshot
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.state.registry import create_backend

@@ -15,9 +15,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
-from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure

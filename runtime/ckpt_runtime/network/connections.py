@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.schema import DocumentError, malformed
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
+from ckpt_runtime.network.framing import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 from ckpt_runtime.network.tls import AnySocket, TlsSocket, internal_context, secured
 
 M = TypeVar("M")

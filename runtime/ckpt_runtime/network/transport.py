@@ -24,11 +24,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 from ckpt_runtime.network.connections import HANDSHAKE_TIMEOUT_S, ChannelLostError, authenticate
 from ckpt_runtime.network.data_connection import DataConnection
 from ckpt_runtime.network.framing import (
+    PREFACE_BYTES,
+    PROOF_BYTES,
+    AuthenticationError,
     FrameKind,
+    Handshake,
     deployment_of,
     encode_buffer_size,
     encode_credit,

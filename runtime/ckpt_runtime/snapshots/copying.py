@@ -20,8 +20,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.snapshots.positions import repositioned, repositions_of
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage, new_directory
+from ckpt_runtime.snapshots.snapshot import Snapshot, missing_files_as_damage, new_directory, open_snapshot
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,

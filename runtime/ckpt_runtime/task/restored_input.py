@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandl
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles
+from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of

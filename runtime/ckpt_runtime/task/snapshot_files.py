@@ -51,7 +51,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 class NewFiles:
-    """The task's side of :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`.
+    """The task's side of :class:`~ckpt_runtime.state.backend.SnapshotFiles`.
 
     ``written_bytes`` is the size of the written content, inline or not, and ``duplicated_bytes`` that of duplicates;
     ``duplicated`` counts the duplicates by means, and ``locations`` are the new files. Their content is durable at

@@ -19,8 +19,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, SenderCredit, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition

@@ -20,8 +20,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions, rocksdb_metrics
-from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.state.canonical.reader import canonical_states
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader
+from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState
@@ -54,7 +54,6 @@ from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.rocksdb.stored_row_buffers import RowsState, SpillingRowBuffers, StoredRowBuffer
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec
 from ckpt_runtime.state.stored_rows import schema_from_json
 

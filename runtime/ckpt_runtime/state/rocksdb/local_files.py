@@ -32,8 +32,8 @@ from uuid import uuid4
 
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.processes.held_directory import HeldDirectory
+from ckpt_runtime.state.backend import SnapshotReader
 from ckpt_runtime.state.errors import CorruptStateError
-from ckpt_runtime.state.snapshots import SnapshotReader
 
 logger = logging.getLogger(__name__)
 

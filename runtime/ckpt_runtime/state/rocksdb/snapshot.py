@@ -20,7 +20,8 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state.backend import SnapshotFile, SnapshotFiles, SnapshotReader
+from ckpt_runtime.state.canonical import CanonicalWriter
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, group_prefix, state_prefix
 from ckpt_runtime.state.rocksdb.database import Moment
@@ -28,7 +29,6 @@ from ckpt_runtime.state.rocksdb.local_files import LocalCopies, at_once, fetch, 
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import StoredForm, stored_form
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles, SnapshotReader
 
 NAME = "rocksdb"
 _CHUNK_BYTES = 1 << 20

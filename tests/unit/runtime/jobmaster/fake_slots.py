@@ -38,7 +38,6 @@ from ckpt_runtime.network.agent_messages import (
     Registration,
     SpawnWorker,
 )
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
     ControlConnection,
@@ -58,6 +57,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
+from ckpt_runtime.network.framing import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus

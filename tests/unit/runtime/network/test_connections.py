@@ -17,7 +17,6 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
@@ -28,6 +27,7 @@ from ckpt_runtime.network.connections import (
     message_length,
     receive_exactly,
 )
+from ckpt_runtime.network.framing import AuthenticationError
 
 
 @pytest.fixture

@@ -38,7 +38,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("forms")
     convert_snapshot(str(SAVEPOINT), resolve(directory / "canonical"), SavepointFormat.CANONICAL, "hashmap")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpt_runtime.snapshots.snapshot_files.DEFAULT_MEMORY_THRESHOLD", 0)
+        patch.setattr("ckpt_runtime.snapshots.snapshot.DEFAULT_MEMORY_THRESHOLD", 0)
         write_keyed_state("rocksdb", resolve(directory / "rocksdb"), [KeyGroupRange(0, 127)])
     return {"pages": SAVEPOINT, "canonical": directory / "canonical", "rocksdb": directory / "rocksdb"}
 

@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
-from ckpt_runtime.state.snapshots import SnapshotFiles
+from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve

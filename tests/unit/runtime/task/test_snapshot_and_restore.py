@@ -19,10 +19,9 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle,
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFiles
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers

@@ -18,11 +18,10 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, K
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles
-from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.snapshots.snapshot import StoredFiles
+from ckpt_runtime.state.backend import BackendParameters, SnapshotFiles
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.state.registry import register_backend
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers

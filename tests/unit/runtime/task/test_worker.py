@@ -46,8 +46,8 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
