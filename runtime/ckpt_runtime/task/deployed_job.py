@@ -20,12 +20,13 @@ from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import GroupSpec, JoinSpec, ProcessSpec, RangeReaderSpec
 from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.operators.groups import Combiner, GroupAggregates
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.scheduler.deployment import (
     Channel,
@@ -222,8 +223,10 @@ class DeployedJob:
         if not descriptor.in_flight:
             return None
         head = vertex.operators[0]
+        spec = self._plan.specs[head.uid]
+        also = GroupAggregates(spec).takes_partial if isinstance(spec, GroupSpec) else None
         for stream in descriptor.in_flight:
-            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
+            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid, also)
         location = resolve(self.deployment.snapshot_directory)
         edges = self._graph.inputs(vertex.id)
         return RestoredInput(
@@ -265,9 +268,15 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self._graph.overtakes(edge),
         )
+        partition.combiner = self._combiner(edge)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
+
+    def _combiner(self, edge: JobEdge) -> Combiner | None:
+        """What aggregates rows in front of the shuffle to an aggregation that allows it."""
+        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
+        return Combiner(spec) if isinstance(spec, GroupSpec) and Combiner.combines(spec) else None
 
     def _context(
         self,
