@@ -101,6 +101,8 @@ class GroupAggregates:
         self._aggregates = [_Aggregate(spec, index) for index in range(len(spec.aggregates))]
         self.stored = [field for each in self._aggregates for field in each.accumulator.stored]
         self.partial_schema = partial_schema([spec.schema.field(name) for name in spec.keys], self.stored)
+        self._no_rows = Rows(_NO_GROUPS, [pa.nulls(0, kind) for kind in spec.schema.types])
+        self._nothing_stored = Rows(_NO_GROUPS, [pa.nulls(0, field.type) for field in self.stored])
 
     @property
     def combine(self) -> bool:
@@ -134,13 +136,9 @@ class GroupAggregates:
         columns = [pa.concat_arrays(list(pair)) if len(old.groups) else pair[1] for pair in pairs]
         return self.combined(groups, Rows(joined(old.groups, partial.groups), columns), self._no_rows)
 
-    @property
-    def _no_rows(self) -> Rows:
-        return Rows(_NO_GROUPS, [pa.nulls(0, kind) for kind in self._schema.types])
-
     def of_rows(self, groups: int, new: Rows) -> list[pa.Array]:
         """The stored columns of rows that come first."""
-        return self.combined(groups, Rows(_NO_GROUPS, [pa.nulls(0, field.type) for field in self.stored]), new)
+        return self.combined(groups, self._nothing_stored, new)
 
     def results(self, stored: list[pa.Array]) -> list[pa.Array]:
         """The results of stored columns."""
@@ -207,13 +205,14 @@ class Combiner:
             self._paused = self._pause
         keys = [batch.column(name) for name in self._keys]
         if found is None:
+            keys = [plain(key) for key in keys]
             groups, counts = np.arange(batch.num_rows, dtype=np.uint32), np.ones(batch.num_rows, dtype=np.int64)
         else:
             groups, firsts = found
             counts = np.zeros(len(firsts), dtype=np.int64)
             kernels.count_rows(read_only(groups), NO_BITMAP, 0, counts)
             rows = pa.array(firsts)
-            keys = [key.take(rows) for key in keys]
+            keys = [plain(key.take(rows)) for key in keys]
         stored = self._aggregates.of_rows(len(counts), Rows(read_only(groups), batch.columns))
         return pa.RecordBatch.from_arrays([*keys, *stored, arrow_from_numpy(pa.int64(), counts)], schema=self._schema)
 
@@ -234,7 +233,10 @@ class Combiner:
         numbers = read_only(groups), read_only(firsts)
         same = True
         for name in self._keys:
-            column = plain(batch.column(name))
+            column = batch.column(name)
+            # Values of a dictionary are distinct. If they are not, equal ones count as keys that share a hash.
+            whole = isinstance(column, pa.DictionaryArray) and not column.dictionary.null_count
+            column = column.indices if whole else plain(column)
             if is_fixed(column.type):
                 fixed = fixed_key(column)
                 same = kernels.equal_fixed(*numbers, fixed.values, fixed.bitmap, fixed.bit_offset)
