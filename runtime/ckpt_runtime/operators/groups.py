@@ -5,8 +5,10 @@ each group of a batch. Rows of groups that have ended are dropped as late. ``com
 groups that have changed, in large batches, for the operator that keeps the whole result (``result_table.py``); groups
 never end. Never blocks.
 
-In front of the shuffle, :class:`Combiner` aggregates each batch, where the result does not depend on that. The operator
-combines its partial rows with its state.
+In front of the shuffle, :class:`Combiner` aggregates each batch, where the result does not depend on that. It makes
+partial rows: the keys of a group, the columns that each aggregate stores, and the number of rows. They have the form of
+rows in state, and are combined with them as rows of state are combined with each other. Channels carry either partial
+rows or the input's own ones, and so does in-flight data.
 """
 
 from __future__ import annotations
@@ -21,7 +23,6 @@ from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import output_schema_error
 from ckpt_runtime.operators.group_state import GroupStateOperator
-from ckpt_runtime.operators.partial_rows import is_partial, partial_schema, rows_in
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
 from ckpt_runtime.state.hashing import hash_columns, variable_bytes
 from ckpt_runtime.state.kernels import group_kernels as kernels
@@ -29,6 +30,8 @@ from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.row_codec import fixed_key, is_fixed
 from ckpt_runtime.state.schema_evolution import evolve
 
+PARTIAL_ROWS = "$rows"
+"""The last column of partial rows: how many rows each stands for."""
 _NO_GROUPS: AnyArray = read_only(np.empty(0, dtype=np.uint32))
 _MOST_GROUPS = 0.5
 """The greatest share of groups in the rows of a batch for which combining pays."""
@@ -54,7 +57,7 @@ class GroupOperator(GroupStateOperator):
         return pa.schema([*keys, *self._aggregates.stored])
 
     def shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        partial = is_partial(batch.schema, self._schema)
+        partial = self._aggregates.is_partial(batch.schema)
         if partial is not self._partial_waits:
             self.add_waiting()
             self._partial_waits = partial
@@ -65,7 +68,9 @@ class GroupOperator(GroupStateOperator):
         return evolve("in-flight data", batch, self._partial)
 
     def rows_in(self, batch: pa.RecordBatch) -> int:
-        return rows_in(batch) if self._partial_waits else int(batch.num_rows)
+        if not self._partial_waits:
+            return int(batch.num_rows)
+        return int(pc.sum(batch.column(PARTIAL_ROWS)).as_py() or 0)
 
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
@@ -73,7 +78,7 @@ class GroupOperator(GroupStateOperator):
         old = self.taken(slots)
         grouped = [key.take(pa.array(firsts)) for key in keys]
         known = Rows(old.groups, old.columns[len(keys) :])
-        if is_partial(batch.schema, self._schema):
+        if self._aggregates.is_partial(batch.schema):
             stored = self._aggregates.merged(len(slots), known, Rows(groups, batch.columns[len(keys) : -1]))
         else:
             stored = self._aggregates.combined(len(slots), known, Rows(groups, batch.columns))
@@ -100,21 +105,26 @@ class GroupAggregates:
         self._schema = spec.schema
         self._aggregates = [_Aggregate(spec, index) for index in range(len(spec.aggregates))]
         self.stored = [field for each in self._aggregates for field in each.accumulator.stored]
-        self.partial_schema = partial_schema([spec.schema.field(name) for name in spec.keys], self.stored)
+        keys = [spec.schema.field(name) for name in spec.keys]
+        self.partial_schema = pa.schema([*keys, *self.stored, pa.field(PARTIAL_ROWS, pa.int64())])
         self._no_rows = Rows(_NO_GROUPS, [pa.nulls(0, kind) for kind in spec.schema.types])
         self._nothing_stored = Rows(_NO_GROUPS, [pa.nulls(0, field.type) for field in self.stored])
 
     @property
     def combine(self) -> bool:
         """Whether all of them may be computed in parts."""
-        return all(each.accumulator.combines for each in self._aggregates)
+        return PARTIAL_ROWS not in self._schema.names and all(each.accumulator.combines for each in self._aggregates)
+
+    def is_partial(self, schema: pa.Schema) -> bool:
+        """Whether a batch of this schema has partial rows, not rows of the input."""
+        return PARTIAL_ROWS in schema.names[-1:] and PARTIAL_ROWS not in self._schema.names
 
     def takes_partial(self, schema: pa.Schema) -> bool:
         """Whether partial rows of this schema can be combined.
 
         Like rows in state, they may lack aggregates that were added since, and have some that were removed.
         """
-        if not is_partial(schema, self._schema):
+        if not self.is_partial(schema):
             return False
         keys = len(self.partial_schema) - len(self.stored) - 1
         given, wanted = ([(field.name, field.type) for field in each] for each in (schema, self.partial_schema))

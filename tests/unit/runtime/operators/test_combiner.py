@@ -13,8 +13,7 @@ import pytest
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
 from ckpt_runtime.graph.specs import GroupSpec
 from ckpt_runtime.operators.errors import OutputSchemaError
-from ckpt_runtime.operators.groups import Combiner, GroupAggregates
-from ckpt_runtime.operators.partial_rows import PARTIAL_ROWS
+from ckpt_runtime.operators.groups import PARTIAL_ROWS, Combiner, GroupAggregates
 from ckpt_runtime.state.hashing import hash_columns
 from tests.support.groups import TIME, GroupJob, aggregate
 
@@ -122,6 +121,15 @@ def test_aggregates_whose_result_depends_on_the_order_of_rows_are_not_combined()
             assert combines is (function in COMBINED and not floats), (function, kind)
     session = GroupSpec(ROWS, ("k",), (COUNT,), "append", session=("k", "v"))
     assert not Combiner.combines(session)
+
+
+def test_rows_with_a_key_of_the_name_that_marks_partial_rows_are_not_combined() -> None:
+    schema = pa.schema([("k", pa.string()), (PARTIAL_ROWS, INT)])
+    spec = GroupSpec(schema, ("k", PARTIAL_ROWS), (COUNT,), "update")
+    assert not Combiner.combines(spec)
+    job = GroupJob(spec)
+    for rows in (1, 2):
+        assert job.process({"k": "a", PARTIAL_ROWS: 7}) == [{"k": "a", PARTIAL_ROWS: 7, "Count()": rows}]
 
 
 TYPED = pa.schema(
