@@ -18,7 +18,7 @@ from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.task.operator_factory import create_operator
+from ckpt_runtime.task.deployed_job import create_operator
 from tests.support.inline_snapshots import CHECKPOINT, handles_of, restore
 
 MAX_PARALLELISM = 16

@@ -18,6 +18,7 @@ from ckpt_runtime.configuration.cluster_options import (
     HeartbeatOptions,
     HighAvailabilityOptions,
     HighAvailabilityType,
+    RestOptions,
     SecurityOptions,
     TaskManagerOptions,
 )
@@ -26,7 +27,6 @@ from ckpt_runtime.configuration.errors import InvalidConfigurationError, Invalid
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
 
 Problem = InvalidOptionError | UnknownOptionError

@@ -27,8 +27,8 @@ from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, pl
 from ckpt_runtime.state.hashing import hash_columns, variable_bytes
 from ckpt_runtime.state.kernels import group_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.row_codec import fixed_key, is_fixed
 from ckpt_runtime.state.schema_evolution import evolve
+from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
 
 PARTIAL_ROWS = "$rows"
 """The last column of partial rows: how many rows each stands for."""

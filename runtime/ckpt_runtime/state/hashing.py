@@ -38,8 +38,11 @@ from ckpt_runtime.state.kernels.hash_kernels import (
     combine_hashes,
     hash_bytes,
     hash_int64,
+    key_groups,
+    places_by_owner,
+    rows_at_places,
+    scatter,
 )
-from ckpt_runtime.state.kernels.split_kernels import key_groups, places_by_owner, rows_at_places, scatter
 
 
 def hash_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.uint64]:

@@ -32,12 +32,11 @@ from ckpt_runtime.network.elements import (
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
-from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
-from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
+from ckpt_runtime.task.output import BatchSizer, CurrentBuffer
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
 from ckpt_runtime.task.watermark_valve import WatermarkValve

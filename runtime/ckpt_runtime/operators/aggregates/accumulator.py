@@ -19,7 +19,7 @@ from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.row_codec import fixed_array
+from ckpt_runtime.state.stored_rows import fixed_array
 
 
 class AggregateFailedError(OperatorError):
