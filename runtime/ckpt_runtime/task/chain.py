@@ -76,9 +76,14 @@ class ChainEnd:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        batch = self._decoder.decoded(batch)
+        plain: pa.RecordBatch | None = None
         for partition in self.partitions:
-            partition.emit(batch)
+            if partition.combiner is not None:
+                partition.emit(batch)  # which has each value of a dictionary only once
+                continue
+            if plain is None:
+                plain = self._decoder.decoded(batch)
+            partition.emit(plain)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.watermark = timestamp_ms
