@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
+from ckpt_runtime.configuration.registry import RESTORE_DRILL
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -78,10 +79,13 @@ class BadRows:
 
     @classmethod
     def of(cls, context: OperatorContext, caught: type[Exception]) -> BadRows | None:
-        """Returns what takes the bad rows of an operator; None if they fail the job."""
+        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill only counts them."""
         configuration = Configuration(context.configuration)
+        drill = configuration.get_text(RESTORE_DRILL) == "true"
         match configuration.get(ExecutionOptions.BAD_ROWS_MODE):
             case BadRowsMode.DROP:
+                return cls(context, None, caught)
+            case BadRowsMode.DEAD_LETTER if drill:
                 return cls(context, None, caught)
             case BadRowsMode.DEAD_LETTER:
                 return cls(context, resolve(configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY) or ""), caught)
