@@ -79,7 +79,7 @@ class BadRows:
 
     @classmethod
     def of(cls, context: OperatorContext, caught: type[Exception]) -> BadRows | None:
-        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill only counts them."""
+        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill counts them."""
         configuration = Configuration(context.configuration)
         drill = configuration.get_text(RESTORE_DRILL) == "true"
         match configuration.get(ExecutionOptions.BAD_ROWS_MODE):
