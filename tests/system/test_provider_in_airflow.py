@@ -357,7 +357,7 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
 def test_no_page_of_the_plugin_has_a_finding_of_axe(
     airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path, dark: bool
 ) -> None:
-    """The list of connections, the jobs of a DAG and of a run, pages without anything to show, and the home page's card."""
+    """The list of connections, the jobs of a DAG and of a run, pages without anything to show, the card."""
     guarded_connection(airflow, session, f"axe_{dark}".lower())
     run = trigger(airflow, "system_savepoint", held)
     wait_state(airflow, run, "savepoint", "deferred")
