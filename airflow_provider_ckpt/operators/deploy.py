@@ -225,8 +225,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             lines = self.ask(client, requests.list_jobs())
             line = next(iter(living(name, lines)), None) or latest_ended(name, lines)
             held = None if line is None else self._upgrade_of(client, line.job_id)
-            over = deadline is not None and time.time() > deadline
-            if held is None or held.requester != self.requester or held.owner == own or over:
+            if held is None or held.requester != self.requester or held.owner == own or _is_over(deadline):
                 return lines
             if not waits:
                 self.log.info("Another run of this task upgrades job %r; this one waits for the result", name)
@@ -364,6 +363,8 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
 
     def _lost_to_other_run(self, record: Upgrade) -> bool:
         """Whether the upgrade that came first is one of this task; one that is over already is taken for that once."""
+        if _is_over(self._until):
+            return False
         with self.connected(self._until) as client:
             held = self._upgrade_of(client, record.old_job)
         first, self._has_looked_again = not self._has_looked_again, True
@@ -390,6 +391,10 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             UpgradeJobOperator.on_kill(self)
         else:
             super().on_kill()
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.time() > deadline
 
 
 def _is_of_upgrade(event: Json | None) -> bool:
