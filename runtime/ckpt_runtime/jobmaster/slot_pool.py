@@ -153,7 +153,7 @@ class SlotPool:
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
-        for slot_id in list(self._launching):  # agents that have not registered cannot be told to shut down
+        for slot_id in list(self._launching):  # agents that have not registered cannot be requested to shut down
             self._provider.cancel(slot_id)
         for slot in self._slots.values():
             slot.agent.send(ShutdownAgent())
@@ -627,8 +627,8 @@ class SlotPool:
         slot.agent.send(ShutdownAgent(tuple(kept)))
         slot.agent.close()
         if (owner := slot.owner) is not None:
-            told = f"slot {slot.slot_id} was lost"
-            self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
+            lost = f"slot {slot.slot_id} was lost"
+            self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{lost}: {why}"), reason)
         self._notify()
 
     # --- silent peers and idle slots

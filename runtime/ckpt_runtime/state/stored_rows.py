@@ -181,13 +181,14 @@ def _fixed_value(array: pa.Array) -> columns.FixedColumn:
     return columns.FixedColumn(floats.values.view(np.int64), floats.bitmap, floats.bit_offset)
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
+def is_fixed(kind: pa.DataType) -> bool:
+    """Whether values are kept as 64-bit integers."""
     return columns.is_integer_like(kind) or pa.types.is_floating(kind)
 
 
 def alike_bytes(kind: pa.DataType) -> int:
     """The number of bytes before a value of this type that do not depend on its content: null flag and length."""
-    return 1 if _is_fixed(kind) else 5
+    return 1 if is_fixed(kind) else 5
 
 
 def encode_rows(
@@ -197,7 +198,7 @@ def encode_rows(
     sizes = np.full(len(arrays[0]), header, dtype=np.int64)
     views: list[columns.FixedColumn | columns.BytesColumn] = []
     for array, name in zip(map(columns.plain, arrays), names, strict=True):
-        if _is_fixed(array.type):
+        if is_fixed(array.type):
             fixed = fixed_key(array) if keys else _fixed_value(array)
             add_fixed_sizes(fixed.bitmap, fixed.bit_offset, sizes)
             views.append(fixed)
@@ -219,8 +220,8 @@ def encode_rows(
 
 def check_encoded(kinds: Sequence[pa.DataType], data: AnyArray, starts: AnyArray, ends: AnyArray) -> None:
     """Raises CorruptStateError unless each row fills ``data[start:end]`` exactly."""
-    widths = np.array([8 if _is_fixed(kind) else _width(kind) for kind in kinds], dtype=np.int64)
-    fixed = np.array([_is_fixed(kind) for kind in kinds], dtype=np.uint8)
+    widths = np.array([8 if is_fixed(kind) else _width(kind) for kind in kinds], dtype=np.int64)
+    fixed = np.array([is_fixed(kind) for kind in kinds], dtype=np.uint8)
     row = int(check_rows(data, starts, ends, read_only(fixed), read_only(widths)))
     if row >= 0:
         raise CorruptStateError(f"a stored row of {', '.join(map(str, kinds))} cannot be read")
@@ -235,7 +236,7 @@ def decode_rows(kinds: Sequence[pa.DataType], data: AnyArray, starts: AnyArray) 
 def _decode_column(kind: pa.DataType, data: AnyArray, cursors: AnyArray) -> pa.Array:
     rows = len(cursors)
     valid = np.empty(rows, dtype=np.uint8)
-    if _is_fixed(kind):
+    if is_fixed(kind):
         values = np.empty(rows, dtype=np.int64)
         decode_fixed(data, cursors, values, valid)
         return fixed_array(kind, values, valid)

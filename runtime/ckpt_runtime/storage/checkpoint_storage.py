@@ -88,7 +88,7 @@ class CheckpointStorage:
         if holder is not None and holder != cluster:
             message = (
                 f"{self.location.url} belongs to the job of this id in the cluster {holder}; choose another job id or "
-                f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster is no more"
+                f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster no longer exists"
             )
             raise AlreadyExistsError(message, self.owner.url)
 

@@ -59,7 +59,7 @@ from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.generate import GenerateOperator
-from ckpt_runtime.operators.groups import GroupOperator
+from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
@@ -377,8 +377,10 @@ class DeployedJob:
         if not descriptor.in_flight:
             return None
         head = vertex.operators[0]
+        spec = self._plan.specs[head.uid]
+        also = GroupAggregates(spec).takes_partial if isinstance(spec, GroupSpec) else None
         for stream in descriptor.in_flight:
-            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
+            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid, also)
         location = resolve(self.deployment.snapshot_directory)
         edges = self._graph.inputs(vertex.id)
         return RestoredInput(
@@ -420,9 +422,15 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self._graph.overtakes(edge),
         )
+        partition.combiner = self._combiner(edge)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
+
+    def _combiner(self, edge: JobEdge) -> Combiner | None:
+        """What aggregates rows in front of the shuffle to an aggregation that allows it."""
+        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
+        return Combiner(spec) if isinstance(spec, GroupSpec) and Combiner.combines(spec) else None
 
     def _context(
         self,

@@ -21,6 +21,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.operators.groups import Combiner
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
@@ -184,7 +185,7 @@ class ResultPartition:
 
     ``rows`` counts each row taken once, ``bytes`` the bytes for every channel. ``peers`` are the consumers'
     subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
-    a piece of work: a rebalanced batch is distributed row by row.
+    a piece of work: a rebalanced batch is distributed row by row. A ``combiner`` aggregates each batch first.
     """
 
     def __init__(
@@ -204,6 +205,7 @@ class ResultPartition:
         self._subpartitions = list(subpartitions)
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
+        self.combiner: Combiner | None = None
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -277,7 +279,7 @@ class ResultPartition:
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch of at least one row."""
         self.rows += batch.num_rows
-        self._route(batch)
+        self._route(batch if self.combiner is None else self.combiner.combined(batch))
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.

@@ -193,11 +193,16 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
     return batch.filter(pa.array((groups >= own.first) & (groups <= own.last)))
 
 
-def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
+def check_schema(
+    stream: ChannelStateStream,
+    expected: pa.Schema | None,
+    uid: str,
+    also: Callable[[pa.Schema], bool] | None = None,
+) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
     Nullability is not compared. ``expected`` is the schema that operator ``uid`` takes; None if the plan does not know
-    it.
+    it. ``also`` says of any other schema whether the operator takes it.
     """
     if not stream.schema or expected is None:
         return
@@ -206,7 +211,8 @@ def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: st
     except ValueError as error:
         raise StateRestoreError(f"operator {uid!r} cannot restore its in-flight data: {error}", "", error) from error
     assert stored is not None
-    if [(field.name, field.type) for field in stored] != [(field.name, field.type) for field in expected]:
+    same = [(field.name, field.type) for field in stored] == [(field.name, field.type) for field in expected]
+    if not same and (also is None or not also(stored)):
         raise UnreadableInFlightDataError(uid, stored, expected)
 
 

@@ -39,6 +39,12 @@ class GroupAccumulator(ABC):
 
     stored: list[pa.Field]
 
+    combines = False
+    """Whether rows may be aggregated in parts, and the stored columns of the parts combined, with the same result.
+
+    The parts may come in any order. The state of a group must not be larger than a few of its rows.
+    """
+
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         self.aggregate = aggregate
         self.inputs = inputs
