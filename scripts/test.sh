@@ -12,29 +12,38 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE
 
 # Rooms whose unit tests only compute: they wait for no other process, and none of their requests can time out.
-ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
+COMPUTING=(api checkpoint configuration connectors graph operators scheduler)
+ROOMS=("${COMPUTING[@]}" state)
 
-# What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. The longest come first.
+# What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. The longest come first;
+# none takes so long that the suite waits for it alone.
+STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
-    "tests/differential/test_[p-z]*.py"
-    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
-    "tests/differential/test_[a-o]*.py"
-    "tests/integration/test_[m-z]*.py"
-    "tests/integration/test_[a-l]*.py"
-    tests/fault
+    "tests/differential/test_p*.py"
     tests/system
+    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    "tests/differential/test_[a-o]*.py"
+    "${STORAGE[*]/#/tests/unit/runtime/}"
+    "tests/integration/test_[m-r]*.py"
+    "tests/integration/test_[g-l]*.py"
+    "tests/integration/test_[a-f]*.py"
+    "tests/differential/test_[q-z]*.py"
+    "tests/fault/test_[a-r]*.py"
     tests/unit/provider
+    "tests/fault/test_[s-z]*.py"
     tests/attack
-    "tests/docs tests/fuzz"
+    "tests/integration/test_[s-z]*.py"
     tests/chaos
+    "tests/docs tests/fuzz"
 )
 # These only compute, and none of them depends on how long something takes. They run with a low priority beside the groups
-# above; with the lowest one they would stand still beside other programs. Each needs about a hundred seconds of a
-# processor. The first one needs compiled kernels in its second half only.
+# above; with the lowest one they would stand still beside other programs. The first one needs no compiled kernels for
+# most of its time.
 FILLERS=(
-    "tests/simulation --ignore=tests/simulation/jobs ${ROOMS[*]/#/tests/unit/runtime/}"
+    "tests/simulation --ignore=tests/simulation/jobs ${COMPUTING[*]/#/tests/unit/runtime/}"
     tests/simulation/jobs
     tests/property
+    tests/unit/runtime/state
 )
 
 # A group's temporary directories stay until its next run. By default pytest keeps those of its last three runs only: it

@@ -19,8 +19,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, SenderCredit, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
@@ -31,11 +30,10 @@ from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
-from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
+from ckpt_runtime.task import restored_input, subtask_checkpoints
 from ckpt_runtime.task.chain import OperatorChain
-from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import PersistedBuffers
-from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
+from ckpt_runtime.task.output import CurrentBuffer, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask import Subtask
@@ -436,10 +434,10 @@ def _(original, self, call, *, whole=False):
 bug(
     "a file that is missing counts as damaged",
     "one host that lost its mount failed the job for good",
-    restore,
+    restored_input,
     "_DAMAGED",
     seed=173,
-)((*restore._DAMAGED, NotFoundError))
+)((*restored_input._DAMAGED, NotFoundError))
 
 
 @bug(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import triggering
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger

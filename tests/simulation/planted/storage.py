@@ -155,7 +155,7 @@ def _():
 
     def stored(self, event):
         self._end_is_stored = True
-        self._outputs += self._untold
+        self._outputs += self._unanswered
 
     return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 

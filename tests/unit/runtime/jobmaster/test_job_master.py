@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest
@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.connections import encode
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     Canceled,
@@ -39,10 +40,9 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 RESTARTING = {
