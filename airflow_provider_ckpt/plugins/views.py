@@ -36,8 +36,8 @@ from ckpt_runtime.web.files import PageFile, page_files
 
 _MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
 _KEYS = ("job_id", "ckpt_conn_id")
-_MOST_JOBS = 25
-_MOST_ROWS = 400
+_MOST_JOBS = 500
+_MOST_ROWS = 4000
 _AT_A_TIME = 8
 _SECONDS_BETWEEN = 10
 _ORDER = {"UNHEALTHY": 0, "FAILED": 0, "DEGRADED": 1}
@@ -56,6 +56,10 @@ class TaskJob:
     @property
     def page(self) -> str:
         return CkptCheckpointsLink().address(pages_path(self.conn_id), self.job_id)
+
+    @property
+    def health_page(self) -> str:
+        return CkptJobLink().address(pages_path(self.conn_id), self.job_id)
 
 
 def add_views(app: FastAPI) -> None:
@@ -94,16 +98,15 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
     found = await run_in_threadpool(_stored_jobs, dag_id, run_id)
     readable = await run_in_threadpool(_readable, user, {job.conn_id for job in found})
     shown = [job for job in found if job.conn_id in readable]
-    states = await _in_turn(_state_of, shown)
+    states = await _states_of(shown)
     ranked = sorted(zip(shown, states, strict=True), key=lambda pair: _rank(pair[1]))
     if not ranked:
         hidden = "<p>You may not read the connections of its jobs.</p>" if found else f"<p>{escape(nothing)}</p>"
         return _page("Stream jobs", hidden, reloads=True)
     rows = "".join(_row(job, state, with_run=run_id is None) for job, state in ranked)
     run = "<th scope='col'>Run</th>" if run_id is None else ""
-    heads = (
-        f"<th scope='col'>Job</th><th scope='col'>State</th><th scope='col'>Health</th><th scope='col'>Task</th>{run}"
-    )
+    columns = ("Job", "State", "Health", "Last checkpoint", "Task")
+    heads = "".join(f"<th scope='col'>{column}</th>" for column in columns) + run
     table = f"<table aria-label='Stream jobs'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     return _page("Stream jobs", f"<div class='scroll'>{table}</div>", reloads=True)
 
@@ -111,12 +114,23 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
 def _row(job: TaskJob, state: dict[str, Any], *, with_run: bool) -> str:
     name = f"<a href='{escape(job.page)}' class='name'>{escape(state.get('name') or job.job_id)}</a>"
     reasons = "".join(f"<small class='reason'>{escape(str(text))}</small>" for text in state.get("reasons", ()))
-    verdict = _badge(state["verdict"]) if state.get("verdict") else "–"
+    verdict = f"<a href='{escape(job.health_page)}'>{_badge(state['verdict'])}</a>" if state.get("verdict") else "–"
+    age_ms = state.get("checkpoint_age_ms")
+    age = "–" if age_ms is None else f"{shown_duration(age_ms)} ago"
     run = f"<td>{escape(job.run_id)}</td>" if with_run else ""
     return (
         f"<tr><td class='grow'>{name}<code class='id'>{escape(job.job_id)}</code></td><td>{_badge(state['state'])}</td>"
-        f"<td>{verdict}{reasons}</td><td>{escape(job.task)}</td>{run}</tr>"
+        f"<td>{verdict}{reasons}</td><td>{age}</td><td>{escape(job.task)}</td>{run}</tr>"
     )
+
+
+def shown_duration(ms: int) -> str:
+    """In the largest unit that has at least two of it."""
+    seconds = ms // 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def _badge(text: str) -> str:
@@ -124,20 +138,48 @@ def _badge(text: str) -> str:
 
 
 def _rank(state: dict[str, Any]) -> int:
+    if state.get("replaced"):
+        return 4
     return _ORDER.get(state.get("verdict") or state["state"], 3 if state["state"] in TERMINAL_STATES else 2)
 
 
-async def _state_of(job: TaskJob) -> dict[str, Any]:
-    """Name, state, verdict and reasons of a job; ``UNKNOWN`` where the job manager does not say."""
+async def _states_of(jobs: list[TaskJob]) -> list[dict[str, Any]]:
+    """Name, state, verdict and reasons of each job; ``UNKNOWN`` where the job manager does not say."""
+    conn_ids = list(dict.fromkeys(job.conn_id for job in jobs))
+    looks = dict(zip(conn_ids, await _in_turn(_overview, conn_ids), strict=True))
+
+    async def state_of(job: TaskJob) -> dict[str, Any]:
+        lines, problem = looks[job.conn_id]
+        line = lines.get(job.job_id)
+        if line is None:
+            return {"state": "UNKNOWN", "reasons": [problem or "The job manager does not know this job."]}
+        found = {"name": line["name"], "state": line["state"], "replaced": line["replaced"], "reasons": []}
+        return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+
+    return await _in_turn(state_of, jobs)
+
+
+async def _overview(conn_id: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """The jobs of a connection by their ids, or why they are not known."""
     try:
-        answer = await asked_of(job.conn_id, f"jobs/{job.job_id}", {})
+        answer = await asked_of(conn_id, "jobs/overview", {})
     except UpstreamRefused as refused:
-        return {"state": "UNKNOWN", "reasons": [str(refused)]}
+        return {}, str(refused)
     if answer.status != 200:
-        return {"state": "UNKNOWN", "reasons": ["The job manager does not know this job."]}
-    details = json.loads(answer.content)
-    found = {"name": details["name"], "state": details["state"], "reasons": []}
-    return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+        return {}, f"The job manager of {conn_id!r} answers with {answer.status}."
+    return by_id(json.loads(answer.content)["jobs"]), ""
+
+
+def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The jobs of an overview by their ids, each with ``replaced``: whether a later job has its name.
+
+    What has become of a replaced job needs no attention. A restore drill replaces nothing.
+    """
+    latest: dict[str, int] = {}
+    for line in lines:
+        if not line.get("drill"):
+            latest[line["name"]] = max(line["start-time"], latest.get(line["name"], 0))
+    return {line["jid"]: line | {"replaced": line["start-time"] < latest.get(line["name"], 0)} for line in lines}
 
 
 async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
@@ -149,7 +191,8 @@ async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
     if answer.status != 200:
         return {}
     health = json.loads(answer.content)
-    return {"verdict": health["verdict"], "reasons": health["reasons"]}
+    age_ms = health["checkpoints"].get("last-completed-age")
+    return {"verdict": health["verdict"], "reasons": health["reasons"], "checkpoint_age_ms": age_ms}
 
 
 def _stored_jobs(
@@ -233,15 +276,16 @@ async def _trouble(user: GetUserDep) -> Response:
 
 
 async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
-    """The jobs of a connection that need attention, or why they are not known; and how many jobs were looked at."""
-    try:
-        answer = await asked_of(conn_id, "jobs/overview", {})
-    except UpstreamRefused as refused:
-        return [], str(refused), 0
-    if answer.status != 200:
-        return [], f"The job manager of {conn_id!r} answers with {answer.status}.", 0
-    lines = json.loads(answer.content)["jobs"]
-    looked_at = [line for line in lines if line["state"] == "FAILED" or line["state"] not in TERMINAL_STATES]
+    """The jobs of a connection that need attention, or why they are not known; and how many jobs were looked at.
+
+    A job that has failed needs attention until a later job has its name.
+    """
+    lines, problem = await _overview(conn_id)
+    looked_at = [
+        line
+        for line in lines.values()
+        if line["state"] not in TERMINAL_STATES or (line["state"] == "FAILED" and not line["replaced"])
+    ]
 
     async def judged(line: dict[str, Any]) -> dict[str, Any]:
         found = {"name": line["name"], "job_id": line["jid"], "state": line["state"], "verdict": None, "reasons": []}
@@ -250,7 +294,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
 
     judgements = await _in_turn(judged, looked_at)
     in_trouble = [job for job in judgements if job["state"] == "FAILED" or job["verdict"] in ("DEGRADED", "UNHEALTHY")]
-    return in_trouble, "", len(looked_at)
+    return in_trouble, problem, len(looked_at)
 
 
 async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:

@@ -47,6 +47,7 @@ def written(output: Path) -> Counter[str]:
     return Counter(str(row) for name in names for row in pq.ParquetFile(name).read().to_pylist())
 
 
+@pytest.mark.long
 @pytest.mark.row("ends.2")
 def test_frame_of_spark_is_a_bounded_stream(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
     source, output = tmp_path / "in", tmp_path / "out"
@@ -56,6 +57,7 @@ def test_frame_of_spark_is_a_bounded_stream(spark: SparkSession, cluster: MiniCl
     assert written(output) == expected(spark, source, "n % 2 = 0")
 
 
+@pytest.mark.long
 @pytest.mark.row("ends.2")
 def test_ranges_of_frames_are_read_once_through_kills_and_a_rescale(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path

@@ -26,8 +26,8 @@ class ProcessorTrigger(StrEnum):
     PROCESSING_TIME = "PROCESSING_TIME"
 
 
-class BadRows(StrEnum):
-    """What happens to a row that a source cannot read, or for which an expression fails."""
+class BadRowsMode(StrEnum):
+    """What happens to a row for which an expression fails."""
 
     FAIL = "FAIL"
     DROP = "DROP"
@@ -102,25 +102,6 @@ class PipelineOptions:
         "How many rows per second sources read at most, all subtasks of one together, by the uids of sources: "
         "orders:1000,clicks:0. A source with 0 is paused. Sources that are not named read as fast as they can.",
     )
-    BAD_ROWS = ConfigOption(
-        "pipeline.bad-rows",
-        EnumType(BadRows),
-        BadRows.FAIL,
-        "What happens to a row for which a filter or a projection fails, or that a source cannot read: it fails the "
-        "job, is dropped and counted, or is kept in pipeline.bad-rows.directory. Sources have the option badRows.",
-        changeability=Changeability.NEVER,
-        fixed_because="operators for bad rows are part of the plan",
-    )
-    BAD_ROWS_DIRECTORY = ConfigOption(
-        "pipeline.bad-rows.directory",
-        NON_EMPTY_STRING,
-        None,
-        "Where bad rows are kept with DEAD_LETTER, as Parquet files that appear with each checkpoint: an absolute path "
-        "or a URL.",
-        changeability=Changeability.NEVER,
-        default_equals_absence=True,
-        fixed_because="operators for bad rows are part of the plan",
-    )
 
 
 class ExecutionOptions:
@@ -147,6 +128,21 @@ class ExecutionOptions:
         "A job is not HEALTHY when one of its subtasks has moved no row for this time although work waits. 0 switches "
         "this check off. Set it above the time that the slowest call of your code takes.",
         changeability=Changeability.LIVE,
+    )
+    BAD_ROWS_MODE = ConfigOption(
+        "execution.bad-rows.mode",
+        EnumType(BadRowsMode),
+        BadRowsMode.FAIL,
+        "What happens to a row for which an expression or a Python function of select, withColumn, where and the like "
+        "fails, as Spark in ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in "
+        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory. "
+        "It holds for records too that a source in the mode FAILFAST cannot read, unless the source has badRows.",
+    )
+    BAD_ROWS_DIRECTORY = ConfigOption(
+        "execution.bad-rows.directory",
+        NON_EMPTY_STRING,
+        None,
+        "Directory (path or URL) for the Parquet files of bad rows, which all workers share.",
     )
     PROCESSOR_TRIGGER = ConfigOption(
         "execution.stateful-processor.trigger.type",

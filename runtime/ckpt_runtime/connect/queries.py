@@ -201,9 +201,9 @@ class Queries:
         rate = rows * 1000 / max(1, now - since)
         query.reported, query.reported_at_ms = latest.id, now
         everywhere = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
-        bad = sum(measure.bad_rows for measure in everywhere if measure is not None)
+        bad = sum(measure.bad_rows_dropped for measure in everywhere if measure is not None)
         rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
-        figures = {"metrics": {"numRecordsInErrors": str(bad)}}
+        figures = {"metrics": {"numBadRecordsDropped": str(bad)}}
         offsets = {"startOffset": None, "endOffset": None, "latestOffset": None, "numInputRows": rows}
         report = {
             "id": query.id,

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import COUNTABLE, open_rows
+from ckpt_runtime.connectors.file_rows import batch_of, open_rows
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
@@ -76,6 +76,7 @@ class FileSource(Source):
         super().__init__(options)
         self._format = format_
         self._values = source_options(format_, options)
+        self._finds_bad = str(self._values.get("mode")).upper() == "FAILFAST"
 
     @classmethod
     def name(cls) -> str:
@@ -107,7 +108,7 @@ class FileSource(Source):
         return there.snapshot()
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
-        return FileReader(self._format, self._values, schema, reports_bad=self.reports_bad)
+        return FileReader(self._format, self._values, schema, reports_bad=self.reports_bad and self._finds_bad)
 
 
 class FileEnumerator(SplitEnumerator):
@@ -225,16 +226,14 @@ class FileReader(SplitReader):
         self._waiting: deque[tuple[Split, int]] = deque()
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
-        self._waiting_rows = WaitingRows(format_, self.location) if format_ in COUNTABLE else None
+        self._waiting_rows = WaitingRows(format_, self.location, options)
 
     def add(self, split: Split, position: Any) -> None:
         self._waiting.append((split, position or 0))
-        if self._waiting_rows is not None:
-            self._waiting_rows.added(split)
+        self._waiting_rows.added(split)
 
     def backlog(self) -> int | None:
-        """The rows of other formats than Parquet and ORC are not known before they are read."""
-        return None if self._waiting_rows is None else self._waiting_rows.count(self._waiting)
+        return self._waiting_rows.count(self._waiting)
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._waiting:
@@ -247,8 +246,7 @@ class FileReader(SplitReader):
         if self._rest is None:
             self._waiting.popleft()
             self._batches = None
-            if self._waiting_rows is not None:
-                self._waiting_rows.ended(split)
+            self._waiting_rows.ended(split, position)
             return SplitRows(split.id, position, ended=True)
         batch, rest = self._rest.slice(0, most_rows), self._rest.slice(most_rows)
         self._rest = rest if rest.num_rows else None
@@ -276,8 +274,7 @@ class FileReader(SplitReader):
     def close(self) -> None:
         self._batches = self._rest = None
         self._waiting.clear()
-        if self._waiting_rows is not None:
-            self._waiting_rows.close()
+        self._waiting_rows.close()
 
     def location(self, split: Split) -> Location:
         """The file that a split stands for."""
@@ -326,5 +323,5 @@ class FileReader(SplitReader):
             except pa.ArrowException as error:
                 raise ValueError(f"{url}: {text!r} is no {field.type} for column {field.name!r}") from error
             columns.append(pa.repeat(value, batch.num_rows))
-        whole = pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole

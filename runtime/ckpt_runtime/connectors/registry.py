@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.graph.formats import options_of_source
+from ckpt_runtime.graph.formats import options_of_source, strict_options
 from ckpt_runtime.graph.specs import (
     FILE_FORMATS,
     STAGED_FORMATS,
-    BadRowsSpec,
     CommitterSpec,
     DrillSinkSpec,
     EnumeratorSpec,
@@ -42,11 +41,8 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
             return NumbersSource(spec)
         case CommitterSpec():
-            from ckpt_runtime.connectors.sink_operators import CommitterOperator
-
-            assert spec.schema is not None
-            return CommitterOperator(sink_of(spec), spec.schema)
-        case SinkSpec() | BadRowsSpec():
+            return _create_committer(spec)
+        case SinkSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
             from ckpt_runtime.connectors.noop_sink import DrillSink
@@ -58,8 +54,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
 def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:
     from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 
-    source = _source_of(spec.format, options_of_source(spec.options))
-    source.reports_bad = isinstance(spec, RangeReaderSpec) and spec.reports_bad
+    source = _source_of(spec.format, options_of_source(strict_options(spec.format, spec.options)))
     assert spec.schema is not None
     if isinstance(spec, EnumeratorSpec):
         return SplitEnumeratorOperator(spec, source, spec.schema)
@@ -96,12 +91,8 @@ def _source_of(format_: str | type, options: dict[str, str]) -> Source:
     return format_(options)  # type: ignore[no-any-return]
 
 
-def _create_sink(spec: SinkSpec | BadRowsSpec) -> Operator:
+def _create_sink(spec: SinkSpec) -> Operator:
     match spec:
-        case BadRowsSpec():
-            from ckpt_runtime.connectors.bad_rows import DeadLettersOperator, DroppedRowsOperator
-
-            return DroppedRowsOperator() if spec.directory is None else DeadLettersOperator(spec)
         case SinkSpec(format="noop"):
             from ckpt_runtime.connectors.noop_sink import NoopSink
 
@@ -111,10 +102,22 @@ def _create_sink(spec: SinkSpec | BadRowsSpec) -> Operator:
 
             return VerifySink(spec)
     from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator
+    from ckpt_runtime.connectors.waiting_batches import WaitingWriterOperator
 
     sink = sink_of(spec)
+    if spec.format == "foreachBatch":
+        return WaitingWriterOperator(sink, spec.table)
     kind = PreparingSinkOperator if spec.single_committer else CommittingSinkOperator
     return kind(sink, spec.table)
+
+
+def _create_committer(spec: CommitterSpec) -> Operator:
+    from ckpt_runtime.connectors.sink_operators import CommitterOperator
+    from ckpt_runtime.connectors.waiting_batches import WaitingCommitterOperator
+
+    assert spec.schema is not None
+    kind = WaitingCommitterOperator if spec.format == "foreachBatch" else CommitterOperator
+    return kind(sink_of(spec), spec.schema)
 
 
 def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:

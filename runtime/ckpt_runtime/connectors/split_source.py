@@ -22,10 +22,11 @@ from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.pacing import Pacer
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.frontend.live_session import session_of_query
-from ckpt_runtime.graph.bad_rows import letters_of, marked
+from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
+from ckpt_runtime.operators.bad_rows import BadRows
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -189,7 +190,8 @@ class SplitReaderOperator(SplitHost):
         self._source = source
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
-        self._reports_bad = spec.reports_bad
+        self._policy = reader_policy(spec.options)
+        self._bad_rows: BadRows | None = None
         self._program = spec.program
         self.requires_final_checkpoint = self._acknowledges
         self._reader: SplitReader | None = None
@@ -223,6 +225,8 @@ class SplitReaderOperator(SplitHost):
             self._paused = not float(rate)
             self._pacer = Pacer(float(rate) / context.parallelism, context.monotonic_ms)
         _connect(self._source, self._program, context)
+        self._bad_rows = BadRows.of(context, ValueError, self._policy)
+        self._source.reports_bad = self._bad_rows is not None
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
@@ -270,9 +274,9 @@ class SplitReaderOperator(SplitHost):
             if self._acknowledges:
                 self._ended.append(opened.split)
         if rows.batch is not None and rows.batch.num_rows:
-            self._emit(marked(rows.batch) if self._reports_bad else rows.batch)
+            self._emit(rows.batch)
         if rows.bad:
-            self._emit(self._letters(rows.bad))
+            self._leave_out(rows.bad)
         return None
 
     def snapshot(self, checkpoint_id: int) -> None:
@@ -318,14 +322,21 @@ class SplitReaderOperator(SplitHost):
             assert self._reader is not None
             self._counted_at, self.pending_rows = at, self._reader.backlog()
 
-    def _letters(self, bad: Sequence[BadRow]) -> pa.RecordBatch:
-        """Bad rows as a batch. Raises ValueError if they have to fail the job."""
-        if not self._reports_bad:
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.barrier(checkpoint_id)
+
+    def finish(self) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.flush()
+
+    def _leave_out(self, bad: Sequence[BadRow]) -> None:
+        """Counts and keeps bad rows. Raises ValueError if they have to fail the job."""
+        if self._bad_rows is None:
             first = bad[0]
             raise ValueError(f"source {self.context.uid!r}: bad row at {first.position}: {first.reason}")
-        nothing = [pa.nulls(len(bad), kind) for kind in self._schema.types]
-        rows = pa.RecordBatch.from_arrays(nothing, schema=self._schema)
-        return marked(rows, letters_of(len(bad), dict(enumerate(bad))))
+        self._bad_rows.take_unread(bad)
+        self.bad_rows_dropped = self._bad_rows.dropped
 
     def _emit(self, batch: pa.RecordBatch) -> None:
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""

@@ -1,8 +1,7 @@
-"""Bad rows: what a program may ask for them, and how they travel to the operator that counts or keeps them.
+"""Bad rows of sources: what a program may ask for them, and how the readers of files tell them from good ones.
 
-A row is bad if it would fail the job: a source cannot read it, or an expression fails for it. The operator that finds
-it emits it beside the others, in batches with one more column, which is null for good rows. The operator behind it,
-``connectors/bad_rows.py``, takes both apart.
+A batch that may have bad rows has one more column, which is null for good rows. ``operators/bad_rows.py`` counts and
+keeps bad rows, those of expressions too.
 """
 
 from __future__ import annotations
@@ -12,8 +11,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import BadRows, PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import BadRowsMode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.sources import BadRow
 
@@ -28,8 +26,6 @@ _LETTER: list[pa.Field[Any]] = [
 ]
 BAD_COLUMN: pa.Field[Any] = pa.field("_bad_row", pa.struct(_LETTER))
 """The last column of batches that may hold bad rows."""
-DEAD_LETTERS = pa.schema([pa.field("operator", pa.string()), *_LETTER])
-"""The columns of a directory of dead letters."""
 
 
 class BadLine(NamedTuple):
@@ -48,33 +44,19 @@ class BadRecordError(ValueError):
         self.line = line
 
 
-class BadRowsPolicy(NamedTuple):
-    """What happens to bad rows. ``directory`` is that of the dead letters, None otherwise."""
+class ReaderPolicy(NamedTuple):
+    """What happens to the bad rows of a source. ``directory`` is that of the dead letters, None otherwise."""
 
-    action: BadRows = BadRows.FAIL
-    directory: str | None = None
-
-
-def job_policy(configuration: Mapping[str, str]) -> BadRowsPolicy:
-    """Returns what a job does with bad rows. Raises PlanError for dead letters without a directory."""
-    options = Configuration(configuration)
-    action, directory = options.get(PipelineOptions.BAD_ROWS), options.get(PipelineOptions.BAD_ROWS_DIRECTORY)
-    if action is not BadRows.DEAD_LETTER:
-        return BadRowsPolicy(action)
-    if directory is None:
-        raise PlanError(
-            f"option {PipelineOptions.BAD_ROWS_DIRECTORY.key!r}", "DEAD_LETTER needs it: where should bad rows be kept?"
-        )
-    _check_absolute(PipelineOptions.BAD_ROWS_DIRECTORY.key, directory)
-    return BadRowsPolicy(action, directory)
+    mode: BadRowsMode
+    directory: str | None
 
 
-def reader_policy(options: Mapping[str, str]) -> BadRowsPolicy | None:
+def reader_policy(options: Mapping[str, str]) -> ReaderPolicy | None:
     """Returns what the options of a reader say about bad rows; None if they do not. Raises PlanError."""
     given = {key.lower(): value for key, value in options.items()}
     choice, directory = given.get(BAD_ROWS_OPTION.lower()), given.get(BAD_ROWS_DIRECTORY_OPTION.lower())
-    if choice is not None and choice not in _ACTIONS:
-        raise PlanError(f"option {BAD_ROWS_OPTION!r}", f"{choice!r} is not one of {', '.join(_ACTIONS)}")
+    if choice is not None and choice not in _MODES_OF:
+        raise PlanError(f"option {BAD_ROWS_OPTION!r}", f"{choice!r} is not one of {', '.join(_MODES_OF)}")
     if (choice == "deadLetter") != (directory is not None):
         problem = f"{BAD_ROWS_OPTION} deadLetter needs it, and nothing else does"
         raise PlanError(f"option {BAD_ROWS_DIRECTORY_OPTION!r}", problem)
@@ -82,13 +64,13 @@ def reader_policy(options: Mapping[str, str]) -> BadRowsPolicy | None:
         return None
     if directory is not None:
         _check_absolute(BAD_ROWS_DIRECTORY_OPTION, directory)
-    return BadRowsPolicy(_ACTIONS[choice], directory)
+    return ReaderPolicy(_MODES_OF[choice], directory)
 
 
-_ACTIONS = {
-    "fail": BadRows.FAIL,
-    "drop": BadRows.DROP,
-    "deadLetter": BadRows.DEAD_LETTER,
+_MODES_OF = {
+    "fail": BadRowsMode.FAIL,
+    "drop": BadRowsMode.DROP,
+    "deadLetter": BadRowsMode.DEAD_LETTER,
 }
 
 
@@ -97,16 +79,11 @@ def _check_absolute(key: str, directory: str) -> None:
         raise PlanError(f"option {key!r}", f"{directory!r} is relative; give an absolute path or a URL")
 
 
-def with_bad_column(schema: pa.Schema) -> pa.Schema:
-    """The schema of batches that may hold bad rows."""
-    return schema.append(BAD_COLUMN)
-
-
 def marked(batch: pa.RecordBatch, letters: pa.Array | None = None) -> pa.RecordBatch:
     """Adds the column of bad rows to a batch; without ``letters`` all rows are good."""
     if letters is None:
         letters = pa.nulls(batch.num_rows, BAD_COLUMN.type)
-    return pa.RecordBatch.from_arrays([*batch.columns, letters], schema=with_bad_column(batch.schema))
+    return pa.RecordBatch.from_arrays([*batch.columns, letters], schema=batch.schema.append(BAD_COLUMN))
 
 
 def letters_of(rows: int, bad: Mapping[int, BadRow]) -> pa.Array:

@@ -12,17 +12,9 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import BadRows, PipelineOptions
-from ckpt_runtime.expressions.evaluation import may_fail
-from ckpt_runtime.graph.bad_rows import BadRowsPolicy, job_policy, with_bad_column
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import (
-    COMMITTABLE_SCHEMA,
-    SPLIT_SCHEMA,
-    bad_rows_policy,
-    is_split_source,
-    strict_options,
-)
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
     JobEdge,
     JobGraph,
@@ -36,7 +28,6 @@ from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_M
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
     READER_SUFFIX,
-    BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
     DrillSinkSpec,
@@ -59,7 +50,6 @@ from ckpt_runtime.graph.specs import (
 from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"
-BAD_ROWS_SUFFIX = ".bad-rows"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     two maximum parallelisms within one chain, and a watermark that would move within a batch of a stream reader.
     """
     nodes, warnings = _reachable(plan)
-    nodes = _expand_data_sources(nodes, job_policy(plan.configuration))
+    nodes = _expand_data_sources(nodes)
     operators = _decide(plan, nodes, warnings)
     if plan.drill:
         _replace_what_is_seen_outside(operators)
@@ -199,11 +189,8 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
     return [node for node in plan.nodes if node in wanted], warnings
 
 
-def _expand_data_sources(nodes: list[LogicalNode], policy: BadRowsPolicy) -> list[LogicalNode]:
-    """Replaces sources of splits by an enumerator and range readers, and appends single committers to their sinks.
-
-    What may find bad rows that do not fail the job is followed by the operator that takes them out.
-    """
+def _expand_data_sources(nodes: list[LogicalNode]) -> list[LogicalNode]:
+    """Replaces sources of splits by an enumerator and range readers, and appends single committers to their sinks."""
     replaced: dict[LogicalNode, LogicalNode] = {}
     expanded: list[LogicalNode] = []
     for node in nodes:
@@ -214,13 +201,9 @@ def _expand_data_sources(nodes: list[LogicalNode], policy: BadRowsPolicy) -> lis
         replaced[node] = copy
         spec = copy.spec
         if isinstance(spec, SourceSpec) and is_split_source(spec.format):
-            pair = _reader_pair(copy, spec, policy)
-            expanded += pair
-            replaced[node] = pair[-1]
-        elif isinstance(spec, EvaluateSpec | ConditionSpec) and policy.action is not BadRows.FAIL and _may_fail(spec):
-            copy.spec = replace(spec, reports_bad=True)
-            expanded += [copy, _bad_rows(copy, policy)]
-            replaced[node] = expanded[-1]
+            enumerator, reader = _reader_pair(copy, spec)
+            expanded += [enumerator, reader]
+            replaced[node] = reader
         elif isinstance(spec, SinkSpec) and spec.single_committer:
             # The sink emits committables for the committer, not rows.
             copy.schema = COMMITTABLE_SCHEMA
@@ -230,26 +213,8 @@ def _expand_data_sources(nodes: list[LogicalNode], policy: BadRowsPolicy) -> lis
     return expanded
 
 
-def _may_fail(spec: EvaluateSpec | ConditionSpec) -> bool:
-    trees = [spec.condition] if isinstance(spec, ConditionSpec) else [tree for _, tree in spec.columns]
-    return any(map(may_fail, trees))
-
-
-def _bad_rows(node: LogicalNode, policy: BadRowsPolicy) -> LogicalNode:
-    """What takes the bad rows out that an operator finds, and adds their column to the operator's rows."""
-    assert node.schema is not None
-    behind = LogicalNode(BadRowsSpec(node.label, policy.directory), (LogicalInput(node),), node.schema, name="bad rows")
-    behind.uid = None if node.uid is None else node.uid + BAD_ROWS_SUFFIX
-    behind.parallelism, behind.max_parallelism = node.parallelism, node.max_parallelism
-    node.schema = with_bad_column(node.schema)
-    return behind
-
-
-def _reader_pair(node: LogicalNode, spec: SourceSpec, policy: BadRowsPolicy) -> list[LogicalNode]:
+def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, LogicalNode]:
     name = node.name or _format_name(spec.format)
-    policy = bad_rows_policy(spec.format, spec.options, policy)
-    spec = replace(spec, options=strict_options(spec.format, spec.options))
-    is_strict = policy.action is BadRows.FAIL
     enumerator = replace(
         node,
         spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None, program=spec.program),
@@ -262,18 +227,13 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec, policy: BadRowsPolicy) -> 
     reader = replace(
         node,
         spec=RangeReaderSpec(
-            spec.format,
-            spec.options,
-            node.schema,
-            reported=spec.schema is None,
-            reports_bad=not is_strict,
-            program=spec.program,
+            spec.format, spec.options, node.schema, reported=spec.schema is None, program=spec.program
         ),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,
     )
-    return [enumerator, reader] if is_strict else [enumerator, reader, _bad_rows(reader, policy)]
+    return enumerator, reader
 
 
 def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
@@ -298,8 +258,6 @@ def _replace_what_is_seen_outside(operators: list[_Operator]) -> None:
             operator.node.spec = DrillSinkSpec()
         elif isinstance(spec, EnumeratorSpec | RangeReaderSpec):
             operator.node.spec = replace(spec, acknowledges=False)
-        elif isinstance(spec, BadRowsSpec):
-            operator.node.spec = replace(spec, directory=None)
 
 
 def _format_name(format_: str | type) -> str:
@@ -316,17 +274,9 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
             raise PlanError("uid", f"{node.uid!r} is used by two operators; each needs its own")
         given[node.uid] = node
     operators: list[_Operator] = []
-    uids: dict[LogicalNode, str] = {}
-    for node in nodes:
-        if isinstance(node.spec, BadRowsSpec):
-            # It takes no position, so that the derived uids of others do not depend on it.
-            found_by = uids[node.inputs[0].node]
-            node.spec = replace(node.spec, found_by=found_by)
-            uid = node.uid or found_by + BAD_ROWS_SUFFIX
-        else:
-            uid = node.uid or _derived_uid(node, len(uids), given)
-            uids[node] = uid
-        if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer", "bad_rows"):
+    for position, node in enumerate(nodes):
+        uid = node.uid or _derived_uid(node, position, given)
+        if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
                 "state is lost when the pipeline changes: name it with hint('uid', ...), a sink with queryName(...)"
@@ -375,7 +325,6 @@ _PASS_RANGES_ON = (
     ProjectSpec,
     ConditionSpec,
     EvaluateSpec,
-    BadRowsSpec,
     GenerateSpec,
     PythonFunctionsSpec,
     MapInArrowSpec,
@@ -510,12 +459,6 @@ def _job_graph(plan: LogicalPlan, chains: list[list[_Operator]]) -> JobGraph:
     return graph.with_parallelism(plan.vertex_parallelism) if plan.vertex_parallelism else graph
 
 
-def _output_directory(spec: OperatorSpec) -> str | None:
-    if isinstance(spec, BadRowsSpec):
-        return spec.directory
-    return spec.output_directory if isinstance(spec, SinkSpec) else None
-
-
 def _operator_node(operator: _Operator) -> OperatorNode:
     node = operator.node
     return OperatorNode(
@@ -525,6 +468,6 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         stateful=node.stateful,
         uid_given=operator.uid_given,
         user_code=node.user_code,
-        output_directory=_output_directory(node.spec),
+        output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
     )

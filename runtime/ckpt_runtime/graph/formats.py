@@ -13,12 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.graph.bad_rows import (
-    BAD_ROWS_DIRECTORY_OPTION,
-    BAD_ROWS_OPTION,
-    BadRowsPolicy,
-    reader_policy,
-)
+from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
+from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
@@ -36,6 +32,9 @@ AVAILABLE_NOW_OPTION = "availableNow"
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
 the same order, so that a checkpoint may come in the middle of it."""
+
+MAX_WAITING_BATCHES = Option("maxWaitingBatches", int, 2, minimum=0)
+"""Writer option of ``foreachBatch``: how many completed checkpoints may wait for the function while rows are taken."""
 
 _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("checkpoint_id", pa.int64(), False),
@@ -150,8 +149,18 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def target_file_size(options: Mapping[str, Any]) -> int:
+    """The size in bytes that small files of a Delta table are merged to; 0 leaves them as they are."""
+    text = options["targetFileSize"]
+    try:
+        return 0 if text is None else MemorySizeType().parse(text)
+    except ValueError:
+        raise PlanError("option 'targetFileSize'", f"{text!r} is not {SIZE_FORM}") from None
+
+
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema)
+    target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -267,6 +276,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("partitionBy"),
                 Option("mergeSchema", bool, False),
+                Option("targetFileSize"),
             ),
             _check_delta,
         ),
@@ -330,18 +340,6 @@ def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[st
     return {**others, "mode": "FAILFAST", **({"columnPruning": "false"} if source == "csv" else {})}
 
 
-def bad_rows_policy(source: str | type, options: Mapping[str, str], of_job: BadRowsPolicy) -> BadRowsPolicy:
-    """Returns what happens to the bad rows of a source, by its own options or else by those of the job."""
-    if not _finds_bad_rows(source):
-        return BadRowsPolicy()
-    own = reader_policy(options)
-    if own is None and source in _OF_RECORDS:
-        mode = next((value.upper() for key, value in options.items() if key.lower() == "mode"), "PERMISSIVE")
-        if mode != "FAILFAST":
-            return BadRowsPolicy()
-    return of_job if own is None else own
-
-
 def _finds_bad_rows(source: str | type) -> bool:
     return bool(source.finds_bad_rows) if is_source(source) else source in _OF_RECORDS  # type: ignore[union-attr]
 
@@ -354,7 +352,8 @@ def _check_bad_rows(source: str | type, options: Mapping[str, str]) -> None:
     raise PlanError(
         f"option {BAD_ROWS_OPTION!r}",
         f"{name!r} finds no bad rows; it works with {', '.join(_OF_RECORDS)} and sources that report them. For "
-        "expressions that fail for a row, such as from_json in mode FAILFAST, set the job's option pipeline.bad-rows",
+        "expressions that fail for a row, such as from_json in mode FAILFAST, set the job's option "
+        "execution.bad-rows.mode",
     )
 
 

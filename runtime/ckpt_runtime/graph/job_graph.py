@@ -116,9 +116,8 @@ class JobGraph:
     @property
     def sinks(self) -> dict[str, str]:
         """The operators of sinks, by uid, each with the uid of the sink that it belongs to: its own, or a committer's
-        writers'. Operators that keep bad rows are sinks, too."""
-        nodes = [node for vertex in self.vertices for node in vertex.operators]
-        found = {node.uid: node.uid for node in nodes if node.kind == "sink" or node.output_directory is not None}
+        writers'."""
+        found = {node.uid: node.uid for vertex in self.vertices for node in vertex.operators if node.kind == "sink"}
         for vertex in self.vertices:
             if vertex.operators[0].kind == "committer":
                 [edge] = self.inputs(vertex.id)

@@ -16,7 +16,6 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
-    BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
     DeduplicateSpec,
@@ -52,7 +51,6 @@ KINDS: dict[type, str] = {
     ProjectSpec: "project",
     ConditionSpec: "filter",
     EvaluateSpec: "project",
-    BadRowsSpec: "bad_rows",
     GenerateSpec: "generate",
     PythonFunctionsSpec: "python",
     WatermarkSpec: "watermark",
@@ -73,7 +71,7 @@ KINDS: dict[type, str] = {
 STATEFUL_KINDS = frozenset(
     {
         *("source", "enumerator", "range_reader", "aggregate", "table", "deduplicate", "process"),
-        *("join", "bad_rows"),
+        "join",
         *("sink", "committer", "drill_sink"),
     }
 )

@@ -1,7 +1,7 @@
 """What each operator of a pipeline does, as plain descriptions.
 
 A spec says *what*; the operator classes in ``operators/`` and ``connectors/`` say *how* and are built from a spec by
-``task/operator_factory.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
+``task/deployed_job.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
 which ran the pipeline's entry point: only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
 """
 
@@ -99,36 +99,17 @@ class ProjectSpec:
 
 @dataclass(frozen=True, slots=True)
 class ConditionSpec:
-    """Keeps the rows for which a typed expression of Spark's is true; null counts as false.
-
-    ``reports_bad``: rows for which it fails are emitted as bad rows; a :class:`BadRowsSpec` follows.
-    """
+    """Keeps the rows for which a typed expression of Spark's is true; null counts as false."""
 
     condition: Expression
-    reports_bad: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluateSpec:
-    """Computes named columns from typed expressions of Spark's; ``schema`` is theirs.
-
-    ``reports_bad`` is as in :class:`ConditionSpec`.
-    """
+    """Computes named columns from typed expressions of Spark's; ``schema`` is theirs."""
 
     columns: tuple[tuple[str, Expression], ...]
     schema: pa.Schema
-    reports_bad: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BadRowsSpec:
-    """Passes good rows, and counts the bad ones that the operator in front of it, ``found_by``, has found.
-
-    Bad rows are kept in the ``directory`` if there is one.
-    """
-
-    found_by: str
-    directory: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,13 +419,11 @@ class EnumeratorSpec(_ConnectorSpec):
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`, ``reports_bad`` is as in
-    :class:`ConditionSpec`. Otherwise a bad row fails the job.
+    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`.
     """
 
     acknowledges: bool = True
     reported: bool = False
-    reports_bad: bool = False
     program: UserFunction | None = None
 
 
@@ -460,7 +439,6 @@ OperatorSpec = (
     | ProjectSpec
     | ConditionSpec
     | EvaluateSpec
-    | BadRowsSpec
     | GenerateSpec
     | PythonFunctionsSpec
     | WatermarkSpec

@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.network.listeners import Message, MessageDecoder
+from ckpt_runtime.network.connections import Message, MessageDecoder
 from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
@@ -142,7 +142,7 @@ class SubtaskMeasures(Struct, frozen=True):
     processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
     ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
     and of the output channels; ``queued_elements`` wait in the input. ``pending_rows`` wait in front of a source that
-    knows how many. ``bad_rows`` were found bad, and dropped or kept elsewhere.
+    knows how many.
     """
 
     vertex_id: str
@@ -156,6 +156,7 @@ class SubtaskMeasures(Struct, frozen=True):
     idle_ms: Duration
     backpressured_ms: Duration
     measured_ms: Duration = 0.0
+    bad_rows_dropped: NonNegative = 0
     slices: NonNegative = 0
     work_waits: bool = False
     backpressured: bool = False
@@ -170,7 +171,6 @@ class SubtaskMeasures(Struct, frozen=True):
     alignment_ms: NonNegative | None = None
     start_delay_ms: NonNegative | None = None
     pending_rows: NonNegative | None = None
-    bad_rows: NonNegative = 0
 
 
 class SnapshotProgress(Struct, frozen=True):

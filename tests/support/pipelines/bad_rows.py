@@ -32,3 +32,16 @@ def options(spark: SparkSession, lines: str, orders: str, dead_letters: str) -> 
     )
     good = parsed.selectExpr("order_id", "CAST(amount AS DOUBLE) AS amount").where("order_id IS NOT NULL")
     good.hint("uid", "numbers").writeStream.format("parquet").queryName("orders").start(orders)
+
+
+def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
+    """Expressions and a function that fail for some lines: they are no number, zero, or 13."""
+
+    def twice(n: int) -> int:
+        if n == 13:
+            raise ValueError("13 has no double")
+        return 2 * n
+
+    parsed = spark.readStream.format("text").load(lines).hint("uid", "lines").selectExpr("CAST(value AS INT) AS n")
+    doubled = parsed.where("100 / n > 0").select("n", F.udf(twice, "INT")("n").alias("twice"))
+    doubled.writeStream.format("parquet").queryName("ratios").start(ratios)

@@ -70,6 +70,7 @@ def read(job: Job, rows: int) -> None:
         job.read()
 
 
+@pytest.mark.row("ends.2")
 def test_whole_frame_is_a_source_that_ends_whatever_the_trigger_says() -> None:
     job = Job(Whole, {}, NUMBERS, parallelism=2, most_rows=10)
     read(job, 25)
@@ -79,6 +80,7 @@ def test_whole_frame_is_a_source_that_ends_whatever_the_trigger_says() -> None:
     job.close()
 
 
+@pytest.mark.row("ends.2")
 def test_ranges_follow_each_other_through_restores_at_other_parallelisms() -> None:
     job = Job(Growing, {}, NUMBERS, parallelism=2, most_rows=4)
     read(job, 4)
@@ -92,6 +94,7 @@ def test_ranges_follow_each_other_through_restores_at_other_parallelisms() -> No
     job.close()
 
 
+@pytest.mark.row("ends.2")
 def test_frame_that_gives_other_rows_when_it_is_read_again_fails_the_job() -> None:
     job = Job(Growing, {}, NUMBERS, most_rows=4)
     read(job, 4)

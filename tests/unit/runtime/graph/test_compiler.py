@@ -16,7 +16,6 @@ from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, Logi
 from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,
-    BadRowsSpec,
     CommitterSpec,
     ConditionSpec,
     DrillSinkSpec,
@@ -310,7 +309,7 @@ def spec_of(kind: type) -> Any:
 
 PASS_RANGES_ON = {
     *(WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
-    *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec, BadRowsSpec),
+    *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec),
 }
 
 
