@@ -21,7 +21,6 @@ from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_values import restored_items
 from ckpt_runtime.connectors.pacing import Pacer
 from ckpt_runtime.connectors.split_host import SplitHost
-from ckpt_runtime.frontend.live_session import session_of_query
 from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
@@ -362,6 +361,9 @@ def _connect(source: Source, program: UserFunction | None, context: OperatorCont
     place = f"{context.uid}/{context.subtask_index}"
 
     def session() -> Any:
+        # Most sources have no use for Spark, whose client takes a second to import.
+        from ckpt_runtime.frontend.live_session import session_of_query
+
         assert context.spark_url is not None
         return session_of_query(program.session, context.spark_url(), context.job_id, place, program.configuration)
 
