@@ -33,9 +33,10 @@ class _Last(Struct):
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
-_LOOKS = 4
-"""How often an operator looks for rows before it is idle. Where it could not run, no look took place: a subtask that is
-back-pressured does not become idle by that."""
+_LEAST_LOOKS = 4
+"""How often an operator looks for rows before it is idle, or more often if a look would be rarer than once a minute.
+Where it could not run, no look took place: a subtask that is back-pressured does not become idle by that."""
+_MOST_LOOK_MS = 60_000
 
 
 class WatermarkOperator(Operator):
@@ -61,6 +62,7 @@ class WatermarkOperator(Operator):
         self._emitted: int | None = None
         self._to_keep: int | None = None
         self._look_ms = 0
+        self._most_looks = 0
         self._looks = 0
         self._idle = False
 
@@ -75,7 +77,8 @@ class WatermarkOperator(Operator):
             self._catch_up()
         timeout_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
         if timeout_ms:
-            self._look_ms = max(1, -(-timeout_ms // _LOOKS))
+            self._look_ms = min(max(1, -(-timeout_ms // _LEAST_LOOKS)), _MOST_LOOK_MS)
+            self._most_looks = -(-timeout_ms // self._look_ms)
             context.set_timer(context.now_ms() + self._look_ms)
 
     def on_processing_time(self, now_ms: int) -> None:
@@ -83,7 +86,7 @@ class WatermarkOperator(Operator):
         if not self._look_ms:
             return
         self._looks += 1
-        if self._looks > _LOOKS and not self._idle:
+        if self._looks > self._most_looks and not self._idle:
             self._idle = True
             self.output.emit_watermark(IDLE_WATERMARK)
         self.context.set_timer(now_ms + self._look_ms)
