@@ -80,6 +80,14 @@ class StartPosition:
     offsets: Any = None
 
 
+def single_offset(offsets: Any, name: str, *, least: int | None = None) -> int:
+    """The number in a position such as ``{"version": 12}``. Raises ValueError for any other value."""
+    value = offsets.get(name) if isinstance(offsets, dict) and len(offsets) == 1 else None
+    if type(value) is not int or (least is not None and value < least):
+        raise ValueError(f"offsets {offsets!r} are not of the form {{{name!r}: a whole number}}")
+    return value
+
+
 class SplitEnumerator(ABC):
     """Finds splits. One object per job, created at each start of the job."""
 
