@@ -24,7 +24,6 @@ def counts(output: Path) -> list[tuple[int, int]]:
     return sorted(zip(found.start, found["count"], strict=True)) if len(found) else []
 
 
-@pytest.mark.long
 @pytest.mark.row("ends.3")
 def test_windows_end_although_one_subtask_has_no_rows_and_rows_that_come_later_count(
     cluster: MiniCluster, tmp_path: Path
