@@ -40,8 +40,6 @@ def check_complete(nodes: Sequence[PlanNode]) -> None:
     places = [at for at, node in enumerate(nodes) if isinstance(node, Aggregate)]
     if not places:
         raise PlanError("outputMode", "complete needs an aggregation, as in Spark; use append")
-    if any(node.session is not None for node in nodes if isinstance(node, Aggregate)):
-        raise PlanError("outputMode", "complete is not supported for session windows, which merge; use append")
     for at, node in enumerate(nodes):
         if isinstance(node, Sort | Limit) and at < places[0]:
             what = "orderBy" if isinstance(node, Sort) else "limit"
@@ -74,7 +72,13 @@ def add_ordered(
 ) -> tuple[LogicalInput, ...]:
     """Adds the operators that order or limit rows. Keys of an order are first computed, behind the columns."""
     if isinstance(node, Limit):
-        return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+        if mapper.output_mode == "complete":
+            return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+        limited = mapper.apply(specs.LimitSpec(node.rows, in_all=True), inputs, schema, node.plan_id)
+        if limited[0].node.parallelism not in (None, 1):
+            raise PlanError("parallelism", "rows are counted in one subtask behind a limit; leave the hint out")
+        limited[0].node.parallelism = 1
+        return limited
     columns: list[tuple[str, Expression]] = [
         (f"column{at}", Column(at, column.type)) for at, column in enumerate(node.columns)
     ]

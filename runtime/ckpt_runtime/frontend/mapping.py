@@ -372,6 +372,8 @@ def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
         trees = [tree for _, tree in spec.columns]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
+    if isinstance(spec, specs.JoinSpec) and spec.condition is not None:
+        trees = [spec.condition]
     if isinstance(spec, specs.StaticJoinSpec):
         trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
         trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]

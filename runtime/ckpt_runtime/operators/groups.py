@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.graph.specs import GroupSpec
+from ckpt_runtime.graph.specs import REMOVED, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.group_state import GroupStateOperator
@@ -57,12 +57,14 @@ class GroupOperator(GroupStateOperator):
 
     def _emit(self, columns: list[pa.Array]) -> None:
         """Emits the results of stored columns."""
-        start = len(self._output_schema) - len(self._aggregates)
+        start = len(self._spec.session or ()) + len(self._keys)
         arrays = columns[:start]
         for each in self._aggregates:
             end = start + len(each.accumulator.stored)
             arrays.append(each.accumulator.result(columns[start:end]))
             start = end
+        if REMOVED in self._output_schema.names:
+            arrays.append(pa.repeat(pa.scalar(False), len(arrays[0])))
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._output_schema))
 
     def ended(self, columns: list[pa.Array]) -> None:

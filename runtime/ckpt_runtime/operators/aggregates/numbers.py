@@ -19,6 +19,7 @@ from ckpt_runtime.operators.aggregates.accumulator import (
     joined,
     taken,
 )
+from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
@@ -214,8 +215,7 @@ class Extreme(GroupAccumulator):
 def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
     """The row with the minimum or maximum value of each group, -1 for a group of nulls; NaN is the greatest value."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    ranks = pc.rank(whole, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
-    values = ranks.to_numpy()
+    values = ranks(whole)
     picked = np.full(groups, -1, dtype=np.int64)
     bitmap, bit_offset = columns.validity(whole)
     kernels.pick_rows(numbers, read_only(values if greatest else -values), bitmap, bit_offset, later, picked)
