@@ -397,13 +397,7 @@ class PlanReader:
                 project = Project(columns=columns, inputs=(input_,), plan_id=plan_id, expressions=expressions)
                 return self.add(project, ids)
             case "Filter":
-                input_, [condition] = self._with_subqueries([plan.condition()], inputs[0])
-                if input_ == inputs[0]:
-                    return self.add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
-                wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
-                kept = self.add(wide, self.ids[input_])
-                trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
-                return self.add(Project(columns=columns, inputs=(kept,), plan_id=plan_id, expressions=trees), ids)
+                return self._filter(plan, inputs[0])
             case "EventTimeWatermark":
                 column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)
@@ -424,6 +418,18 @@ class PlanReader:
             case _ if name in FUNCTIONAL:
                 return read_functional(self, name, plan, inputs)
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
+
+    def _filter(self, plan: Any, below: int) -> int:
+        """Adds a filter; the values of subqueries in its condition are dropped behind it."""
+        columns, ids = output(plan.output())
+        input_, [condition] = self._with_subqueries([plan.condition()], below)
+        wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
+        if input_ == below:
+            narrow = msgspec.structs.replace(wide, columns=columns, plan_id=self.plan_id(plan))
+            return self.add(narrow, ids)
+        kept = self.add(wide, self.ids[input_])
+        trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
+        return self.add(Project(columns=columns, inputs=(kept,), plan_id=self.plan_id(plan), expressions=trees), ids)
 
     def _with_subqueries(self, expressions: Sequence[Any], input_: int) -> tuple[int, tuple[Expression, ...]]:
         """Reads expressions that may have subqueries with one value over static tables.

@@ -130,8 +130,8 @@ class ExpressionReader:
         if name == "UpdateFields":
             return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
         type_ = spark_type(jvm.dataType())
-        if name == "AttributeReference" or name == "ScalarSubquery":
-            return self._column(node, type_) if name == "AttributeReference" else self._subquery(jvm, type_)
+        if name in ("AttributeReference", "ScalarSubquery"):
+            return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
             return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
         if name == "Literal" or name in _FOLDED:

@@ -246,7 +246,7 @@ def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:
         return [known, *(key for field in fields for key in _compared(field, nulls_match=True))]
     if not nulls_match or not isinstance(kind, str):
         return [tree]
-    constants = {"boolean": False, "string": "", "binary": "", "float": "0.0", "double": "0.0"}
+    constants: dict[str, str | bool] = {"boolean": False, "string": "", "binary": "", "float": "0.0", "double": "0.0"}
     constant = Literal(constants.get(kind, "0"), kind)
     return [missing, Call("Coalesce", (tree, constant), kind)]
 

@@ -76,8 +76,9 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
             "SELECT id, w FROM events NATURAL JOIN heavy"
         ),
         "one_value": spark.sql(
-            "SELECT id, n < (SELECT max(weight) FROM weights) AS less, (SELECT k FROM weights WHERE weight > 9 LIMIT 1) "
-            "AS none FROM events WHERE n > (SELECT min(weight) FROM weights) AND id < (SELECT 150)"
+            "SELECT id, n < (SELECT max(weight) FROM weights) AS less, "
+            "(SELECT k FROM weights WHERE weight > 9 LIMIT 1) AS none "
+            "FROM events WHERE n > (SELECT min(weight) FROM weights) AND id < (SELECT 150)"
         ),
         "value_of_key": spark.sql(
             "SELECT id, (SELECT max(weight) FROM weights w WHERE w.k = e.k) AS most FROM events e "
