@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-from ckpt_runtime.configuration.quantities import parse_duration
+from ckpt_runtime.configuration.value_types import parse_duration
 
 INTERVAL_FORM = 'one or more numbers with a unit (week, day, hour, minute, second, millisecond), such as "10 minutes"'
 DELAY_FORM = INTERVAL_FORM.replace("(week", "(year, month, week")
