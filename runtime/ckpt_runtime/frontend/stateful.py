@@ -18,10 +18,12 @@ from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
     Expand,
+    Join,
     Limit,
     PlanNode,
     Project,
     Sort,
+    StaticTable,
     TypedAggregate,
     TypedColumn,
 )
@@ -61,6 +63,10 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
                 "orderBy",
                 "a stream has no last row: only the result of an aggregation in output mode complete can have it",
             )
+        if isinstance(node, Join) and mode != "append" and not _reads_table(node, nodes):
+            raise PlanError(
+                "outputMode", f"two streams can be joined in output mode append only, not {mode}, as in Spark"
+            )
         if isinstance(node, Limit) and mode == "update":
             raise PlanError("limit", "it needs output mode append or complete, as in Spark")
     for node in groupings:
@@ -69,6 +75,11 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
         if node.session is not None and len(node.keys) == 1:
             raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
     return mode
+
+
+def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:
+    """Whether a join is one of a stream with a static table."""
+    return any(isinstance(nodes[at], StaticTable) for at in node.inputs)
 
 
 def add_stateful(
