@@ -345,7 +345,8 @@ class StaticJoinKey:
 
 @dataclass(frozen=True, slots=True)
 class StaticJoinSpec:
-    """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi or anti.
+    """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi, anti or existence,
+    which adds a column to each row of the stream that says whether it has a match.
 
     ``path`` is the table's file in a worker. Rows of it that fail one of ``filters`` never match. ``condition`` is over
     the ``width`` columns of the stream, then the table's. ``output`` are the positions of the result's columns among

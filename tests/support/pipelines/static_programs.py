@@ -86,6 +86,7 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
         ),
         "in": spark.sql("SELECT id FROM events WHERE k IN (SELECT k FROM weights WHERE weight > 1) AND n > 0"),
         "not_in": spark.sql("SELECT id FROM events WHERE k NOT IN (SELECT k FROM weights WHERE weight = 1)"),
+        "in_or": spark.sql("SELECT id FROM events WHERE n = 2 OR k IN (SELECT k FROM weights WHERE weight > 1)"),
         "exists": spark.sql("SELECT id FROM events e WHERE NOT EXISTS (SELECT 1 FROM weights w WHERE w.weight = e.n)"),
         "after": events.withWatermark("at", "1 hour")
         .join(people, "k")
