@@ -34,7 +34,7 @@ _EVAL_MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"
 _SAME_WHEN_DISTINCT = frozenset({"Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"})
 
 
-REPLACED_AGGREGATES = frozenset({"RegrCount", "RegrAvgX", "RegrAvgY", "RegrSXX", "RegrSYY"})
+REPLACED_AGGREGATES = frozenset({"RegrCount", "RegrAvgX", "RegrAvgY", "RegrSXX", "RegrSYY", "PercentileCont"})
 """Functions that Spark's optimizer replaces by other aggregates, which their nodes know."""
 
 

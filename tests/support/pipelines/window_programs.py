@@ -146,6 +146,7 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.expr("listagg(DISTINCT get(tags, 0), '+') WITHIN GROUP (ORDER BY get(tags, 0) DESC)").alias("texts"),
         F.length(F.listagg(F.date_format("placed_at", "HH:mm"))).alias("length_of_texts"),
         F.string_agg(F.when(number > 100, "x"), "-").alias("no_texts"),
+        F.expr("percentile_cont(0.3) WITHIN GROUP (ORDER BY amount)").alias("continuous"),
         F.regr_count(amount, number).alias("regr_count"),
         F.regr_avgx(amount, number).alias("regr_avgx"),
         F.regr_avgy(amount, number).alias("regr_avgy"),

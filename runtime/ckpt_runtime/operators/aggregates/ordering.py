@@ -30,8 +30,8 @@ def ranks(values: pa.Array) -> AnyArray:
 
 
 def _nulls_first(values: pa.Array) -> AnyArray:
-    """Ranks whose least number, 0, is that of nulls."""
-    found = np.array(ranks(values))
+    """Ranks whose least number, 0, is that of nulls alone."""
+    found = ranks(values) + 1
     if values.null_count:
         found[np.asarray(values.is_null())] = 0
     return found
