@@ -53,6 +53,7 @@ def queries(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:
         "after": one.join(other, F.expr("k = key AND rt > lt + INTERVAL 40 SECONDS")),
         "after_right": one.join(other, F.expr("k = key AND rt > lt + INTERVAL 20 SECONDS"), "right"),
         "before_left": one.join(other, F.expr("k = key AND rt < lt - INTERVAL 20 SECONDS AND id < 99"), "left"),
+        "distinct": one.dropDuplicates(["id", "lt"]).join(other, F.expr(NEAR), "left"),
         "nulls_match": one.join(other, F.expr(f"k <=> key AND {NEAR.partition('AND ')[2]}"), "left"),
         "same_struct": one.join(other, F.expr("struct(k, id % 2) = struct(key, n % 2) AND lt = rt"), "full"),
         "same_struct_or_null": left.join(right, F.expr("struct(lt, k) <=> struct(rt, key)")),
