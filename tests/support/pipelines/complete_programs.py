@@ -50,6 +50,7 @@ def queries(rows: DataFrame) -> dict[str, DataFrame]:
             "session_window.start", "session_window.end", "country", "n", "price", "quantities"
         ),
         "gaps": gaps.where("most > 3").select("w.start", "w.end", "country", "most"),
+        "limited": rows.limit(7).groupBy().agg(F.count("*").alias("n")),
         "counted": rows.groupBy("country").agg(F.count("*").alias("n"), F.sum("quantity").alias("quantity")),
         "words": words.orderBy(F.desc("n"), F.desc_nulls_first("word")).limit(3),
         "hours": hours.orderBy("window", F.desc_nulls_last("country")).select("window.start", "country", "most"),
