@@ -138,7 +138,7 @@ class Sum(GroupAccumulator):
 def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
     """Exact sums of the first columns, null for groups without values, as decimals of 256 bits."""
     numbers = joined(old.groups, new.groups)
-    parts = [rows.columns[0] for rows in (old, new) if len(rows.groups)]
+    parts = [rows.columns[0] for rows in (old, new) if len(rows.groups)] or [new.columns[0]]
     scale = parts[-1].type.scale
     wide = [part.cast(pa.decimal256(_WIDE, scale)) for part in parts]
     table = pa.table({"group": numbers, "value": pa.chunked_array(wide)})
@@ -201,7 +201,8 @@ class Extreme(GroupAccumulator):
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         if not self._fixed:
-            parts = [columns.plain(rows.columns[0]) for rows in (old, new) if len(rows.groups)]
+            several = [rows for rows in (old, new) if len(rows.groups)] or [new]
+            parts = [columns.plain(rows.columns[0]) for rows in several]
             picked = picked_rows(groups, joined(old.groups, new.groups), parts, greatest=self._greatest, later=False)
             return [taken(parts, picked)]
         has = np.zeros(groups, dtype=np.uint8)

@@ -52,7 +52,7 @@ class MinMaxByAccumulator(GroupAccumulator):
         self.stored = [self.field("", aggregate.result), self.field("by", inputs[1])]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
-        several = [rows for rows in (old, new) if len(rows.groups)]
+        several = [rows for rows in (old, new) if len(rows.groups)] or [new]
         values, orders = ([columns.plain(rows.columns[at]) for rows in several] for at in (0, 1))
         greatest = self.aggregate.function == "MaxBy"
         picked = picked_rows(groups, joined(old.groups, new.groups), orders, greatest=greatest, later=True)

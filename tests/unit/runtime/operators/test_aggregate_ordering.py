@@ -87,3 +87,22 @@ def test_aggregates_of_structs_and_of_distinct_values_are_the_same_in_parts_and_
         rest = [column.slice(50) for column in given]
         in_parts = accumulator.combined(4, Rows(np.arange(4, dtype=np.uint32), stored), Rows(groups[50:], rest))
         assert str(accumulator.result(in_parts).to_pylist()) == str(accumulator.result(whole).to_pylist()), one
+
+
+def test_group_of_which_no_row_counts_yet_has_the_result_of_no_values() -> None:
+    price = pa.decimal128(10, 2)
+    schema = pa.schema([("price", price), ("text", pa.string()), ("row", ROW)])
+    none = Rows(np.empty(0, np.uint32), [])
+    for one in (
+        aggregate("Sum", "price", result=pa.decimal128(20, 2)),
+        aggregate("Average", "price", result=pa.decimal128(14, 6)),
+        aggregate("Average", "price", result=pa.decimal128(14, 6), settings={"distinct": True}),
+        aggregate("Max", "text", result=pa.string()),
+        aggregate("Min", "row", result=ROW),
+        aggregate("MaxBy", "price", "row", result=price),
+        aggregate("ListAgg", "text", result=pa.string(), settings={"separator": "-"}),
+    ):
+        accumulator = accumulator_for(one, schema)
+        old = Rows(none.groups, [pa.nulls(0, field.type) for field in accumulator.stored])
+        new = Rows(none.groups, [pa.nulls(0, schema.field(name).type) for name in one.columns])
+        assert accumulator.result(accumulator.combined(2, old, new)).to_pylist() == [None, None], one
