@@ -320,6 +320,7 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         page.get_by_role("menuitem", name="Checkpoints").click()
         frame = page.frame_locator("iframe")
         frame.get_by_role("link", name=conn_id).click()
+        expect(frame.locator("#page:not([aria-busy])")).to_be_visible()
         frame.get_by_role("link", name="sequence").first.click()
         expect(frame.locator("#page")).to_contain_text("Durations")
         expect(frame.locator(".pending").first).to_contain_text("subtasks are done")
