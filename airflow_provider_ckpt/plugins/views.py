@@ -42,7 +42,6 @@ _MOST_ROWS = 4000
 _MOST_NAMED = 5
 _MOST_SECONDS = 5
 _AT_A_TIME = 8
-_SECONDS_BETWEEN = 10
 _ORDER = {"UNHEALTHY": 0, "FAILED": 0, "DEGRADED": 1}
 _KINDS = {"HEALTHY": "good", "RUNNING": "good", "UNHEALTHY": "bad", "FAILED": "bad", "DEGRADED": "warn"}
 
@@ -70,6 +69,7 @@ def add_views(app: FastAPI) -> None:
     may_read = [_MAY_READ_DAG]
     app.add_api_route("/", _connections, methods=["GET"])
     app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
+    app.add_api_route("/refresh.js", _refresh, methods=["GET"])
     app.add_api_route("/trouble", _trouble, methods=["GET"])
     app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
     app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
@@ -89,7 +89,7 @@ async def _connections(user: GetUserDep) -> Response:
     looks = zip(found, await _in_turn(_soon_in_trouble, found), strict=True)
     ranked = sorted(looks, key=lambda look: (not (look[1][0] or look[1][1]), look[0]))
     rows = "".join(_connection_row(conn_id, *look) for conn_id, look in ranked)
-    return _page("Job managers", _table("Job managers", ("Connection", "Jobs", "Need attention"), rows), reloads=True)
+    return _page("Job managers", _table("Job managers", ("Connection", "Jobs", "Need attention"), rows), refreshes=True)
 
 
 async def _soon_in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
@@ -104,11 +104,11 @@ async def _soon_in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int
 def _connection_row(conn_id: str, in_trouble: list[dict[str, Any]], problem: str, looked_at: int) -> str:
     worst = sorted(in_trouble, key=_rank)
     shown = "".join(
-        f"<p><a href='{escape(job['link'])}'>{escape(job['name'])}</a> {_badge(job['verdict'] or job['state'])}"
-        f"{_reasons(job)}</p>"
+        f"<div><a href='{escape(job['link'])}'>{escape(job['name'])}</a> {_badge(job['verdict'] or job['state'])}"
+        f"{_reasons(job)}</div>"
         for job in worst[:_MOST_NAMED]
     )
-    more = f"<p>and {len(worst) - _MOST_NAMED} more</p>" if len(worst) > _MOST_NAMED else ""
+    more = f"<div>and {len(worst) - _MOST_NAMED} more</div>" if len(worst) > _MOST_NAMED else ""
     attention = shown + more or "none"
     if problem:
         attention = f"<small class='reason'>{escape(problem)}</small>"
@@ -125,7 +125,7 @@ async def _of_task(user: GetUserDep, dag_id: str, run_id: str, task_id: str, map
     index = int(map_index) if map_index.isascii() and map_index.isdigit() else -1
     found = await run_in_threadpool(_stored_jobs, dag_id, run_id, task_id, index)
     if not found:
-        return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", reloads=True)
+        return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", refreshes=True)
     if not await run_in_threadpool(_readable, user, {found[0].conn_id}):
         return _page("Stream job", f"<p>You may not read the connection {escape(found[0].conn_id)} of this job.</p>")
     return RedirectResponse(found[0].page, status_code=303)
@@ -147,10 +147,10 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
     ranked = sorted(zip(shown, states, strict=True), key=lambda pair: _rank(pair[1]))
     if not ranked:
         hidden = "<p>You may not read the connections of its jobs.</p>" if found else f"<p>{escape(nothing)}</p>"
-        return _page("Stream jobs", hidden, reloads=True)
+        return _page("Stream jobs", hidden, refreshes=True)
     rows = "".join(_row(job, state, with_run=run_id is None) for job, state in ranked)
     columns = ("Job", "State", "Health", "Last checkpoint", "Task", *(("Run",) if run_id is None else ()))
-    return _page("Stream jobs", _table("Stream jobs", columns, rows), reloads=True)
+    return _page("Stream jobs", _table("Stream jobs", columns, rows), refreshes=True)
 
 
 def _table(name: str, columns: Iterable[str], rows: str) -> str:
@@ -285,11 +285,11 @@ def _readable(user: BaseUser, conn_ids: Collection[str]) -> set[str]:
     }
 
 
-def _page(title: str, body: str, *, reloads: bool = False) -> Response:
+def _page(title: str, body: str, *, refreshes: bool = False) -> Response:
     base = escape(pages_path())
-    reload = f'<meta http-equiv="refresh" content="{_SECONDS_BETWEEN}">' if reloads else ""
+    refresh = f'<script type="module" src="{base}refresh.js"></script>' if refreshes else ""
     text = (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{reload}'
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="stylesheet" href="{base}style.css"><script type="module" src="{base}theme.js"></script></head>'
         f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>"
@@ -298,19 +298,27 @@ def _page(title: str, body: str, *, reloads: bool = False) -> Response:
     return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})
 
 
-# --- the card on the home page
+async def _refresh() -> Response:
+    return _script("refresh.js")
 
 
-async def _dashboard() -> Response:
-    file = _dashboard_file()
+def _script(name: str) -> Response:
+    file = _own_file(name)
     return Response(file.content, headers=file.headers())
 
 
 @cache
-def _dashboard_file() -> PageFile:
-    content = files("airflow_provider_ckpt.plugins").joinpath("static", "dashboard.js").read_bytes()
+def _own_file(name: str) -> PageFile:
+    content = files("airflow_provider_ckpt.plugins").joinpath("static", name).read_bytes()
     media_type = page_files()["theme.js"].media_type
     return PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+# --- the card on the home page
+
+
+async def _dashboard() -> Response:
+    return _script("dashboard.js")
 
 
 async def _trouble(user: GetUserDep) -> Response:

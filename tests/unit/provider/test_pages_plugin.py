@@ -227,8 +227,8 @@ def test_the_list_of_connections_names_the_jobs_that_need_attention_and_why(job_
     job_manager.gateway.move("0" * 32, JobStatus.FAILED)
     row = _connection_row("a b", *asyncio.run(_in_trouble("ckpt_default")))
     assert '<a href="a%20b/web/" class="name">a b</a></td><td>7</td>' in row
-    assert row.count("<p><a href='/ckpt/ckpt_default/web/#/jobs/") == 5
-    assert "<p>and 2 more</p>" in row
+    assert row.count("<div><a href='/ckpt/ckpt_default/web/#/jobs/") == 5
+    assert "<div>and 2 more</div>" in row
     assert "&lt;b&gt;" in row
     assert "<b>" not in row
     job_manager.stop()
