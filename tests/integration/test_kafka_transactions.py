@@ -20,7 +20,7 @@ from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.kafka_broker import KafkaBroker, Log, committed, kafka_broker
+from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
 
@@ -29,12 +29,6 @@ pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'
 _ATTEMPTS: list[Attempt] = []
 
 State = Sequence[OperatorListState]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 class Attempt:
