@@ -422,15 +422,14 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self._graph.overtakes(edge),
         )
-        partition.combiner = self._combiner(edge)
+        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
+        if isinstance(spec, GroupSpec) and Combiner.combines(spec):
+            partition.combiner = Combiner(spec)
+        takes = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
+        partition.keeps_dictionaries = takes and all(isinstance(each, LocalSubpartition) for each in subpartitions)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
-
-    def _combiner(self, edge: JobEdge) -> Combiner | None:
-        """What aggregates rows in front of the shuffle to an aggregation that allows it."""
-        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
-        return Combiner(spec) if isinstance(spec, GroupSpec) and Combiner.combines(spec) else None
 
     def _context(
         self,

@@ -17,6 +17,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
@@ -151,16 +152,20 @@ class LocalSubpartition:
 class _Gathering:
     """Rows on their way into the next buffer of one channel."""
 
-    __slots__ = ("batches", "bytes", "rows")
+    __slots__ = ("_decoder", "batches", "bytes", "rows")
 
     def __init__(self) -> None:
+        self._decoder = BatchDecoder()
         self.batches: list[pa.RecordBatch] = []
         self.rows = 0
         self.bytes = 0
 
     def take(self) -> pa.RecordBatch:
         batches, self.batches, self.rows, self.bytes = self.batches, [], 0, 0
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        if len(batches) == 1:
+            return batches[0]
+        # Decoded, because dictionaries may differ.
+        return pa.concat_batches([self._decoder.decoded(batch) for batch in batches])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,10 @@ class ResultPartition:
 
     ``rows`` counts each row taken once, ``bytes`` the bytes for every channel. ``peers`` are the consumers'
     subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
-    a piece of work: a rebalanced batch is distributed row by row. A ``combiner`` aggregates each batch first.
+    a piece of work: a rebalanced batch is distributed row by row.
+
+    A ``combiner`` aggregates each batch first. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
+    consumer in the same worker that takes them.
     """
 
     def __init__(
@@ -206,6 +214,7 @@ class ResultPartition:
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
         self.combiner: Combiner | None = None
+        self.keeps_dictionaries = False
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -228,6 +237,11 @@ class ResultPartition:
         # With one channel nothing is split, and no row needs a hash.
         if len(self._subpartitions) == 1:
             self._route = self._forward
+
+    @property
+    def takes_dictionaries(self) -> bool:
+        """Whether batches may have columns that are dictionaries; a buffer for another worker has none."""
+        return self.keeps_dictionaries or self.combiner is not None
 
     @property
     def has_room(self) -> bool:

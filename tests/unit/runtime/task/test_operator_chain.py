@@ -69,6 +69,29 @@ def test_dictionary_columns_are_sent_as_plain_ones(kit: TaskKit) -> None:
     assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
 
 
+def test_dictionaries_stay_for_a_consumer_that_takes_them_and_are_decoded_for_the_others(kit: TaskKit) -> None:
+    kept, decoded = kit.Sent(), kit.Sent()
+    partitions = [forward(kept), forward(decoded)]
+    partitions[0].keeps_dictionaries = True
+    batch = pa.record_batch({"s": _dictionary("a", None, "a")})
+    ChainEnd(partitions).emit(batch)
+    assert kept.batches[0] is batch
+    assert decoded.batches[0].schema.types == [pa.string()]
+
+
+def test_gathered_batches_with_different_dictionaries_are_sent_as_one_plain_batch(kit: TaskKit) -> None:
+    out = kit.Sent()
+    partition = forward(out, timeout_ms=1_000)
+    partition.keeps_dictionaries = True
+    nested = pa.StructArray.from_arrays([_dictionary("x", "y")], ["n"])
+    for text in ("a", "b"):
+        ChainEnd([partition]).emit(pa.record_batch({"s": _dictionary(text, None), "c": nested}))
+    partition.flush()
+    (batch,) = out.batches
+    assert batch.to_pydict() == {"s": ["a", None, "b", None], "c": [{"n": "x"}, {"n": "y"}] * 2}
+    assert "dictionary" not in str(batch.schema)
+
+
 def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: TaskKit) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])
