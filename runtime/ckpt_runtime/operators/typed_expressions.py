@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import (
+    Evaluator,
     Frame,
-    compile_all,
     compile_encoded,
     compile_expression,
     evaluate,
@@ -44,31 +45,46 @@ class ConditionOperator(Operator):
             self.output.emit(batch.filter(mask))
 
 
-class EvaluateOperator(Operator):
-    """Computes columns from a batch."""
+class _ComputingOperator(Operator):
+    """Base of operators that compute rows of one schema. Their text stays a dictionary if it comes as one."""
 
     requires_final_checkpoint = False
     takes_dictionaries = True
 
-    def __init__(self, spec: EvaluateSpec) -> None:
-        self._schema = spec.schema
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
         self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
         """The schema by the types of its columns: text may be encoded in dictionaries."""
-        self._columns = list(zip(compile_encoded([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        self._evaluate(_frame(batch, self.context))
+        self._process(_frame(batch, self.context))
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        self._evaluate(_frame(batch, self.context).part(mask))
+        self._process(_frame(batch, self.context).part(mask))
 
-    def _evaluate(self, frame: Frame) -> None:
-        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+    @abstractmethod
+    def _process(self, frame: Frame) -> None: ...
+
+    def _emit(self, columns: Sequence[Evaluator], frame: Frame) -> None:
+        """Emits the rows that the columns have over a frame."""
+        pairs = zip(columns, self._schema.types, strict=True)
+        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in pairs]
         schema = self._schema
         if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
             kinds = tuple(array.type for array in arrays)
             schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+class EvaluateOperator(_ComputingOperator):
+    """Computes columns from a batch."""
+
+    def __init__(self, spec: EvaluateSpec) -> None:
+        super().__init__(spec.schema)
+        self._columns = compile_encoded([tree for _, tree in spec.columns])
+
+    def _process(self, frame: Frame) -> None:
+        self._emit(self._columns, frame)
 
 
 _MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
@@ -80,27 +96,17 @@ def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
     return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
-class ExpandOperator(Operator):
+class ExpandOperator(_ComputingOperator):
     """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
 
-    requires_final_checkpoint = False
-    takes_dictionaries = True
-
     def __init__(self, spec: ExpandSpec) -> None:
-        self._schema = spec.schema
-        compiled = iter(compile_all([tree for row in spec.rows for tree in row]))
+        super().__init__(spec.schema)
+        compiled = iter(compile_encoded([tree for row in spec.rows for tree in row]))
         self._rows = [[next(compiled) for _ in row] for row in spec.rows]
 
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        self._expand(_frame(batch, self.context))
-
-    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        self._expand(_frame(batch, self.context).part(mask))
-
-    def _expand(self, frame: Frame) -> None:
+    def _process(self, frame: Frame) -> None:
         for row in self._rows:
-            arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
-            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+            self._emit(row, frame)
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:
