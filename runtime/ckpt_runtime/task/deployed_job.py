@@ -425,8 +425,9 @@ class DeployedJob:
         spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
         if isinstance(spec, GroupSpec) and Combiner.combines(spec):
             partition.combiner = Combiner(spec)
-        takes = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
-        partition.keeps_dictionaries = takes and all(isinstance(each, LocalSubpartition) for each in subpartitions)
+        if edge.partitioning is Partitioning.FORWARD and isinstance(subpartitions[0], LocalSubpartition):
+            partition.by_reference = True
+            partition.keeps_dictionaries = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition

@@ -180,6 +180,8 @@ class BufferLimits:
     timeout_ms: int
 
 
+_BY_REFERENCE = 16
+"""How many times larger than a buffer a batch may be that is handed over by reference."""
 EARLY_PAUSE_MS = 1.0
 """Minimum time between buffers of a partition that are sent less than half full; with more than four channels it grows
 in proportion. It bounds the cost of small buffers for a producer that is slower than its receivers."""
@@ -193,7 +195,8 @@ class ResultPartition:
     a piece of work: a rebalanced batch is distributed row by row.
 
     A ``combiner`` aggregates each batch first. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
-    consumer in the same worker that takes them.
+    consumer in the same worker that takes them. With ``by_reference`` batches reach the only consumer as they are, if
+    they are not very large: cutting them would save no memory, and cost the consumer a call for each part.
     """
 
     def __init__(
@@ -214,7 +217,7 @@ class ResultPartition:
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
         self.combiner: Combiner | None = None
-        self.keeps_dictionaries = False
+        self.keeps_dictionaries = self.by_reference = False
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -434,7 +437,10 @@ class ResultPartition:
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
         limits = self._channel_limits[index]
         size = self._sizer.of(batch)
-        if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > limits.bytes * 2):
+        most_bytes = limits.bytes * 2
+        if self.by_reference and limits.bytes == self._limits.bytes:  # the consumer has asked for no smaller buffers
+            most_bytes *= _BY_REFERENCE
+        if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > most_bytes):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))
