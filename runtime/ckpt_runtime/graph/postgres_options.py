@@ -20,6 +20,7 @@ POSTGRES_SINK_OPTIONS = (
     Option("mode", default="append", choices=("append", "upsert")),
     Option("keys"),
     Option("deleteColumn"),
+    Option("preparedTransactions", bool, False),
 )
 
 _INTEGERS = ("int2", "int4", "int8", "numeric")
@@ -34,6 +35,8 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
     if options["mode"] == "append" and (keys or marker):
         name = "keys" if keys else "deleteColumn"
         raise PlanError(f"option {name!r}", "it belongs to mode upsert; mode append inserts every row")
+    if options["preparedTransactions"] and options["mode"] != "append":
+        raise PlanError("option 'preparedTransactions'", "it works with mode append; mode upsert merges staging tables")
     for column in (*keys, *([marker] if marker else [])):
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")

@@ -156,6 +156,7 @@ class SubtaskMeasures(Struct, frozen=True):
     idle_ms: Duration
     backpressured_ms: Duration
     measured_ms: Duration = 0.0
+    bad_rows_dropped: NonNegative = 0
     slices: NonNegative = 0
     work_waits: bool = False
     backpressured: bool = False

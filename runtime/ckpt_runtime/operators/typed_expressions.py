@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import (
-    Evaluator,
     Frame,
     compile_encoded,
     compile_expression,
     evaluate,
     evaluate_encoded,
 )
+from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
+from ckpt_runtime.operators.operator import OperatorContext, Output, SelectingOutput
 
 
-class ConditionOperator(Operator):
+class ConditionOperator(LeavesOutBadRows):
     """Keeps the rows for which a condition is true; null counts as false. Rows keep their order."""
 
     requires_final_checkpoint = False
@@ -35,7 +35,13 @@ class ConditionOperator(Operator):
         self._selecting = output if isinstance(output, SelectingOutput) else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        mask = evaluate(self._holds, _frame(batch, self.context), pa.bool_())
+        for part, mask in self._parts(batch, self._mask):
+            self._emit(part, mask)
+
+    def _mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        return evaluate(self._holds, _frame(batch, self.context), pa.bool_())
+
+    def _emit(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
         rows = mask.true_count
         if rows == batch.num_rows:
             self.output.emit(batch)
@@ -45,46 +51,53 @@ class ConditionOperator(Operator):
             self.output.emit(batch.filter(mask))
 
 
-class _ComputingOperator(Operator):
+class _ComputingOperator(LeavesOutBadRows):
     """Base of operators that compute rows of one schema. Their text stays a dictionary if it comes as one."""
 
     requires_final_checkpoint = False
     takes_dictionaries = True
 
-    def __init__(self, schema: pa.Schema) -> None:
+    def __init__(self, schema: pa.Schema, rows: Sequence[Sequence[Expression]]) -> None:
         self._schema = schema
         self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
         """The schema by the types of its columns: text may be encoded in dictionaries."""
+        compiled = iter(compile_encoded([tree for row in rows for tree in row]))
+        self._rows = [[(next(compiled), kind) for kind in schema.types] for _ in rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        self._process(_frame(batch, self.context))
+        for _, rows in self._parts(batch, lambda part: self._computed(_frame(part, self.context))):
+            self._emit(rows)
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        self._process(_frame(batch, self.context).part(mask))
+        if self._bad_rows is not None:
+            self.process_batch(batch.filter(mask), input_index)
+        else:
+            self._emit(self._computed(_frame(batch, self.context).part(mask)))
 
-    @abstractmethod
-    def _process(self, frame: Frame) -> None: ...
+    def _computed(self, frame: Frame) -> list[list[pa.Array]]:
+        return [[evaluate_encoded(compute, frame, kind) for compute, kind in row] for row in self._rows]
 
-    def _emit(self, columns: Sequence[Evaluator], frame: Frame) -> None:
-        """Emits the rows that the columns have over a frame."""
-        pairs = zip(columns, self._schema.types, strict=True)
-        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in pairs]
-        schema = self._schema
-        if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
-            kinds = tuple(array.type for array in arrays)
-            schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    def _emit(self, rows: list[list[pa.Array]]) -> None:
+        for arrays in rows:
+            schema = self._schema
+            if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
+                kinds = tuple(array.type for array in arrays)
+                schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 class EvaluateOperator(_ComputingOperator):
     """Computes columns from a batch."""
 
     def __init__(self, spec: EvaluateSpec) -> None:
-        super().__init__(spec.schema)
-        self._columns = compile_encoded([tree for _, tree in spec.columns])
+        super().__init__(spec.schema, [[tree for _, tree in spec.columns]])
 
-    def _process(self, frame: Frame) -> None:
-        self._emit(self._columns, frame)
+
+class ExpandOperator(_ComputingOperator):
+    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
+
+    def __init__(self, spec: ExpandSpec) -> None:
+        super().__init__(spec.schema, spec.rows)
 
 
 _MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
@@ -94,19 +107,6 @@ def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
     if list(kinds) == schema.types:
         return schema
     return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
-
-
-class ExpandOperator(_ComputingOperator):
-    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
-
-    def __init__(self, spec: ExpandSpec) -> None:
-        super().__init__(spec.schema)
-        compiled = iter(compile_encoded([tree for row in spec.rows for tree in row]))
-        self._rows = [[next(compiled) for _ in row] for row in spec.rows]
-
-    def _process(self, frame: Frame) -> None:
-        for row in self._rows:
-            self._emit(row, frame)
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:

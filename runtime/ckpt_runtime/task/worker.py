@@ -490,6 +490,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         rows_out=subtask.chain.end.rows,
         bytes_out=subtask.chain.end.bytes,
         late_rows_dropped=sum(operator.late_rows_dropped for operator in subtask.chain.operators),
+        bad_rows_dropped=sum(operator.bad_rows_dropped for operator in subtask.chain.operators),
         busy_ms=spent.busy / 1e6,
         idle_ms=spent.idle / 1e6,
         backpressured_ms=spent.backpressured / 1e6,

@@ -19,3 +19,16 @@ def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) ->
     good.writeStream.format("parquet").queryName("orders").start(orders)
     bad = parsed.where("row.bad IS NOT NULL").select("value")
     bad.writeStream.format("parquet").queryName("dead_letters").start(dead_letters)
+
+
+def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
+    """Expressions and a function that fail for some lines: they are no number, zero, or 13."""
+
+    def twice(n: int) -> int:
+        if n == 13:
+            raise ValueError("13 has no double")
+        return 2 * n
+
+    parsed = spark.readStream.format("text").load(lines).hint("uid", "lines").selectExpr("CAST(value AS INT) AS n")
+    doubled = parsed.where("100 / n > 0").select("n", F.udf(twice, "INT")("n").alias("twice"))
+    doubled.writeStream.format("parquet").queryName("ratios").start(ratios)

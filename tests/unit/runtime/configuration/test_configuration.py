@@ -220,6 +220,11 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
             {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned.enabled": "true"},
             "execution.checkpointing.unaligned.enabled",
         ),
+        ({"execution.bad-rows.mode": "DEAD_LETTER"}, "execution.bad-rows.mode"),
+        (
+            {"execution.bad-rows.mode": "DEAD_LETTER", "execution.bad-rows.directory": "bad"},
+            "execution.bad-rows.directory",
+        ),
         (
             {"restart-strategy.exponential-delay.initial-backoff": "2 min"},
             "restart-strategy.exponential-delay.initial-backoff",

@@ -91,11 +91,6 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
 
 
 def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "text", "a", 0, 5)
-    files = Job("text", {"path": str(tmp_path)}, most_rows=1)
-    files.discover()
-    files.read()
-    assert files.readers[0].pending_rows is None, "the lines of a file are known when they have been read"
     now_s = 1_000.0
     monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now_s)
     rate = Job("rate", {"rowsPerSecond": "100", "numPartitions": "4"}, parallelism=2, most_rows=10)
