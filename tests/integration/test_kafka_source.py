@@ -285,6 +285,9 @@ def test_a_job_reads_each_record_once_through_kills_a_rescale_and_a_savepoint(
         assert hidden(job.out) == []
 
 
+SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -298,6 +301,7 @@ def test_a_job_reads_each_record_once_through_kills_a_rescale_and_a_savepoint(
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "minPartitions": "3"}, "does not know it"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.sasl.jaas.config": "x"}, "kafka.sasl.username"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "the engine sets it"),
+        ({**SUBSCRIBED, "kafka.topic.metadata.refresh.interval.ms": "-1"}, "no time to wait between two looks"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.nonsense": "x"}, "No such configuration property"),
     ],
 )

@@ -264,6 +264,7 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
         ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
         ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the least"),
         ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "not a duration"),
+        ({"path": "/a", "maxFileAge": "100001d"}, NUMBERS, "longer than 100000d"),
         ({"path": "/a", "cleanSource": "archive"}, NUMBERS, "needs it"),
         ({"path": "/a", "cleanSource": "archive", "sourceArchiveDir": "/a/b"}, NUMBERS, "contain each other"),
     ],
