@@ -403,7 +403,7 @@ class TransactionCommitter(SinkCommitter):
         self._pool = pool
         self._context = context
         self._ignore_lost = ignore_lost
-        self._cleaned = False
+        self._cleaning: HelperThread | None = None
         pool.prepare_next()
 
     def commit(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> CommitOutcome:
@@ -414,10 +414,9 @@ class TransactionCommitter(SinkCommitter):
     def completed(self, checkpoint_id: int) -> None:
         """Aborts what earlier attempts of the job have left open, once, and frees transactional ids."""
         self._pool.completed(checkpoint_id)
-        if not self._cleaned:
-            self._cleaned = True
-            if self._context.attempt:
-                HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True).start()
+        if self._cleaning is None and self._context.attempt:
+            self._cleaning = HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True)
+            self._cleaning.start()
 
     def abort(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> None:
         for committable in committables:
@@ -426,7 +425,12 @@ class TransactionCommitter(SinkCommitter):
                 producer.abort()
 
     def close(self) -> None:
-        """Leaves prepared transactions open: a checkpoint may cover them."""
+        """Leaves prepared transactions open: a checkpoint may cover them.
+
+        Waits for the abortion of what earlier attempts have left: a job that continues has other transactional ids.
+        """
+        if self._cleaning is not None:
+            self._cleaning.join(_ABORT_SECONDS)
         self._pool.close()
 
     def _commit(self, committable: OpenTransaction) -> bool:
