@@ -136,7 +136,7 @@ def test_target_has_every_row_once_when_workers_are_killed_at_random_moments(num
 def test_rows_of_a_savepoint_that_is_restored_beside_its_job_are_committed_once(numbers: Numbers) -> None:
     """Rows behind the savepoint come from both jobs, which are independent of each other from there on."""
     job = numbers.start(50)
-    numbers.cluster.wait_for_checkpoints(job, 3)
+    numbers.cluster.wait_until(lambda: len(numbers.target.numbers()) > 0, "visible rows")
     before = numbers_once(numbers.target)
     savepoint = numbers.cluster.savepoint(job, numbers.directory / "savepoints")
     other = numbers.start(0, savepoint, fork=True)

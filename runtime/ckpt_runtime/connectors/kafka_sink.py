@@ -418,6 +418,12 @@ class TransactionCommitter(SinkCommitter):
             self._cleaning = HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True)
             self._cleaning.start()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether transactions of earlier attempts are being aborted: a job that continues from a savepoint of this one
+        has other transactional ids, and does not look for them."""
+        return self._cleaning is not None and self._cleaning.is_alive()
+
     def abort(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> None:
         for committable in committables:
             producer = self._pool.prepared.pop(committable, None)
@@ -425,12 +431,7 @@ class TransactionCommitter(SinkCommitter):
                 producer.abort()
 
     def close(self) -> None:
-        """Leaves prepared transactions open: a checkpoint may cover them.
-
-        Waits for the abortion of what earlier attempts have left: a job that continues has other transactional ids.
-        """
-        if self._cleaning is not None:
-            self._cleaning.join(_ABORT_SECONDS)
+        """Leaves prepared transactions open: a checkpoint may cover them."""
         self._pool.close()
 
     def _commit(self, committable: OpenTransaction) -> bool:
