@@ -103,9 +103,10 @@ PROCESS: tuple[Metric[ProcessFigures], ...] = (
 """Metrics of a process; the driver's are served below ``/jobmanager``, those of workers below ``/taskmanagers``."""
 
 
-def _of_latest(name: str, read: Callable[[CheckpointStats], int], meaning: str) -> Metric[JobFigures]:
+def _of_latest(name: str, read: Callable[[CheckpointStats], int], what: str) -> Metric[JobFigures]:
     """A metric of the last completed checkpoint."""
-    return Metric(name, _GAUGE, lambda j: -1 if j.latest is None else read(j.latest), f"{meaning} -1 before the first.")
+    meaning = f"{what} of the last completed checkpoint; -1 before the first."
+    return Metric(name, _GAUGE, lambda j: -1 if j.latest is None else read(j.latest), meaning)
 
 
 JOB: tuple[Metric[JobFigures], ...] = (
@@ -116,12 +117,12 @@ JOB: tuple[Metric[JobFigures], ...] = (
     Metric("numberOfCompletedCheckpoints", _COUNTER, lambda j: j.counts.completed, "The checkpoints that completed."),
     Metric("numberOfFailedCheckpoints", _COUNTER, lambda j: j.counts.failed, "The checkpoints that failed."),
     Metric("numberOfInProgressCheckpoints", _GAUGE, lambda j: j.counts.in_progress, "The checkpoints in progress."),
-    _of_latest("lastCompletedCheckpointId", lambda c: c.id, "The id of the last completed checkpoint."),
-    _of_latest("lastCheckpointDuration", lambda c: c.end_to_end_duration, "Milliseconds that it took."),
-    _of_latest("lastCheckpointSize", lambda c: c.checkpointed_size, "The bytes that it wrote."),
-    _of_latest("lastCheckpointFullSize", lambda c: c.state_size, "The bytes of all state that it refers to."),
-    _of_latest("lastCheckpointProcessedData", lambda c: c.processed_data, "Bytes processed during its alignment."),
-    _of_latest("lastCheckpointPersistedData", lambda c: c.persisted_data, "The bytes of its data in flight."),
+    _of_latest("lastCompletedCheckpointId", lambda c: c.id, "The id"),
+    _of_latest("lastCheckpointDuration", lambda c: c.end_to_end_duration, "The milliseconds from trigger to end"),
+    _of_latest("lastCheckpointSize", lambda c: c.checkpointed_size, "The newly written bytes"),
+    _of_latest("lastCheckpointFullSize", lambda c: c.state_size, "The bytes of all state"),
+    _of_latest("lastCheckpointProcessedData", lambda c: c.processed_data, "The bytes processed in alignments"),
+    _of_latest("lastCheckpointPersistedData", lambda c: c.persisted_data, "The bytes of data in flight"),
 )
 """``lastCheckpointExternalPath`` is served beside these; it is a text."""
 
