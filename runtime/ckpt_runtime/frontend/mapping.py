@@ -115,7 +115,7 @@ class QueryMapper:
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
         self._ends = False
-        self._whole = False
+        self.whole = False
         """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
     def add(self, query: CapturedQuery) -> str:
@@ -218,7 +218,7 @@ class QueryMapper:
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
-        if self._whole:
+        if self.whole:
             if node.parallelism not in (None, 1):
                 raise PlanError(
                     "parallelism", "behind an aggregation in output mode complete it is 1; leave the hint out"
@@ -250,7 +250,7 @@ class QueryMapper:
 
     def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
-        self._whole = True
+        self.whole = True
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
         table = self.apply(spec, by_key, spec.schema, None)
         above = inputs[0].node.uid
@@ -304,10 +304,10 @@ class QueryMapper:
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
         spec = sink_spec(start, self.capture, self._resolve, schema)
-        if self._whole:
+        if self.whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
-        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
+        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self.whole else None))
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
@@ -372,6 +372,8 @@ def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
         trees = [tree for _, tree in spec.columns]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
+    if isinstance(spec, specs.JoinSpec) and spec.condition is not None:
+        trees = [spec.condition]
     if isinstance(spec, specs.StaticJoinSpec):
         trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
         trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]
