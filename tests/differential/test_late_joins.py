@@ -19,15 +19,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import coalesce, col, expr, lit
 
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
 from tests.support.joins import LEFT, RIGHT, Subtask, join_spec
-from tests.support.pipelines import side_processors
+from tests.support.pipelines import side_processors, unbounded_joins
 from tests.support.side_by_side import ROCKSDB, Case, EngineRun, process_all_available
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 KINDS = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
-DELAY_S, WITHIN_S = 10, 5
+DELAY_S, WITHIN_S = int(unbounded_joins.DELAY.split()[0]), 5
 SCHEMA = pa.schema([("side", pa.string()), ("k", pa.string()), ("t", pa.timestamp("us", "UTC")), ("v", pa.int64())])
 Row = tuple[str, str | None, float | None]
 Joined = Callable[[str], DataFrame]
@@ -118,10 +120,21 @@ def pairs_of(*kinds: str) -> Callable[[Joined], DataFrame]:
     return united
 
 
+def of_bounded_joins(made_of: Callable[[Joined], DataFrame]) -> Callable[[DataFrame], DataFrame]:
+    """What is made of the join of two sides, which is given by its kind, as a function of the rows of both."""
+    on = expr(f"lk = rk and rt >= lt - interval {WITHIN_S} seconds and rt <= lt + interval {WITHIN_S} seconds")
+
+    def made(stream: DataFrame) -> DataFrame:
+        left, right = (unbounded_joins.side(stream, letter) for letter in "lr")
+        return made_of(lambda kind: left.join(right, on, kind))
+
+    return made
+
+
 def in_spark(
-    spark: SparkSession, directory: Path, batches: list[pa.Table], made_of: Callable[[Joined], DataFrame]
+    spark: SparkSession, directory: Path, batches: list[pa.Table], made_of: Callable[[DataFrame], DataFrame]
 ) -> list[Counter[Any]]:
-    """The rows that each batch gives of what is made of the join of its sides, which is given by its kind."""
+    """The rows that each batch gives of what is made of the stream."""
     source = directory / "in"
     source.mkdir()
     spark = spark.newSession()
@@ -132,13 +145,7 @@ def in_spark(
     pq.write_table(SCHEMA.empty_table(), directory / "schema.parquet")
     schema = spark.read.parquet(str(directory / "schema.parquet")).schema
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
-
-    def side(letter: str) -> DataFrame:
-        rows = stream.where(col("side") == letter).select(*(col(name).alias(letter + name) for name in "ktv"))
-        return rows.withWatermark(f"{letter}t", f"{DELAY_S} seconds")
-
-    on = expr(f"lk = rk and rt >= lt - interval {WITHIN_S} seconds and rt <= lt + interval {WITHIN_S} seconds")
-    made = made_of(lambda kind: side("l").join(side("r"), on, kind))
+    made = made_of(stream)
     seen: list[Any] = []
     query = (
         made.writeStream.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect())))
@@ -204,7 +211,7 @@ def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
 
     Spark gives rows without a key when the watermark has passed them, and keeps those without event time for ever.
     """
-    theirs, ours = in_spark(spark, tmp_path, tables(), pairs_of(*KINDS)), in_the_engine()
+    theirs, ours = in_spark(spark, tmp_path, tables(), of_bounded_joins(pairs_of(*KINDS))), in_the_engine()
     timeless, keyless = unmatched(lambda row: row[2] is None), unmatched(lambda row: row[1] is None)
     nulls = timeless + keyless
     assert [batch - nulls for batch in ours] == [batch - nulls for batch in theirs]
@@ -224,7 +231,7 @@ def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: Min
     """The whole engine, with a reader that gives the latest rows first, one by one, and two streams made of it."""
     kinds = ("full_outer", "left_semi")
     batches = tables(wide_batches(Random(5)))
-    theirs = sum(in_spark(spark, tmp_path, batches, pairs_of(*kinds)), Counter())
+    theirs = sum(in_spark(spark, tmp_path, batches, of_bounded_joins(pairs_of(*kinds))), Counter())
     case = Case(
         json.dumps(kinds), latest_first(batches), "", watermark=("t", f"{DELAY_S} seconds"), chunk=1,
         entry="late_joins:pipeline",
@@ -247,7 +254,7 @@ def test_a_processor_behind_an_outer_join(spark: SparkSession, cluster: MiniClus
         processor = side_processors.RowsAndTimers()
         return pairs.groupBy("k").transformWithState(processor, side_processors.SCHEMA, "Append", "EventTime")
 
-    theirs = sum(in_spark(spark, tmp_path, batches, told), Counter())
+    theirs = sum(in_spark(spark, tmp_path, batches, of_bounded_joins(told)), Counter())
     case = Case(
         "RowsAndTimers", latest_first(batches), side_processors.SCHEMA, ("left_outer",), "Append", "EventTime",
         ("t", f"{DELAY_S} seconds"), chunk=1, entry="behind_a_join:pipeline",
@@ -256,3 +263,47 @@ def test_a_processor_behind_an_outer_join(spark: SparkSession, cluster: MiniClus
     ours = Counter((row["k"], row["what"], row["said"]) for row in EngineRun(cluster, case, tmp_path).rows())
     assert ours == theirs
     assert {what for _, what, _ in theirs} == {"row", "fired"}
+
+
+UNBOUNDED: list[list[Row]] = [
+    [("l", "a", 100), ("r", "a", 100), ("l", "b", 100), ("r", "b", 100)],
+    # Where nothing is removed from state, Spark drops the rows of a batch that are late by the one before the last.
+    [("l", "f", 100), ("r", "g", 100)],
+    # The watermark is at 90.
+    [("l", "a", 50), ("r", "b", 50), ("l", "a", 95), ("r", "a", 90), ("r", "b", 91), ("l", "a", None)],
+]
+
+
+@pytest.mark.long
+@pytest.mark.row("io.2")
+def test_joins_without_bounds_drop_the_late_rows_of_a_side_whose_event_time_is_read(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """Spark prunes event time that nothing reads, and then no row of that side is late."""
+    batches = tables(UNBOUNDED)
+    theirs = sum(
+        in_spark(
+            spark,
+            tmp_path,
+            batches,
+            lambda rows: unbounded_joins.pairs(unbounded_joins.side(rows, "l"), unbounded_joins.side(rows, "r")),
+        ),
+        Counter(),
+    )
+    source = tmp_path / "batches"
+    source.mkdir()
+    for number, table in enumerate(batches):
+        pq.write_table(table, source / f"batch-{number}.parquet")
+    job = cluster.submit(
+        PIPELINES / "unbounded_joins.py",
+        arguments=[str(source), str(tmp_path / "out")],
+        configuration=fast(restart_strategy__type="none"),
+        parallelism=2,
+    )
+    cluster.wait_until((source / f"committed-{len(batches) - 1}").exists, "the last batch")
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    ours = Counter(tuple(row.values()) for row in pq.read_table(tmp_path / "out").to_pylist())
+    assert ours == theirs
+    numbers = {kind: {row[2:] for row in theirs if row[0] == kind} for kind in (*unbounded_joins.READ, "filter")}
+    assert numbers["both times"] < numbers["left time"] < numbers["no time"], "some rows are late"

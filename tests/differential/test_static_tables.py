@@ -150,6 +150,11 @@ def test_job_keeps_its_static_tables_through_a_killed_worker_and_a_change_of_its
         ("people", "the frame reads no stream"),
         ("events.join(people.select(F.udf(lambda k: k)('k').alias('k')), 'k')", "a Python function in a static table"),
         ("events.join(spark.sql('SHOW TABLES'), F.lit(True))", "the operation"),
+        (
+            "spark.sql('SELECT id FROM events WHERE id > (SELECT count(*) FROM people WHERE name < events.k)')",
+            "a scalar subquery that depends on the row",
+        ),
+        ("spark.sql('SELECT DISTINCT k FROM events')", "SELECT DISTINCT"),
         ("events.join(spark.createDataFrame([('a' * 5_000_000,)], 'k STRING'), 'k')", "createDataFrame"),
         ("events.join(spark.read.parquet('/no/such/file'), 'k')", "PATH_NOT_FOUND"),
     ],
@@ -166,6 +171,8 @@ def test_static_table_that_cannot_be_joined_is_refused_by_name(
         "    events = events.load(directory + '/events')\n"
         "    events_table = spark.read.parquet(directory + '/events')\n"
         "    people = spark.read.parquet(directory + '/people')\n"
+        "    events.createOrReplaceTempView('events')\n"
+        "    people.createOrReplaceTempView('people')\n"
         f"    ({query}).writeStream.format('console').start()\n"
     )
     with pytest.raises(SubmissionFailed, match=named):

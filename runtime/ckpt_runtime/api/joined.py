@@ -58,6 +58,7 @@ def join_spec(
             tuple(pair[number] for pair in pairs),
             None if within is None else event_time_column(inputs),
             len(inputs),
+            late_by=event_time_column(inputs),
         )
         for number, (schema, inputs) in enumerate((left, right))
     ]

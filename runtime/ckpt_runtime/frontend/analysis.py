@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -18,8 +18,9 @@ import msgspec
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.frontend.catalog_tables import NewTables, table_to_read, table_to_write
-from ckpt_runtime.frontend.catalyst import ExpressionReader, items, jvm_name, output, spark_type
+from ckpt_runtime.frontend.catalyst import ExpressionReader, companion, items, jvm_name, output, spark_type
 from ckpt_runtime.frontend.function_analysis import FUNCTIONAL, PROCESSORS, has_initial_state, read_functional
+from ckpt_runtime.frontend.late_join_rows import late_columns
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, read_stateful
 from ckpt_runtime.frontend.table_reader import StaticTables, check_static
 from ckpt_runtime.frontend.typed_plan import (
@@ -304,17 +305,18 @@ class _Planner:
         ``SELECT DISTINCT`` becomes an aggregation, as in Spark.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
-        patterns = _companion(catalyst.trees, "TreePattern")
+        patterns = companion(catalyst.trees, "TreePattern")
         if plan.containsPattern(patterns.CTE()):
             plan = catalyst.optimizer.InlineCTE(True, False, False).apply(plan)
         if plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY()):
-            plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
-            plan = _companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
+            plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+            plan = companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
         if plan.containsPattern(patterns.SCALAR_SUBQUERY()):
-            plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
-            plan = _companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
+            plan = companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+            _check_subqueries(plan)
+            plan = companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
         if plan.containsPattern(patterns.DISTINCT_LIKE()):
-            plan = _companion(catalyst.optimizer, "ReplaceDistinctWithAggregate").apply(plan)
+            plan = companion(catalyst.optimizer, "ReplaceDistinctWithAggregate").apply(plan)
         return plan
 
     def table(self, request: TableRequest, relation: bytes, new: NewTables) -> CatalogTable:
@@ -346,9 +348,23 @@ class _Planner:
         rows.createOrReplaceTempView(name)
 
 
-def _companion(package: Any, name: str) -> Any:
-    """Returns the Scala object that lies beside a class."""
-    return getattr(getattr(package, f"{name}$"), "MODULE$")
+def _check_subqueries(plan: Any) -> None:
+    """Raises UnsupportedExpressionError for a subquery for which Spark would collect the distinct rows of a stream."""
+    if not plan.isStreaming():
+        return
+    for subquery in items(plan.subqueries()):
+        if _contains(subquery, "DomainJoin"):
+            raise UnsupportedExpressionError(
+                "a scalar subquery that depends on the row",
+                "it compares a column of the row in another way than by = with a column of its table: use = only, for "
+                "instance with a key that both have",
+            )
+    for child in items(plan.children()):
+        _check_subqueries(child)
+
+
+def _contains(plan: Any, name: str) -> bool:
+    return jvm_name(plan) == name or any(_contains(child, name) for child in items(plan.children()))
 
 
 class PlanReader:
@@ -359,12 +375,14 @@ class PlanReader:
         self._jvm = jvm
         self._ansi = ansi
         self._static = {} if static is None else static
-        self._tag = _companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
+        self._tag = companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
         self.nodes: list[PlanNode] = []
         self.ids: list[tuple[int, ...]] = []
         self._places: dict[str, str] = {}
+        self.late_columns: Iterator[tuple[int | None, int | None]] = iter(())
 
     def read(self, plan: Any) -> Analysis:
+        self.late_columns = late_columns(self._jvm.org.apache.spark.sql.catalyst.optimizer, plan)
         self._node(plan)
         return Analysis(columns=self.nodes[-1].columns, nodes=tuple(self.nodes), places=self._places)
 
@@ -401,7 +419,7 @@ class PlanReader:
             case "EventTimeWatermark":
                 column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)
-                event_times = _companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
+                event_times = companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
                 delay_ms = event_times.getDelayMs(plan.delay())
                 return self.add(
                     Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),

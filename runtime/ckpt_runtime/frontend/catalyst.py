@@ -221,6 +221,11 @@ def _literal(value: Any, type_: SparkType) -> Literal:
     return Literal(repr(value) if isinstance(value, float) else str(value.toString()), type_)
 
 
+def companion(package: Any, name: str) -> Any:
+    """Returns the Scala object that lies beside a class."""
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
+
+
 def items(sequence: Any) -> list[Any]:
     """The elements of a Scala sequence."""
     return [sequence.apply(at) for at in range(sequence.size())]

@@ -10,6 +10,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.catalyst import function_number, jvm_name, output, spark_type
 from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.late_join_rows import joins_streams
 from ckpt_runtime.frontend.stateful_analysis import event_window
 from ckpt_runtime.frontend.static_joins import STATIC_HOW
 from ckpt_runtime.frontend.typed_plan import Generate, Join, MapPartitions, Project, StatefulFunction, StaticTable
@@ -54,6 +55,10 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
         left, right = event_window(plan.left()), event_window(plan.right())
         if left is not None and right is not None:
             node = msgspec.structs.replace(node, windows=(left, right))
+        if joins_streams(plan):
+            first, second = next(reader.late_columns)
+            late = (_position(reader.ids[inputs[0]], first), _position(reader.ids[inputs[1]], second))
+            node = msgspec.structs.replace(node, late=late)
         return reader.add(node, ids)
     if plan.isBarrier():
         raise UnsupportedExpressionError(
@@ -67,6 +72,11 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
         in_pandas=name == "MapInPandas",
     )
     return reader.add(partitions, ids)
+
+
+def _position(ids: tuple[int, ...], wanted: int | None) -> int | None:
+    """Returns the place of a column by Spark's id of it; None for one that the optimizer has made of a column."""
+    return ids.index(wanted) if wanted in ids else None
 
 
 def _stateful(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:

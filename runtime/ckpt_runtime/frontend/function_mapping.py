@@ -128,11 +128,12 @@ def _join(
 ) -> Inputs:
     schema = arrow_schema(node.columns)
     sides = []
-    for typed, edges in zip(columns, inputs, strict=True):
+    late_columns = (None, None) if isinstance(node.late, msgspec.UnsetType) else node.late
+    for typed, edges, late in zip(columns, inputs, late_columns, strict=True):
         names = [column.name for column in typed]
         event_time = event_time_column(edges)
         known = names.index(event_time) if event_time is not None and names.count(event_time) == 1 else None
-        sides.append(Side(typed, known))
+        sides.append(Side(typed, known, late))
     conditions = conditions_of(node, *sides)
     spec = conditions.spec()
     both: Inputs = ()

@@ -52,11 +52,13 @@ _MAY_FILTER = {
 class Side:
     """One input of a join: its columns, the position of its event time, its keys and the filters in front of it.
 
+    ``late`` is the position of the column by which late rows are dropped, None if no row is late.
     Rows for which not all of ``needed`` are true match nothing; an outer join emits them alone.
     """
 
     columns: tuple[TypedColumn, ...]
     event_time: int | None
+    late: int | None = None
     keys: list[Expression] = field(default_factory=list)
     filters: list[Expression] = field(default_factory=list)
     needed: list[Expression] = field(default_factory=list)
@@ -174,6 +176,7 @@ class Conditions:
                 pa.schema([(name, arrow_type(tree.type)) for name, tree in side.prepared(letter)]),
                 tuple(f"{letter}_key{at}" for at in range(len(side.keys))),
                 None if within is None else f"{letter}{side.event_time if self.ends is None else f'_key{self.ends}'}",
+                late_by=None if side.late is None else f"{letter}{side.late}",
             )
             for letter, side in (("l", self.left), ("r", self.right))
         ]

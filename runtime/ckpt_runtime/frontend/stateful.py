@@ -47,7 +47,15 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     groupings = [node for node in nodes if isinstance(node, Aggregate)]
     if mode not in ("append", "update", "complete"):
         raise PlanError("outputMode", f"{mode!r} is not one of append, update, complete")
-    if mode == "append" and any(node.event_time is None for node in groupings):
+    endless = [node for node in groupings if node.event_time is None]
+    if mode == "append" and any(not node.aggregates for node in endless):
+        raise PlanError(
+            "SELECT DISTINCT",
+            "in append mode SELECT DISTINCT, and GROUP BY without an aggregate, need a column of event time, to know "
+            "when a group ends: call withWatermark and select that column too, use update, or call dropDuplicates, "
+            "which emits the first row of each key",
+        )
+    if mode == "append" and endless:
         raise PlanError(
             "outputMode",
             "an aggregation in append mode needs a key of event time, to know when a group ends: call withWatermark "

@@ -90,9 +90,14 @@ def _position(tree: Expression) -> int:
 def event_window(plan: Any) -> int | None:
     """Returns the position of a plan's column with windows of event time."""
     for at, attribute in enumerate(items(plan.output())):
-        if jvm_name(attribute.dataType()) == "StructType" and _DELAY in marks_of(attribute):
+        if jvm_name(attribute.dataType()) == "StructType" and is_event_time(attribute):
             return at
     return None
+
+
+def is_event_time(attribute: Any) -> bool:
+    """Whether a column is event time, or windows of it."""
+    return _DELAY in marks_of(attribute)
 
 
 def marks_of(expression: Any) -> dict[str, Any]:

@@ -153,11 +153,13 @@ class Join(_Node, frozen=True, tag="join", kw_only=True):
     """Joins two inputs; ``how`` is Spark's name. The condition is over the left columns, then the right ones.
 
     ``windows`` are the columns of the left and of the right input that are windows of event time, if both have one.
+    ``late`` are the columns of both inputs by which Spark drops late rows, for joins of streams.
     """
 
     how: str
     condition: Expression | None
     windows: tuple[int, int] | msgspec.UnsetType = msgspec.UNSET
+    late: tuple[int | None, int | None] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Expand(_Node, frozen=True, tag="expand", kw_only=True):

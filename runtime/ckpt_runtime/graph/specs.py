@@ -309,14 +309,16 @@ class ProcessSpec:
 class JoinSide:
     """One of the two streams of a join. ``keys`` match the other side's by position.
 
-    ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``gates`` counts the
-    input gates that its rows come through, more than one behind a union.
+    ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``late_by`` is the
+    timestamp or window by which late rows are dropped, by default ``event_time``; without both no row is late.
+    ``gates`` counts the input gates that its rows come through, more than one behind a union.
     """
 
     schema: pa.Schema
     keys: tuple[str, ...]
     event_time: str | None = None
     gates: int = 1
+    late_by: str | None = None
 
 
 NO_BOUND_US = 1 << 61

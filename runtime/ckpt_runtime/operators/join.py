@@ -1,9 +1,9 @@
 """Joins two streams by key and, with bounds, by event time, on the conventions of Spark's stream-stream joins.
 
 A pair is emitted as soon as both rows have arrived: pairs are ordered by the row that completes them, then by the
-arrival of its partners. A null in a key or in event time matches nothing. With time bounds, late rows are dropped, a
+arrival of its partners. A null in a key or in event time matches nothing. Late rows are dropped. With time bounds, a
 row is removed from state when the watermark has passed everything that it could match, and an outer join then emits it
-with nulls if it has no match. Without bounds (inner only) every row is kept forever. Never blocks.
+with nulls if it has no match. Without bounds (inner only) every row that is not late is kept forever. Never blocks.
 
 The emitted watermark is held back by the greater bound, so that no result row is late by the event time of either
 side.
@@ -259,7 +259,8 @@ class _Side:
         self.number = number
         self.outer = outer
         self.bounds = (0, 0)
-        self.late_rows: LateRows | None = None
+        late_by = self.spec.late_by or self.spec.event_time
+        self.late_rows = None if late_by is None else LateRows(late_by)
         self.match_columns = list(self.spec.keys)
         self._unit = ""
         event_time = None
@@ -268,7 +269,6 @@ class _Side:
             assert event_time is not None
             lower, upper = join_bounds(spec)
             self.bounds = (lower, upper) if number == LEFT else (-upper, -lower)
-            self.late_rows = LateRows(event_time)
             self.match_columns.append(event_time)
             self._unit = self.spec.schema.field(event_time).type.unit
         keeps_matched = spec.how != "left_semi" or number == RIGHT

@@ -13,7 +13,8 @@ _MAX = (1 << 63) - 1
 class LateRows:
     """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept.
 
-    ``rows_in`` says how many rows a batch stands for, by default its own number of rows.
+    A column of windows, which are structs of ``start`` and ``end``, counts by their ends, as in Spark. ``rows_in`` says
+    how many rows a batch stands for, by default its own number of rows.
     """
 
     def __init__(self, column: str, rows_in: Callable[[pa.RecordBatch], int] = len) -> None:
@@ -24,6 +25,8 @@ class LateRows:
     def removed(self, batch: pa.RecordBatch, watermark_ms: int) -> pa.RecordBatch:
         """The rows whose event time is after the watermark."""
         column = batch.column(self._column)
+        if pa.types.is_struct(column.type):
+            column = pc.struct_field(column, "end")
         times = column.cast(pa.int64())
         bound = in_unit(watermark_ms, column.type.unit)
         earliest = pc.min(times).as_py()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from pyspark.sql.connect.proto import Relation
 
@@ -44,6 +45,12 @@ def test_streams_are_joined_in_mode_append_only_and_a_table_in_each_mode(mode: s
     with pytest.raises(PlanError, match="two streams can be joined in output mode append only"):
         check_output_mode(mode, (SOURCE, SOURCE, join, TOTALS))
     assert check_output_mode(mode, (SOURCE, StaticTable(columns=()), join, TOTALS)) == mode
+
+
+def test_distinct_rows_in_mode_append_without_event_time_are_refused_with_the_ways_out() -> None:
+    with pytest.raises(PlanError, match="SELECT DISTINCT.*withWatermark.*use update.*dropDuplicates"):
+        check_output_mode("append", (SOURCE, TOTALS))
+    assert check_output_mode("append", (SOURCE, msgspec.structs.replace(TOTALS, event_time=0))) == "append"
 
 
 @pytest.mark.parametrize(("mode", "allowed"), [("append", True), ("update", False), ("complete", True)])

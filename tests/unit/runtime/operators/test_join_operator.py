@@ -21,7 +21,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, Oper
 from ckpt_runtime.state.errors import StateSchemaError
 from tests.support.held_memory import bytes_held
 from tests.support.inline_snapshots import CHECKPOINT, written
-from tests.support.joins import EPOCH, LEFT, RIGHT, Expected, JoinJob, Subtask, join_spec, text
+from tests.support.joins import EPOCH, LEFT, MS, RIGHT, Expected, JoinJob, Subtask, join_spec, text
 
 Row = dict[str, Any]
 
@@ -158,6 +158,32 @@ def test_event_time_of_a_join_with_bounds_begins_at_1970_as_in_spark() -> None:
     boundless = Subtask(join_spec("inner", None))
     boundless.left(left(1, -2))
     assert len(boundless.right({"k": 1, "rt": -3, "r": 0})) == 1
+
+
+def test_join_without_bounds_drops_late_rows_of_a_side_that_has_event_time_and_keeps_all_others_for_ever() -> None:
+    spec = join_spec("inner", None)
+    join = Subtask(dataclasses.replace(spec, left=dataclasses.replace(spec.left, late_by="lt")))
+    join.left(left(1, 5))
+    join.watermark(10)
+    join.left(left(1, 10), left(1, 11), left(1, None))
+    assert join.operator.late_rows_dropped == 1
+    assert brief(join.right(right(1, 3))) == [(1, 5, 3), (1, 11, 3), (1, None, 3)]
+    handles, lists = join.snapshot()
+    again = Subtask(join.spec, handles=tuple(handles), lists=lists)
+    assert again.left(left(1, 10)) == []
+    assert brief(again.left(left(1, 12))) == [(1, 12, 3)]
+
+
+def test_rows_of_a_join_with_windows_are_late_by_the_end_of_their_window() -> None:
+    window = pa.struct([("start", MS), ("end", MS)])
+    sides = [JoinSide(pa.schema([("k", pa.int64()), (name, window)]), ("k",), late_by=name) for name in ("w", "v")]
+    join = Subtask(JoinSpec("inner", *sides))
+    join.watermark(10)
+    rows: list[Row | None] = [{"start": 0, "end": 10}, {"start": 5, "end": 11}, None]
+    join.left(*({"k": at, "w": row} for at, row in enumerate(rows)))
+    pairs = join.right(*({"k": at, "v": {"start": 10, "end": 20}} for at in range(3)))
+    assert [row["k"] for row in pairs] == [1, 2]
+    assert join.operator.late_rows_dropped == 1
 
 
 def test_keys_of_two_names_both_come_out() -> None:
