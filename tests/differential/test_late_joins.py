@@ -125,8 +125,7 @@ def of_bounded_joins(made_of: Callable[[Joined], DataFrame]) -> Callable[[DataFr
     on = expr(f"lk = rk and rt >= lt - interval {WITHIN_S} seconds and rt <= lt + interval {WITHIN_S} seconds")
 
     def made(stream: DataFrame) -> DataFrame:
-        left, right = (unbounded_joins.side(stream, letter) for letter in "lr")
-        return made_of(lambda kind: left.join(right, on, kind))
+        return made_of(lambda kind: unbounded_joins.side(stream, "l").join(unbounded_joins.side(stream, "r"), on, kind))
 
     return made
 
