@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import reduce
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 DELAY = "10 seconds"
@@ -38,11 +38,3 @@ def pairs(left: DataFrame, right: DataFrame) -> DataFrame:
     filtered = left.join(right, F.expr("lk = rk AND lt > TIMESTAMP '1960-01-01'"))
     frames.append(filtered.select(F.lit("filter").alias("kind"), F.lit("none").alias("read"), "lv", "rv"))
     return reduce(DataFrame.union, frames)
-
-
-def pipeline(spark: SparkSession, source: str, output: str) -> None:
-    from batches import Batches  # found in a job, but not by the test that imports this module
-
-    spark.dataSource.register(Batches)
-    rows = spark.readStream.format("batches").option("path", source).load()
-    pairs(side(rows, "l"), side(rows, "r")).writeStream.format("parquet").queryName("pairs").start(output)
