@@ -180,7 +180,8 @@ def test_a_drill_whose_session_ends_leaves_nothing_and_the_next_try_passes(
             **HERE,
         )
 
-    look, ended = DrillCondition.look, []
+    look = DrillCondition.look
+    ended: list[str] = []
 
     async def look_and_end(condition: DrillCondition, client: Any) -> Any:
         drill = await client.job_details(condition.job_id)
