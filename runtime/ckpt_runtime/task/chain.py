@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
-from ckpt_runtime.operators.operator import Operator, OperatorContext
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, Operator, OperatorContext
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
@@ -38,7 +38,10 @@ class _NextOperator:
         self._next.process_selected(batch, mask, 0)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        self._next.process_watermark(timestamp_ms)
+        if timestamp_ms == IDLE_WATERMARK:
+            self._next.output.emit_watermark(timestamp_ms)
+        else:
+            self._next.process_watermark(timestamp_ms)
 
     def emit_end_of_range(self) -> None:
         self._next.process_end_of_range()
@@ -86,7 +89,8 @@ class ChainEnd:
             partition.emit(plain)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        self.watermark = timestamp_ms
+        if timestamp_ms != IDLE_WATERMARK:
+            self.watermark = timestamp_ms
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
 

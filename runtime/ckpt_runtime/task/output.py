@@ -23,7 +23,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, End
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.operators.groups import Combiner
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -301,9 +301,10 @@ class ResultPartition:
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
 
-        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end.
+        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end. Nor
+        does that of an idle source, which says nothing about event time.
         """
-        if timestamp_ms == MAX_WATERMARK:
+        if timestamp_ms in (MAX_WATERMARK, IDLE_WATERMARK):
             self.send_control(Watermark(timestamp_ms))
             return
         self._watermark = timestamp_ms
