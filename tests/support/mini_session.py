@@ -20,14 +20,15 @@ from ckpt_runtime.structured_log import LogSettings, start_logging
 from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 
 STUCK_S = 90
+LOOK_S = 0.1
 
 
 def main() -> None:
     """Runs until it is killed or its end is requested, by REST or by SIGTERM."""
     faulthandler.dump_traceback_later(STUCK_S)
     ended = threading.Event()
-    # Of a thread of its own: the main thread may be interrupted where it holds the lock of the event.
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=ended.set).start())
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
@@ -46,7 +47,9 @@ def main() -> None:
         partial.write_text(cluster.rest_url)
         partial.replace(ready)
         faulthandler.cancel_dump_traceback_later()
-        ended.wait()
+        # A signal that comes as the main thread falls asleep is handled when it wakes.
+        while not ended.wait(LOOK_S) and not terminated:
+            pass
 
 
 if __name__ == "__main__":

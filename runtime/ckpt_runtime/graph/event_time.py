@@ -19,10 +19,12 @@ from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     ConditionSpec,
+    DeduplicateSpec,
     EvaluateSpec,
     FilterSpec,
     GenerateSpec,
     JoinSpec,
+    LimitSpec,
     ProcessSpec,
     ProjectSpec,
     PythonFunctionsSpec,
@@ -30,7 +32,7 @@ from ckpt_runtime.graph.specs import (
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec)
+_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 
 
