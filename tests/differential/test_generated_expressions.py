@@ -121,11 +121,11 @@ def test_formats_of_numbers_and_searches_from_a_position_give_the_values_of_spar
     columns["t"] = pa.array([word for word, _ in pairs])
     columns["at"] = pa.array([[part] for _, part in pairs])
     expressions = [
-        *[f"instr(t, at[0], {start}, {times})" for start in (-5, -1, 0, 1, 3, 9) for times in (1, 2)],
+        *["instr(t, at[0], -2, 1)", "instr(t, at[0], j, 1)", "instr(t, at[0], j, 2)", "instr(t, at[0], 1, 2)"],
         *["jaro_winkler_similarity(t, at[0])", "instr(t, s, j)", "instr(t, 'a', 1, j)"],
         *[f"try_to_number(s, '{pattern}')" for pattern in _READ],
         *[f"to_char(p, '{pattern}')" for pattern in _WRITTEN],
-        *["to_number(s, '99.99')", "try_to_number(s, null)", "to_char(p, null)", "to_varchar(p, '999')"],
+        *["to_number(s, '99.99')", "to_varchar(p, '999')"],
         *["try_to_binary(s)", "try_to_binary(s, 'HEX')", "to_binary(s, 'utf-8')", "try_to_binary(s, 'UTF8')"],
     ]
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
