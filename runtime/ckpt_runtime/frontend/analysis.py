@@ -302,7 +302,7 @@ class _Planner:
     def _without_subqueries(self, plan: Any) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
 
-        ``SELECT DISTINCT`` becomes an aggregation, as in Spark.
+        ``SELECT DISTINCT`` becomes an aggregation, and the current user, catalog and database constants, as in Spark.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = companion(catalyst.trees, "TreePattern")
@@ -317,6 +317,9 @@ class _Planner:
             plan = companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
         if plan.containsPattern(patterns.DISTINCT_LIKE()):
             plan = companion(catalyst.optimizer, "ReplaceDistinctWithAggregate").apply(plan)
+        if plan.containsPattern(patterns.CURRENT_LIKE()):
+            manager = self._session.sessionState().catalogManager()
+            plan = catalyst.optimizer.ReplaceCurrentLike(manager).apply(plan)
         return plan
 
     def table(self, request: TableRequest, relation: bytes, new: NewTables) -> CatalogTable:
