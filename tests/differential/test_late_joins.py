@@ -294,7 +294,8 @@ def test_joins_without_bounds_drop_the_late_rows_of_a_side_whose_event_time_is_r
     for number, table in enumerate(batches):
         pq.write_table(table, source / f"batch-{number}.parquet")
     job = cluster.submit(
-        PIPELINES / "unbounded_joins_job.py",
+        PIPELINES,
+        entry="unbounded_joins_job:pipeline",
         arguments=[str(source), str(tmp_path / "out")],
         configuration=fast(restart_strategy__type="none"),
         parallelism=2,
