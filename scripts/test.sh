@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE
 
 # Rooms whose unit tests only compute: they wait for no other process, and none of their requests can time out.
-ROOMS=(api checkpoint configuration connectors graph operators scheduler state)
+ROOMS=(checkpoint configuration connectors graph operators scheduler state)
 
 # What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. Most groups wait for
 # much of their time, so four of them keep two processors busy. The longest come first.
@@ -43,6 +43,8 @@ directories="${TMPDIR:-/tmp}/ckpt-$(id -un)-$(pwd | cksum | cut -c1-6)"
 mkdir -p -m 700 "$directories"
 
 reports="$(mktemp -d)"
+mkdir "$reports/analyses"
+export CKPT_TEST_ANALYSES="$reports/analyses" # what Spark answered while programs were planned, see tests/support/analyses.py
 trap 'rm -rf "$reports"' EXIT
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait; exit 130' INT TERM
 
@@ -88,5 +90,5 @@ for group in "${GROUPS_OF_TESTS[@]}"; do
     run 0 "$group" "$@" &
 done
 wait
-grep -h "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
+grep -hs "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
 test ! -e "$reports/failed"

@@ -17,6 +17,7 @@ from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.structured_log import LogSettings, start_logging
 from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
+from tests.support import analyses
 
 STUCK_S = 90
 
@@ -24,6 +25,8 @@ STUCK_S = 90
 def main() -> None:
     """Runs until it is killed or its end is requested."""
     faulthandler.dump_traceback_later(STUCK_S)
+    if kept := os.environ.get(analyses.VARIABLE):
+        analyses.share(Path(kept))
     ended = threading.Event()
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])

@@ -13,7 +13,6 @@ from ckpt_runtime.graph.specs import (
     DeduplicateSpec,
     EvaluateSpec,
     ExpandSpec,
-    FilterSpec,
     GenerateSpec,
     GroupSpec,
     JoinSpec,
@@ -21,7 +20,6 @@ from ckpt_runtime.graph.specs import (
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
-    ProjectSpec,
     PythonFunctionsSpec,
     SortSpec,
     StaticJoinSpec,
@@ -30,7 +28,6 @@ from ckpt_runtime.graph.specs import (
 )
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
-from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
@@ -45,8 +42,6 @@ from ckpt_runtime.operators.typed_expressions import ConditionOperator, Evaluate
 from ckpt_runtime.operators.watermark import WatermarkOperator
 
 _OF_SPEC: dict[type, Callable[..., Operator]] = {
-    FilterSpec: FilterOperator,
-    ProjectSpec: ProjectOperator,
     ConditionSpec: ConditionOperator,
     EvaluateSpec: EvaluateOperator,
     ExpandSpec: ExpandOperator,

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from injected import act
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
-from ckpt_runtime.api import StreamSession
 
 ROWS_PER_PARTITION = 10
 PAUSE_S = 0.15
@@ -51,7 +50,8 @@ class Slow(DataSource):
         return SlowReader(self.options)
 
 
-def pipeline(session: StreamSession, output: str, rows: str, faults: str) -> None:
+def pipeline(spark: SparkSession, output: str, rows: str, faults: str) -> None:
     """Builds the job."""
-    source = session.readStream.format(Slow).option("rows", rows).option("faults", faults).option("availableNow", True)
-    source.load().uid("slow").writeStream.format("parquet").uid("sink").start(output)
+    spark.dataSource.register(Slow)
+    numbers = spark.readStream.format("Slow").option("rows", rows).option("faults", faults).load().hint("uid", "slow")
+    numbers.writeStream.format("parquet").trigger(availableNow=True).queryName("numbers").start(output)

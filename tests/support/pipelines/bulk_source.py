@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-
-from ckpt_runtime.api import StreamSession
 
 PARTITIONS = 3
 BATCHES = 60
@@ -59,8 +58,8 @@ class Bulk(DataSource):
         return BulkReader(self.options["quick"])
 
 
-def pipeline(session: StreamSession, output: str, quick: str) -> None:
+def pipeline(spark: SparkSession, output: str, quick: str) -> None:
     """Builds the job."""
-    session.dataSource.register(Bulk)
-    rows = session.readStream.format("bulk").option("quick", quick).option("orderedReads", True).load().uid("bulk")
-    rows.writeStream.format("parquet").uid("sink").start(output)
+    spark.dataSource.register(Bulk)
+    rows = spark.readStream.format("bulk").option("quick", quick).option("orderedReads", True).load()
+    rows.hint("uid", "bulk").writeStream.format("parquet").queryName("rows").start(output)

@@ -15,7 +15,7 @@ from typing import Any
 
 from injected import act
 from pyspark import TaskContext
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -24,8 +24,6 @@ from pyspark.sql.datasource import (
     SimpleDataSourceStreamReader,
     WriterCommitMessage,
 )
-
-from ckpt_runtime.api import StreamSession
 
 ROWS_PER_RANGE = 40
 
@@ -150,18 +148,18 @@ class Batches(DataSource):
         return BatchWriter(self.options)
 
 
-def pipeline(session: StreamSession, directory: str, faults: str) -> None:
+def pipeline(spark: SparkSession, directory: str, faults: str) -> None:
     """Builds the job: both readers, united, into the writer."""
     for source in (Counting, Simple, Batches):
-        session.dataSource.register(source)
+        spark.dataSource.register(source)
     limit = f"{directory}/limit"
-    partitioned = session.readStream.format("counting").option("limit", limit).load().uid("partitioned")
-    simple = session.readStream.format("simple").option("limit", limit).load().uid("simple")
+    partitioned = spark.readStream.format("counting").option("limit", limit).load().hint("uid", "partitioned")
+    simple = spark.readStream.format("simple").option("limit", limit).load().hint("uid", "simple")
     (
         partitioned.union(simple)
         .writeStream.format("batches")
         .option("directory", f"{directory}/batches")
         .option("faults", faults)
-        .uid("batches")
+        .queryName("batches")
         .start()
     )
