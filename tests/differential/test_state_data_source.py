@@ -71,7 +71,7 @@ def test_states_are_listed(spark: SparkSession) -> None:
     }
     of_one = spark.read.format("ckpt-state").option("operator", "totals").load(str(SAVEPOINT)).collect()
     assert [(row.state, row.max_parallelism, row.schema) for row in of_one] == [
-        ("aggregates", 16, "key.source: int64, rows: int64, max: int64, sum: int64")
+        ("aggregates", 16, "key.source: int64, Count(1): int64, Max(n): int64, Sum(n): int64")
     ]
 
 
@@ -89,10 +89,10 @@ def test_rows_are_those_that_the_engine_reads(spark: SparkSession, operator: str
 def test_state_is_queried_as_any_table(spark: SparkSession) -> None:
     totals = read(spark, SAVEPOINT, "totals", "aggregates")
     stored = rows_of("totals", "aggregates")
-    (row,) = totals.selectExpr("count(DISTINCT key.source) AS keys", "sum(value.sum) AS sum").collect()
-    assert (row.keys, row.sum) == (SOURCES, sum(entry["sum"] for entry in stored))
+    (row,) = totals.selectExpr("count(DISTINCT key.source) AS keys", "sum(value.`Sum(n)`) AS sum").collect()
+    assert (row.keys, row.sum) == (SOURCES, sum(entry["Sum(n)"] for entry in stored))
     seen = read(spark, SAVEPOINT, "kept", "seen")
-    both = totals.join(seen, totals["key"] == seen["key"]).where(totals["value.rows"] != seen["value.seen"])
+    both = totals.join(seen, totals["key"] == seen["key"]).where(totals["value"]["Count(1)"] != seen["value"]["seen"])
     assert both.count() == 0
 
 
@@ -147,7 +147,7 @@ def test_a_job_resumes_with_state_that_spark_has_changed(
     """A value is corrected and a key dropped; all other state of the savepoint is as it was."""
     target = tmp_path / "changed"
     totals = read(spark, SAVEPOINT, "totals", "aggregates")
-    corrected = col("value").withField("sum", expr("value.sum + IF(key.source = 3, 1000, 0)"))
+    corrected = col("value").withField("`Sum(n)`", expr("value.`Sum(n)` + IF(key.source = 3, 1000, 0)"))
     changed = totals.where("key.source <> 5").withColumn("value", corrected)
     write(changed, target, "totals", "aggregates", base=str(SAVEPOINT))
     assert verify_snapshot(open_snapshot(str(target))) == []
@@ -155,7 +155,7 @@ def test_a_job_resumes_with_state_that_spark_has_changed(
 
     def after_the_change(source: int, rows: int, greatest: int, total: int) -> list[int | None]:
         if source == 5:
-            return [source, rows - dropped["rows"], greatest, total - dropped["sum"]]
+            return [source, rows - dropped["Count(1)"], greatest, total - dropped["Sum(n)"]]
         return [source, rows, greatest, total + (1000 if source == 3 else 0)]
 
     wanted = expected(SAVEPOINT)

@@ -103,7 +103,7 @@ def test_schemas_of_a_new_version_are_shown_beside_those_of_the_snapshot(
     assert main([*common, str(version), "out", "number"]) == 0
     states = {state["operator"]: state for state in json.loads(capsys.readouterr().out)["restore"]["states"]}
     assert states["counts"]["verdict"] == "changed"
-    assert set(states["counts"]["wanted"]) - set(states["counts"]["stored"]) == {"total: int64"}
+    assert set(states["counts"]["wanted"]) - set(states["counts"]["stored"]) == {"Sum(n): int64"}
     assert states["order"]["verdict"] == "dropped"
     assert main([*common, str(version), "out", "text"]) == 1
     restore = json.loads(capsys.readouterr().out)["restore"]
