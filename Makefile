@@ -43,8 +43,8 @@ attack: setup ## runs the attacks against real sessions, those that take minutes
 	$(VENV)/bin/python -m pytest tests/attack -m attack $(PYTEST)
 
 .PHONY: chaos
-chaos: setup ## random faults while a job runs; MINUTES=60 or FAULTS=50, SEED=1 for a certain run, SPARK=1 for a session in Spark
-	$(RUN)/python -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(if $(SPARK),--spark)
+chaos: setup ## random faults while a job runs; MINUTES=60 or FAULTS=50, SEED=1 for a certain run, SPARK=1 in Spark, KIND=kafka-to-delta
+	$(RUN)/python -m tests.chaos --minutes $(or $(MINUTES),10) $(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(if $(KIND),--kind $(KIND)) $(if $(SPARK),--spark)
 
 SIMULATE = --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--show $(SHOW))
 

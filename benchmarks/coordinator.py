@@ -32,7 +32,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.storage.filesystem import file_size, resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata, write_metadata
+from ckpt_runtime.storage.metadata import METADATA_NAME, read_metadata, write_metadata
 
 NAME = "coordinator"
 _NOW = Instant(0, 0)

@@ -1,9 +1,10 @@
 """Rows per second into a sink: exactly once, with a checkpoint per interval, against at least once, in turns.
 
-For ``kafka`` the other side is the sink's own ``deliveryGuarantee=at-least-once`` under the same checkpoints. The other
-sinks have none; their other side is a job without any checkpoint before its end, which no guarantee can be faster than.
-The time is from the first RUNNING to FINISHED, the last commit included. Afterwards the target is read by another
-library: it has to hold each row once. ``kafka`` and ``delta`` also measure how old a row is when a reader sees it.
+Both sides have the same checkpoints. The other side is the job in mode ``AT_LEAST_ONCE``, and for ``kafka`` also the
+sink's own ``deliveryGuarantee=at-least-once``, whose messages are visible at once. With ``--other none`` it is a job
+without any checkpoint before its end, which no guarantee can be faster than. The time is from the first RUNNING to
+FINISHED, the last commit included. Afterwards the target is read by another library: it has to hold each row once.
+``kafka`` and ``delta`` also measure how old a row is when a reader sees it.
 
 Kafka's broker and PostgreSQL's server are those of the tests.
 """
@@ -51,6 +52,7 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     parser.add_argument("--sink", choices=(*ROWS, "postgres"), default="parquet", help="postgres is postgresql")
     parser.add_argument("--rows", type=positive_int, help="rows of one run; the default differs by sink")
+    parser.add_argument("--other", choices=(_AT_LEAST, "none"), default=_AT_LEAST, help="what is compared with")
     parser.add_argument("--rounds", type=positive_int, default=3, help="runs of each side")
     parser.add_argument("--interval-ms", type=positive_int, default=1000, help="checkpoint interval")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks")
@@ -160,21 +162,27 @@ class Runs:
             "exactly_once_rows_per_s": round(exactly),
             "at_least_once_rows_per_s": round(at_least),
             "ratio": round(exactly / at_least, 3),
-            "other_side": "deliveryGuarantee=at-least-once"
-            if options.sink == "kafka"
-            else "no checkpoint before the end",
+            "other_side": self._other_side(),
         }
         if options.sink in ("kafka", "delta") and options.latency_s:
             measures |= self._latency()
         return measures
 
+    def _other_side(self) -> str:
+        if self._options.other == "none":
+            return "no checkpoint before the end"
+        own = " and deliveryGuarantee=at-least-once" if self._options.sink == "kafka" else ""
+        return f"execution.checkpointing.mode=AT_LEAST_ONCE{own}"
+
     def _run(self, side: str, rows: int) -> float:
         """The seconds that a job takes. Raises BenchmarkError if its target does not hold each row once."""
         given, configuration = self._target.new(), self._configuration()
+        if side == _AT_LEAST and self._options.other == "none":
+            del configuration["execution.checkpointing.interval"]
+        elif side == _AT_LEAST:
+            configuration["execution.checkpointing.mode"] = "AT_LEAST_ONCE"
         if side == _AT_LEAST and self._options.sink == "kafka":
             given["deliveryGuarantee"] = "at-least-once"
-        elif side == _AT_LEAST:
-            del configuration["execution.checkpointing.interval"]
         job = self._submitted("pipeline", given, str(rows), configuration)
         started = time.monotonic()
         self._cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=900)

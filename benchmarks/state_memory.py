@@ -28,10 +28,9 @@ from benchmarks.expected import KEY_FORMS, scattered
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFile, SnapshotFiles
 from ckpt_runtime.state.kernels.compiler import warm_up
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.snapshots import SnapshotFile, SnapshotFiles
 from ckpt_runtime.state.states import AggregateColumn
 
 BATCH = 65_536

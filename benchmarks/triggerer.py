@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -87,6 +88,31 @@ class Triggerer:
                 raise BenchmarkError(f"waited {timeout_s:g} s for {what}: {self.log_tail()}")
             time.sleep(0.1)
 
+    def kill(self) -> None:
+        """End it by SIGKILL, with all of its processes."""
+        self._airflow.kill_component("triggerer")
+
+    def start_again(self) -> None:
+        """Start the next one after :meth:`kill`; it adopts the waits once the killed one is missed."""
+        self._airflow.start_component("triggerer")
+
+    def count_resumptions(self) -> None:
+        """From now on the database counts how often each task is resumed, for :meth:`resumptions`."""
+        script = (
+            "CREATE TABLE resumptions (run_id TEXT, map_index INTEGER);"
+            "CREATE TRIGGER counts_resumptions AFTER UPDATE ON task_instance"
+            " WHEN NEW.state = 'scheduled' AND (OLD.state IS NOT NEW.state OR OLD.next_kwargs IS NOT NEW.next_kwargs)"
+            " BEGIN INSERT INTO resumptions VALUES (NEW.run_id, NEW.map_index); END;"
+        )
+        with closing(sqlite3.connect(self._airflow.home / "airflow.db", timeout=60)) as database:
+            database.executescript(script)
+
+    def resumptions(self, run_id: str) -> Counter[int]:
+        """How often each task was resumed since :meth:`count_resumptions`, by the places of their triggers."""
+        with closing(sqlite3.connect(self._airflow.home / "airflow.db", timeout=60)) as database:
+            rows = database.execute("SELECT map_index FROM resumptions WHERE run_id = ?", (run_id,)).fetchall()
+        return Counter(index for (index,) in rows)
+
     def blocked(self) -> int:
         """How often Airflow has noticed that something kept its loop, and with it every trigger, waiting."""
         return self._airflow.log_path("triggerer").read_text(errors="replace").count("async thread was blocked")
@@ -119,7 +145,11 @@ def triggerer(home: Path, url: str, progress: Callable[[str], None]) -> Iterator
     """A triggerer whose connection ``ckpt_default`` leads to ``url``; its database is below ``home``."""
     host, _, port = url.removeprefix("http://").rpartition(":")
     connection = json.dumps({"conn_type": "ckpt", "host": host, "port": int(port)})
-    environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"}
+    environment = {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
+        # How soon one that was killed is missed; a living one heartbeats every 2 s.
+        "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
+    }
     airflow = LocalAirflow(home, DAGS, {"ckpt_default": connection}, environment, progress=progress)
     try:
         airflow.create_database()

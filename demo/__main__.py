@@ -1,7 +1,9 @@
 """``python -m demo``: the whole product on this machine, from nothing to a verified answer.
 
-Starts a session (a Spark application in local mode) and a real Airflow, runs the DAG ``ckpt_lifecycle``, tells what
-happens at each step, and ends with one line: ``demo: OK, N rows, 0 lost, 0 duplicated``. ``KEEP=1`` leaves both up.
+Starts a Kafka broker, a session (a Spark application in local mode) and a real Airflow. People place orders while the
+DAG ``orders_demo`` runs the job that sums them up by minute and country, rescales it and upgrades it. The demonstration
+says what happens at each step, and ends with one line: ``demo: OK, N orders in M rows, 0 lost, 0 duplicated``.
+``KEEP=1`` leaves everything running.
 """
 
 from __future__ import annotations
@@ -9,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -20,6 +22,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
+from demo.orders import CUSTOMERS, Broker, Shop, write_customers
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 HOME: Final = Path(os.environ.get("DEMO_HOME", ROOT / ".demo")).resolve()
@@ -29,20 +32,19 @@ TICK_S: Final = 1.0
 SPINNER: Final = "|/-\\"
 
 STEPS: Final = {
-    "submit_v1": "submit the flights pipeline, version 1",
+    "submit_v1": "submit the pipeline: orders from Kafka, with their countries from Parquet, by minute, into Delta",
     "checkpoint_of_v1": "wait for a completed checkpoint",
-    "patch_interval_and_timeout": "patch the checkpoint interval and timeout of the running job",
-    "assert_patched": "read the effective values back",
-    "native_savepoint": "take a native savepoint",
-    "stop_v1_with_savepoint": "stop version 1 with a savepoint",
-    "resume_v2": "resume as version 2 from that savepoint",
+    "rescale": "rescale the running job from 1 to 2",
+    "patch_interval": "patch the checkpoint interval of the running job",
+    "upgrade_to_v2": "upgrade to version 2: savepoint, new program with one more column, health check",
     "checkpoint_of_v2": "wait for a checkpoint of version 2",
-    "end_of_v2": "let version 2 run to the end of its input",
-    "verify": "compare the results with the answer of Spark SQL",
+    "all_minutes": "close the shop, and wait until the table has every minute",
+    "stop": "stop the job with a savepoint",
+    "verify": "compare the table with the orders that were sent",
 }
-
-
-TOLD: Final = ("name", "status", "checkpoint_id", "interval_ms", "timeout_ms", "savepoint_path", "rows")
+CLOSING_STEP: Final = "checkpoint_of_v2"
+"""The step behind which no more orders are placed."""
+REPORTED: Final = ("name", "status", "checkpoint_id", "interval_ms", "outcome", "savepoint_path", "orders", "rows")
 
 
 class Console:
@@ -71,14 +73,12 @@ class Console:
 
 
 def prepare_input(console: Console) -> Path:
-    """A fresh home with the flights as a Parquet file."""
+    """A fresh home with the table of customers. Returns the directory for data."""
     shutil.rmtree(HOME, ignore_errors=True)
     data = HOME / "data"
     data.mkdir(parents=True)
-    target = data / "flights.parquet"
-    script = ROOT / "pipelines" / "prepare_flights.py"
-    done = subprocess.run([sys.executable, str(script), str(target)], capture_output=True, text=True, check=True)
-    console.say(done.stdout.strip())
+    write_customers(data / "customers.parquet")
+    console.say(f"{CUSTOMERS} customers with their countries are in {data / 'customers.parquet'}")
     return data
 
 
@@ -90,32 +90,35 @@ def start_runtime(console: Console) -> SessionInfo:
     return session
 
 
-def new_airflow(console: Console, session: SessionInfo, data: Path) -> LocalAirflow:
+def new_airflow(console: Console, session: SessionInfo, data: Path, servers: str) -> LocalAirflow:
     """An Airflow whose connection leads to the session; not started yet."""
     address = urlsplit(session.rest_url)
     connection = {"conn_type": "ckpt", "schema": "http", "host": address.hostname, "port": address.port}
     connection["password"] = session.token
     return LocalAirflow(
         HOME / "airflow",
-        ROOT / "dags",
+        ROOT / "demo" / "dags",
         {"ckpt_default": json.dumps(connection)},
-        {"CKPT_DATA": str(data), "AIRFLOW__CKPT__POLL_INTERVAL": "1"},
+        {"CKPT_DATA": str(data), "DEMO_KAFKA": servers, "AIRFLOW__CKPT__POLL_INTERVAL": "1"},
         progress=console.say,
     )
 
 
-def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: Path) -> DagRun:
-    """Runs the DAG to its end, telling each task's success. Raises SystemExit with a report when the run fails."""
-    run = airflow.trigger_dag("ckpt_lifecycle")
-    console.say(f"DAG ckpt_lifecycle runs as {run.run_id}; results go to a directory of its own in {data / 'output'}")
-    told: set[str] = set()
+def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, shop: Shop, data: Path) -> DagRun:
+    """Runs the DAG to its end, and says when a task has succeeded. Raises SystemExit with a report if the run fails."""
+    run = airflow.trigger_dag("orders_demo")
+    console.say(f"DAG orders_demo runs as {run.run_id}; the results go to the Delta table {data / 'revenue'}")
+    said: set[str] = set()
     deadline = time.monotonic() + DEADLINE_S
     while True:
         states = airflow.task_states(run)
         for task_id, title in STEPS.items():
-            if states.get(task_id) == "success" and task_id not in told:
-                told.add(task_id)
+            if states.get(task_id) == "success" and task_id not in said:
+                said.add(task_id)
                 console.say(f"done: {title}{_detail(airflow, run, task_id)}")
+                if task_id == CLOSING_STEP:
+                    shop.close(data / "sent.parquet")
+                    console.say(f"the shop has closed: {shop.placed} orders were placed")
         state = airflow.api.run_state(run)
         if state == "success":
             return run
@@ -123,15 +126,15 @@ def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, data: P
             console.say(f"the DAG run is {state}")
             sys.stderr.write(airflow.failure_report(run) + "\n")
             raise SystemExit("demo: FAILED")
-        console.waiting(_progress(client, next((STEPS[s] for s in STEPS if s not in told), "the end of the run")))
+        console.waiting(_progress(client, next((STEPS[s] for s in STEPS if s not in said), "the end of the run")))
         time.sleep(TICK_S)
 
 
 def _detail(airflow: LocalAirflow, run: DagRun, task_id: str) -> str:
-    """The telling parts of what the task returned."""
+    """The parts of what the task returned that say something to a reader."""
     value: Any = airflow.api.xcom(run, task_id)
     if isinstance(value, dict):
-        shown = [f"{key} {value[key]}" for key in TOLD if value.get(key) is not None]
+        shown = [f"{key} {value[key]}" for key in REPORTED if value.get(key) is not None]
         return f" ({', '.join(shown)})" if shown else ""
     return ""
 
@@ -151,25 +154,34 @@ def main() -> None:
     console = Console()
     keep = os.environ.get("KEEP", "") not in ("", "0")
     data = prepare_input(console)
-    session = start_runtime(console)
-    airflow = new_airflow(console, session, data)
-    try:
+    with ExitStack() as running:
+        broker = Broker(HOME / "kafka.log")
+        running.callback(broker.stop)
+        session = start_runtime(console)
+        running.callback(stop_session, session)
+        broker.create_topic()
+        console.say(f"Kafka answers at {broker.servers}")
+        airflow = new_airflow(console, session, data, broker.servers)
+        running.callback(airflow.stop)
         console.say("starting Airflow: database, API server, scheduler, DAG processor, triggerer")
         airflow.start()
         airflow.wait_healthy()
         console.say(f"Airflow answers at {airflow.base_url}")
+        shop = Shop(broker.servers)
+        shop.open()
+        console.say("the shop is open: people place 500 orders per second")
         with CkptClient(session.rest_url, token=session.token) as client:
-            run = run_dag(console, airflow, client, data)
+            run = run_dag(console, airflow, client, shop, data)
         found = airflow.api.xcom(run, "verify")
         if keep:
             console.say(f"still up: Airflow {airflow.base_url}, runtime {session.rest_url}; end them with Ctrl-C")
             _wait_for_interrupt()
-    finally:
-        airflow.stop()
-        stop_session(session)
     if found["lost"] or found["duplicated"] or found["wrong"]:
         raise SystemExit(f"demo: FAILED, {found}")
-    sys.stdout.write(f"demo: OK, {found['rows']} rows, {found['lost']} lost, {found['duplicated']} duplicated\n")
+    sys.stdout.write(
+        f"demo: OK, {found['orders']} orders in {found['rows']} rows, "
+        f"{found['lost']} lost, {found['duplicated']} duplicated\n"
+    )
 
 
 def _wait_for_interrupt() -> None:

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Runs the whole suite; options are passed to pytest. TEST_PROCESSES is the number of groups that run at the same time.
+# Runs the whole suite; options are passed to pytest. TEST_PROCESSES sets the number of groups that run at the same time;
+# without it four of them do, and more while the processors have time left.
 #
 # Each group is a pytest process of its own. pytest-xdist does not replace that: its workers run files of several folders
 # in one process, where a session that one folder shares stays alive while unit tests of another one look at the process's
@@ -11,30 +12,38 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE
 
 # Rooms whose unit tests only compute: they wait for no other process, and none of their requests can time out.
-ROOMS=(checkpoint configuration connectors graph operators scheduler state)
+COMPUTING=(checkpoint configuration connectors graph operators scheduler)
+ROOMS=("${COMPUTING[@]}" state)
 
-# What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. Most groups wait for
-# much of their time, so four of them keep two processors busy. The longest come first.
+# What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. The longest come first;
+# none takes so long that the suite waits for it alone.
+STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
-    "tests/differential/test_[p-z]*.py"
-    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
-    "tests/differential/test_[a-o]*.py"
-    "tests/integration/test_[m-z]*.py"
-    "tests/integration/test_[a-l]*.py"
-    tests/fault
+    "tests/differential/test_p*.py"
     tests/system
+    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    "tests/differential/test_[a-o]*.py"
+    "${STORAGE[*]/#/tests/unit/runtime/}"
+    "tests/integration/test_[m-r]*.py"
+    "tests/integration/test_[g-l]*.py"
+    "tests/integration/test_[a-f]*.py"
+    "tests/differential/test_[q-z]*.py"
+    "tests/fault/test_[a-r]*.py"
     tests/unit/provider
+    "tests/fault/test_[s-z]*.py"
     tests/attack
-    "tests/docs tests/fuzz"
+    "tests/integration/test_[s-z]*.py"
     tests/chaos
+    "tests/docs tests/fuzz"
 )
 # These only compute, and none of them depends on how long something takes. They run with a low priority beside the groups
-# above; with the lowest one they would stand still beside other programs. Each needs about a hundred seconds of a
-# processor. The first one needs compiled kernels in its second half only.
+# above; with the lowest one they would stand still beside other programs. The first one needs no compiled kernels for
+# most of its time.
 FILLERS=(
-    "tests/simulation --ignore=tests/simulation/jobs ${ROOMS[*]/#/tests/unit/runtime/}"
+    "tests/simulation --ignore=tests/simulation/jobs ${COMPUTING[*]/#/tests/unit/runtime/}"
     tests/simulation/jobs
     tests/property
+    tests/unit/runtime/state
 )
 
 # A group's temporary directories stay until its next run. By default pytest keeps those of its last three runs only: it
@@ -85,10 +94,28 @@ groups_under_way() { # sets $under_way
     for pid in $(jobs -rp); do [[ "$fillers" == *" $pid "* ]] || ((++under_way)); done
 }
 
+# Whether a quarter of the processors' time in the last three seconds was idle, or went to the fillers and others of a low
+# priority. Columns: cpu user nice system idle iowait irq softirq steal.
+processors_have_time() {
+    { grep '^cpu ' /proc/stat; sleep 3; grep '^cpu ' /proc/stat; } |
+        awk '{ spare = $3 + $5 + $6 - spare; for (at = 2; at <= 9; at++) all += NR == 1 ? -$at : $at } END { exit 4 * spare < all }'
+}
+
+may_start() { # whether one more group may start now; takes a moment
+    groups_under_way
+    if [[ -n "${TEST_PROCESSES:-}" ]]; then
+        ((under_way < TEST_PROCESSES)) || { sleep 1 && false; }
+    else
+        ((under_way < 4)) || { processors_have_time && ((under_way < 8)); }
+    fi
+}
+
 for group in "${GROUPS_OF_TESTS[@]}"; do
-    while groups_under_way && ((under_way >= ${TEST_PROCESSES:-4})); do wait -n; done
+    until may_start; do :; done
     run 0 "$group" "$@" &
 done
 wait
-grep -hs "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
+printf '\nProcessor seconds of each group:\n'
+grep -H ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
+grep -h "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
 test ! -e "$reports/failed"

@@ -15,6 +15,7 @@ from pytest_timeout import pytest_timeout_set_timer as set_timer
 
 from tests.support.effort import examples
 from tests.support.patience import patient, slowness
+from tests.support.processor_time import ProcessorTimes
 from tests.support.run_directory import ENGINES, RUN
 
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
@@ -27,6 +28,11 @@ settings.load_profile("suite")
 gc.disable()
 
 _LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Which files cost most is part of the report."""
+    config.pluginmanager.register(ProcessorTimes())
 
 
 @pytest.hookimpl(tryfirst=True)

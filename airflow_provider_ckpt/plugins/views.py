@@ -36,8 +36,8 @@ from ckpt_runtime.web.files import PageFile, page_files
 
 _MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
 _KEYS = ("job_id", "ckpt_conn_id")
-_MOST_JOBS = 25
-_MOST_ROWS = 400
+_MOST_JOBS = 500
+_MOST_ROWS = 4000
 _AT_A_TIME = 8
 _SECONDS_BETWEEN = 10
 _ORDER = {"UNHEALTHY": 0, "FAILED": 0, "DEGRADED": 1}
@@ -94,7 +94,7 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
     found = await run_in_threadpool(_stored_jobs, dag_id, run_id)
     readable = await run_in_threadpool(_readable, user, {job.conn_id for job in found})
     shown = [job for job in found if job.conn_id in readable]
-    states = await _in_turn(_state_of, shown)
+    states = await _states_of(shown)
     ranked = sorted(zip(shown, states, strict=True), key=lambda pair: _rank(pair[1]))
     if not ranked:
         hidden = "<p>You may not read the connections of its jobs.</p>" if found else f"<p>{escape(nothing)}</p>"
@@ -124,20 +124,48 @@ def _badge(text: str) -> str:
 
 
 def _rank(state: dict[str, Any]) -> int:
+    if state.get("replaced"):
+        return 4
     return _ORDER.get(state.get("verdict") or state["state"], 3 if state["state"] in TERMINAL_STATES else 2)
 
 
-async def _state_of(job: TaskJob) -> dict[str, Any]:
-    """Name, state, verdict and reasons of a job; ``UNKNOWN`` where the job manager does not say."""
+async def _states_of(jobs: list[TaskJob]) -> list[dict[str, Any]]:
+    """Name, state, verdict and reasons of each job; ``UNKNOWN`` where the job manager does not say."""
+    conn_ids = list(dict.fromkeys(job.conn_id for job in jobs))
+    looks = dict(zip(conn_ids, await _in_turn(_overview, conn_ids), strict=True))
+
+    async def state_of(job: TaskJob) -> dict[str, Any]:
+        lines, problem = looks[job.conn_id]
+        line = lines.get(job.job_id)
+        if line is None:
+            return {"state": "UNKNOWN", "reasons": [problem or "The job manager does not know this job."]}
+        found = {"name": line["name"], "state": line["state"], "replaced": line["replaced"], "reasons": []}
+        return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+
+    return await _in_turn(state_of, jobs)
+
+
+async def _overview(conn_id: str) -> tuple[dict[str, dict[str, Any]], str]:
+    """The jobs of a connection by their ids, or why they are not known."""
     try:
-        answer = await asked_of(job.conn_id, f"jobs/{job.job_id}", {})
+        answer = await asked_of(conn_id, "jobs/overview", {})
     except UpstreamRefused as refused:
-        return {"state": "UNKNOWN", "reasons": [str(refused)]}
+        return {}, str(refused)
     if answer.status != 200:
-        return {"state": "UNKNOWN", "reasons": ["The job manager does not know this job."]}
-    details = json.loads(answer.content)
-    found = {"name": details["name"], "state": details["state"], "reasons": []}
-    return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+        return {}, f"The job manager of {conn_id!r} answers with {answer.status}."
+    return by_id(json.loads(answer.content)["jobs"]), ""
+
+
+def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The jobs of an overview by their ids, each with ``replaced``: whether a later job has its name.
+
+    What has become of a replaced job needs no attention. A restore drill replaces nothing.
+    """
+    latest: dict[str, int] = {}
+    for line in lines:
+        if not line.get("drill"):
+            latest[line["name"]] = max(line["start-time"], latest.get(line["name"], 0))
+    return {line["jid"]: line | {"replaced": line["start-time"] < latest.get(line["name"], 0)} for line in lines}
 
 
 async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
@@ -233,15 +261,16 @@ async def _trouble(user: GetUserDep) -> Response:
 
 
 async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
-    """The jobs of a connection that need attention, or why they are not known; and how many jobs were looked at."""
-    try:
-        answer = await asked_of(conn_id, "jobs/overview", {})
-    except UpstreamRefused as refused:
-        return [], str(refused), 0
-    if answer.status != 200:
-        return [], f"The job manager of {conn_id!r} answers with {answer.status}.", 0
-    lines = json.loads(answer.content)["jobs"]
-    looked_at = [line for line in lines if line["state"] == "FAILED" or line["state"] not in TERMINAL_STATES]
+    """The jobs of a connection that need attention, or why they are not known; and how many jobs were looked at.
+
+    A job that has failed needs attention until a later job has its name.
+    """
+    lines, problem = await _overview(conn_id)
+    looked_at = [
+        line
+        for line in lines.values()
+        if line["state"] not in TERMINAL_STATES or (line["state"] == "FAILED" and not line["replaced"])
+    ]
 
     async def judged(line: dict[str, Any]) -> dict[str, Any]:
         found = {"name": line["name"], "job_id": line["jid"], "state": line["state"], "verdict": None, "reasons": []}
@@ -250,7 +279,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
 
     judgements = await _in_turn(judged, looked_at)
     in_trouble = [job for job in judgements if job["state"] == "FAILED" or job["verdict"] in ("DEGRADED", "UNHEALTHY")]
-    return in_trouble, "", len(looked_at)
+    return in_trouble, problem, len(looked_at)
 
 
 async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:

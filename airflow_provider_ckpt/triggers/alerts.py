@@ -7,10 +7,10 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import ClassVar, Final
 
 from airflow.sdk.exceptions import AirflowException
-from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 from msgspec import json
 
 from airflow_provider_ckpt.conditions.base import Json, MissingPolicy, moment
@@ -18,7 +18,7 @@ from airflow_provider_ckpt.event_hub import ANY_JOB, joined
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.jobs import chosen
-from airflow_provider_ckpt.triggers.snapshots import Progress
+from airflow_provider_ckpt.triggers.watching import WatchingTrigger
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, NotFound, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent
@@ -30,11 +30,10 @@ NO_SAVEPOINT: Final = "no-savepoint"
 ALERTS: Final = (NO_CHECKPOINT, LAG, NO_SAVEPOINT)
 PENDING: Final = ".pendingRecords"
 """How the metric of a source ends, here and on Flink: the rows that wait in front of it."""
-_RECORD = "ckpt_alert"
 _INTENDED_ENDS = TERMINAL_STATES - {"FAILED"}
 
 
-class CkptAlertTrigger(BaseEventTrigger):
+class CkptAlertTrigger(WatchingTrigger):
     """Gives one event when something has been wrong at a job for too long, and the next one only after it was right.
 
     * ``no-checkpoint``: no checkpoint has completed for ``longer_than`` seconds. A session that does not answer, a job
@@ -56,6 +55,9 @@ class CkptAlertTrigger(BaseEventTrigger):
     :raises CkptArgumentInvalid: for an alert that does not exist
     """
 
+    argument_names: ClassVar[tuple[str, ...]] = (*WatchingTrigger.argument_names, "alert", "longer_than", "above")
+    record = "ckpt_alert"
+
     def __init__(
         self,
         *,
@@ -66,32 +68,17 @@ class CkptAlertTrigger(BaseEventTrigger):
         above: int = 0,
         poll_interval: float = 30.0,
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__(ckpt_conn_id=ckpt_conn_id, job=job, poll_interval=poll_interval)
         if alert not in ALERTS:
             raise CkptArgumentInvalid("alert", alert, f"it must be one of {', '.join(ALERTS)}")
-        self.ckpt_conn_id = ckpt_conn_id
-        self.job = job
         self.alert = alert
         self.longer_than = longer_than
         self.above = above
-        self.poll_interval = poll_interval
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the keyword arguments that make an equal trigger elsewhere."""
-        arguments = {
-            "ckpt_conn_id": self.ckpt_conn_id,
-            "job": self.job,
-            "alert": self.alert,
-            "longer_than": self.longer_than,
-            "above": self.above,
-            "poll_interval": self.poll_interval,
-        }
-        return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Give events without end."""
-        watch = AlertWatch(self.job, self.alert, self.longer_than, self.above, await self._stored())
-        with closing(Progress(self._store, watch.mark)) as progress:
+        watch = AlertWatch(self.job, self.alert, self.longer_than, self.above, await self.stored())
+        with closing(self.progress_from(watch.mark)) as progress:
             while True:
                 async for found in self._looks(watch):
                     if found is not None:
@@ -116,16 +103,6 @@ class CkptAlertTrigger(BaseEventTrigger):
     def _no_answer(self, watch: AlertWatch, error: Exception) -> Json | None:
         self.log.warning("job %r cannot be looked at: %s", self.job, error)
         return watch.no_answer(str(error), _now_ms())
-
-    async def _stored(self) -> Json | None:
-        if self.asset_state_store is None:
-            return None
-        found = await self.asset_state_store.aget(_RECORD)
-        return found if isinstance(found, dict) else None
-
-    async def _store(self, mark: Json | None) -> None:
-        if self.asset_state_store is not None:
-            await self.asset_state_store.aset(_RECORD, mark)
 
 
 def _now_ms() -> int:

@@ -20,8 +20,7 @@ from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.snapshots.authoring import NewState, check_base, give_up, open_write, publish_savepoint, write_part
 from ckpt_runtime.snapshots.keyed_states import keyed_states
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import check_outside
+from ckpt_runtime.snapshots.snapshot import Snapshot, check_outside, open_snapshot
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, descriptor_of, without_prefix
 from ckpt_runtime.state.values import check_supported

@@ -11,9 +11,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from tests.chaos.ends import KINDS
 from tests.chaos.run import BACKENDS, FAULTS, SPARK_FAULTS, Run
 
 _RATE = 1500
+ANY = "every operator"
+_ENDS_RATE = 300
+"""Between two systems: a broker without batches takes no more."""
 _FAULT_S = 15
 """What a fault takes at most, about."""
 _ROUND_S = 300
@@ -30,23 +34,36 @@ def main() -> int:
     parser.add_argument("--spark", action="store_true", help="a session on a Spark cluster of this machine")
     parser.add_argument("--only", action="append", choices=sorted(SPARK_FAULTS), help="these faults alone; repeatable")
     parser.add_argument("--backend", choices=sorted(BACKENDS), help="this state backend alone; else each in its turn")
+    parser.add_argument("--kind", choices=sorted(KINDS), help="a job between two systems; else one of every operator")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed
     names = options.only or sorted(SPARK_FAULTS if options.spark else FAULTS)
     if options.faults is not None:
         backend = options.backend or sorted(BACKENDS)[seed % len(BACKENDS)]
-        print(f"seed {seed}, {backend}, {options.faults} faults", flush=True)
-        rows = int(_RATE * _FAULT_S * options.faults)
-        run = Run(_directory(seed), seed, rows, _RATE, log=_log, spark=options.spark, backend=backend)
+        print(f"seed {seed}, {options.kind or ANY}, {backend}, {options.faults} faults", flush=True)
+        rate = _ENDS_RATE if options.kind else _RATE
+        rows = int(rate * _FAULT_S * options.faults)
+        run = Run(_directory(seed), seed, rows, rate, log=_log, spark=options.spark, backend=backend, kind=options.kind)
         return 0 if _round(run, names, lambda: run.faults < options.faults) else 1
     end = time.monotonic() + options.minutes * 60
     number = 0
     while time.monotonic() < end:
         lasts_s = min(_ROUND_S, end - time.monotonic())
         backend = options.backend or sorted(BACKENDS)[(seed + number) % len(BACKENDS)]
-        print(f"round {number}: seed {seed + number}, {backend}, {lasts_s:.0f} s of faults", flush=True)
-        rows = int(_RATE * (lasts_s + 240))
-        run = Run(_directory(seed + number), seed + number, rows, _RATE, log=_log, spark=options.spark, backend=backend)
+        kind = options.kind or [None, *KINDS][number % (1 + len(KINDS))]
+        print(f"round {number}: seed {seed + number}, {kind or ANY}, {backend}, {lasts_s:.0f} s of faults", flush=True)
+        rate = _ENDS_RATE if kind else _RATE
+        rows = int(rate * (lasts_s + 240))
+        run = Run(
+            _directory(seed + number),
+            seed + number,
+            rows,
+            rate,
+            log=_log,
+            spark=options.spark,
+            backend=backend,
+            kind=kind,
+        )
         over = time.monotonic() + lasts_s
         if not _round(run, names, lambda over=over: time.monotonic() < over):  # type: ignore[misc]
             return 1

@@ -67,24 +67,28 @@ def _timestamps(times: tuple[int, ...]) -> pa.Array:
 
 def check_content(expected: Input, output: Path) -> None:
     """Raises WrongOutput naming the first differences."""
-    _compare("totals", _totals(expected), _written(output / "totals", "key", "orders", "amount", "id"))
+    compare("totals", _totals(expected), _written(output / "totals", "key", "orders", "amount", "id"))
     start = int(_EPOCH.timestamp() * 1000)
     windows = _written(output / "windows", "key", "start", "orders", "amount")
     passed = [row for row in windows if row[1] < start + _LAST_MS // WINDOW_MS * WINDOW_MS]
-    _compare("windows", _windows(expected, start), passed)
+    compare("windows", _windows(expected, start), passed)
     joined = [row for row in _written(output / "joined", "number", "paid_at") if row[0] < expected.rows]
-    _compare("joined", _joined(expected), joined)
+    compare("joined", _joined(expected), joined)
     united = [(row[0],) for row in expected.orders] + [(row[0] + PAYMENT_BASE,) for row in expected.payments]
-    _compare("united", united, _written(output / "united", "id"))
+    compare("united", united, _written(output / "united", "id"))
     thirtieth = [(row[0],) for row in expected.payments if row[0] % 30 == 0]
-    _compare("thirtieth", thirtieth, _written(output / "thirtieth", "number"))
+    compare("thirtieth", thirtieth, _written(output / "thirtieth", "number"))
 
 
 def _totals(expected: Input) -> list[tuple[Any, ...]]:
-    """One row for each order: what its key had come to. Only the order of the file gives these."""
+    return running_totals([row[:3] for row in expected.orders])
+
+
+def running_totals(given: list[tuple[int, int, int]]) -> list[tuple[Any, ...]]:
+    """One row for each order: what its key had come to. Only the order in which they are given leads to these."""
     known: dict[int, tuple[int, int]] = defaultdict(lambda: (0, 0))
     rows: list[tuple[Any, ...]] = []
-    for number, key, amount, _ in expected.orders:
+    for number, key, amount in given:
         orders, total = known[key]
         known[key] = (orders + 1, total + amount)
         rows.append((key, orders + 1, total + amount, number))
@@ -115,7 +119,8 @@ def _written(directory: Path, *columns: str) -> list[tuple[Any, ...]]:
     return rows
 
 
-def _compare(name: str, expected: list[tuple[Any, ...]], written: list[tuple[Any, ...]]) -> None:
+def compare(name: str, expected: list[tuple[Any, ...]], written: list[tuple[Any, ...]]) -> None:
+    """Raises WrongOutput if the rows are not the same, in any order."""
     wanted, found = Counter(expected), Counter(written)
     if wanted != found:
         missing, excess = wanted - found, found - wanted

@@ -19,6 +19,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from tests.chaos.disk import Disk
+from tests.chaos.ends import KINDS
 from tests.chaos.oracle import Input, check_content
 from tests.chaos.remains import check_checkpoints, check_hidden_files, check_resources
 from tests.chaos.session import STORAGE_TIMEOUT_S, Session, freeze, kill, thaw
@@ -63,7 +64,11 @@ PROGRESS_S = patient(600.0)
 
 @dataclass
 class Run:
-    """``rows`` orders come at ``rate`` rows per second while faults happen; what is left then comes at once."""
+    """``rows`` orders come at ``rate`` rows per second while faults happen; what is left then comes at once.
+
+    ``kind`` is one of :data:`~tests.chaos.ends.KINDS`, a job between two systems; without one it is that of
+    ``chaos_job.py``. The source of a job between two systems ends with the faults.
+    """
 
     directory: Path
     seed: int
@@ -73,6 +78,7 @@ class Run:
     spark: bool = False
     backend: str = "hashmap"
     lease_s: float = LEASE_S
+    kind: str | None = None
     parallelism: int = 2
     job_id: str = ""
     cancelled: list[str] = field(default_factory=list)
@@ -84,6 +90,7 @@ class Run:
         self.input = Input.generate(self.seed, self.rows)
         self.input.write(self.directory)
         self.disk = Disk(self.directory / "disk")
+        self.ends = self.kind and KINDS[self.kind](self.directory, self.output, self.input, max(1, self.rate // 10))
 
     @property
     def output(self) -> Path:
@@ -102,6 +109,8 @@ class Run:
 
     def begin(self) -> None:
         """The job runs and has completed checkpoints."""
+        if self.ends:
+            self.ends.start()
         self.session.start()
         self._submit(self.rate, None)
         self._progress()
@@ -125,9 +134,14 @@ class Run:
     def finish(self) -> None:
         """Ends the job with all of its input, and checks everything."""
         check_resources(self.session)
-        self.rescale(0)
-        self._finished()
-        check_content(self.input, self.output)
+        if self.ends:
+            self.ends.finish()
+            self.stop()
+            self.ends.check()
+        else:
+            self.rescale(0)
+            self._finished()
+            check_content(self.input, self.output)
         check_hidden_files(self.disk.root)
         check_checkpoints(self.checkpoints, self.cancelled, self.directory / "savepoints")
         self.session.end()
@@ -135,6 +149,8 @@ class Run:
     def clean_up(self) -> None:
         """Whatever happened."""
         self.session.kill_everything()
+        if self.ends:
+            self.ends.close()
         self.disk.unmount()
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -142,8 +158,8 @@ class Run:
 
     def _submit(self, rate: int, snapshot: str | None) -> None:
         options = RunOptions(
-            entry_point="chaos_job:pipeline",
-            arguments=(str(self.directory), str(self.output), str(rate)),
+            entry_point=self.ends.entry if self.ends else "chaos_job:pipeline",
+            arguments=self.ends.arguments() if self.ends else (str(self.directory), str(self.output), str(rate)),
             parallelism=self.parallelism,
             configuration={
                 **OPTIONS,
@@ -215,8 +231,8 @@ class Run:
             assert time.monotonic() - moved_at < PROGRESS_S, "the job neither finishes nor completes checkpoints"
             time.sleep(0.5)
 
-    def rescale(self, rate: int) -> None:
-        """A savepoint that comes while the job restarts is refused: it is asked for again."""
+    def stop(self) -> str:
+        """Stops the job, and returns its savepoint. One that comes while the job restarts is asked for again."""
         locations: list[str] = []
 
         def stopped() -> bool:
@@ -235,9 +251,14 @@ class Run:
             return True
 
         wait_until(stopped, "the job to stop with a savepoint", PROGRESS_S)
+        return locations[0]
+
+    def rescale(self, rate: int) -> None:
+        """Resumes from a savepoint with another parallelism."""
+        savepoint = self.stop()
         self.parallelism = self.choice.choice((1, 2, 3))
-        self.log(f"  resumes from {locations[0]} with parallelism {self.parallelism}")
-        self._submit(rate, locations[0])
+        self.log(f"  resumes from {savepoint} with parallelism {self.parallelism}")
+        self._submit(rate, savepoint)
 
     def rescale_live(self) -> None:
         """The job keeps its parallelism when a checkpoint of it fails meanwhile; another driver or job may come."""

@@ -10,8 +10,8 @@ import pytest
 from tests.chaos.run import Run
 
 SEED = 20261122
-RATE = 250
-ROWS = 60_000
+RATE = 100
+ROWS = 24_000
 """More than come while the faults last, on a slow machine too."""
 LEASE_S = 10.0
 """Longer than a busy machine keeps a driver from renewing it."""

@@ -1,4 +1,4 @@
-"""Format ``delta``: rows of completed checkpoints as commits of a table, exactly once through kills at each step."""
+"""Format ``delta``: types, partitions and statistics of a table; tests of kills are in ``test_killed_sinks.py``."""
 
 from __future__ import annotations
 
@@ -16,47 +16,18 @@ from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.killed_sinks import numbers_through_kills
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROGRAM = PIPELINES / "killed_delta.py"
+PROGRAM = PIPELINES / "written_tables.py"
 
 
 def added(table: Path) -> list[dict[str, Any]]:
     """What the log of a table adds, read without the library that wrote it."""
     lines = [line for file in sorted((table / "_delta_log").glob("*.json")) for line in file.read_text().splitlines()]
     return [action["add"] for action in map(json.loads, lines) if "add" in action]
-
-
-def content(table: Path) -> list[int]:
-    """The numbers in the files of the log; no other file lies beside them, neither visible nor hidden."""
-    files = [add["path"] for add in added(table)]
-    assert sorted(files) == sorted(path.name for path in table.iterdir() if path.name != "_delta_log")
-    numbers = []
-    for add in added(table):
-        found = pq.read_table(table / add["path"]).column("n").to_pylist()
-        assert all(str(n % 3) == add["partitionValues"]["part"] for n in found)
-        stats = json.loads(add["stats"])
-        assert (stats["numRecords"], stats["minValues"]["n"], stats["maxValues"]["n"]) == (
-            len(found),
-            min(found),
-            max(found),
-        )
-        numbers += found
-    return sorted(numbers)
-
-
-@pytest.mark.row("ends.5")
-def test_table_has_every_row_once_when_the_process_is_killed_at_each_step(cluster: MiniCluster, tmp_path: Path) -> None:
-    """Two jobs then start from one savepoint: its rows are there once, and those behind it once for each job."""
-    table = tmp_path / "table"
-    steps = ("write", "prepare", "notified", "published", "committed", "published")
-    wanted = numbers_through_kills(cluster, PROGRAM, str(table), steps, lambda: content(table), tmp_path)
-    assert Counter(content(table)) == wanted
-    assert Counter(deltalake.DeltaTable(table).to_pyarrow_table().column("n").to_pylist()) == wanted
 
 
 @pytest.mark.row("ends.5")
@@ -74,13 +45,14 @@ def test_table_is_read_with_the_types_and_partitions_of_the_rows(cluster: MiniCl
     pq.write_table(rows, source)
     for _ in range(2):  # the second job appends to the table
         arguments = [str(source), str(table)]
-        job = cluster.submit(PROGRAM, entry="killed_delta:written", arguments=arguments, configuration=fast())
+        job = cluster.submit(PROGRAM, entry="written_tables:delta", arguments=arguments, configuration=fast())
         cluster.wait_for_status(job, JobStatus.FINISHED)
     found = deltalake.DeltaTable(table).to_pyarrow_table().select(rows.column_names)
     assert Counter(map(str, found.to_pylist())) == Counter(map(str, 2 * rows.to_pylist()))
     stats = [json.loads(add["stats"]) for add in added(table)]
     assert {entry["maxValues"].get("at") for entry in stats} == {"1970-01-01T00:00:00.000Z", None}
     assert not any("x" in entry["maxValues"] for entry in stats)
+    assert sum(entry["numRecords"] for entry in stats) == 2 * rows.num_rows
 
 
 @pytest.mark.row("ends.5")
@@ -88,7 +60,7 @@ def test_type_that_delta_lacks_is_refused_when_the_program_is_planned(cluster: M
     source = tmp_path / "rows.parquet"
     pq.write_table(pa.table({"n": pa.array([1], pa.duration("us")), "name": ["a"]}), source)
     with pytest.raises(SubmissionFailed, match=r"column 'n' is duration\[us\]"):
-        cluster.submit(PROGRAM, entry="killed_delta:written", arguments=[str(source), str(tmp_path / "table")])
+        cluster.submit(PROGRAM, entry="written_tables:delta", arguments=[str(source), str(tmp_path / "table")])
 
 
 @pytest.mark.row("ends.4")

@@ -1,71 +1,27 @@
-"""Format ``kafka`` as a sink: each row once through kills, and columns and options that are Spark's."""
+"""Format ``kafka`` as a sink: columns and options that are Spark's; tests of kills are in ``test_killed_sinks.py``."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.connectors.kafka_sink import KafkaDeliveryError, KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
-from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
-from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker
+from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
-
-ROWS = 2_000
 
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
         yield started
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.row("ends.5")
-def test_program_sends_each_row_exactly_once_when_workers_are_killed(
-    cluster: MiniCluster, broker: KafkaBroker, tmp_path: Path
-) -> None:
-    source = tmp_path / "numbers.parquet"
-    pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), source)
-    broker.create_topic("numbers")
-
-    def start(rate: int, savepoint: str | None = None) -> str:
-        return cluster.submit(
-            PIPELINES / "kafka_messages.py",
-            arguments=[str(source), str(rate), broker.servers, "numbers"],
-            configuration=fast(execution__checkpointing__interval="300ms"),
-            savepoint=savepoint,
-        )
-
-    job = start(10)
-    for _ in range(3):
-        cluster.wait_for_checkpoints(job, 1)
-        before = cluster.restarts(job)
-        os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-        cluster.wait_until(lambda before=before: cluster.restarts(job) > before, "a restart")  # type: ignore[misc]
-    cluster.wait_for_checkpoints(job, 1)
-    savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
-    log = committed(broker, "numbers")
-    expected = [(str(n).encode(), str(n).encode() if n % 2 == 0 else None) for n in range(ROWS)]
-    assert log.committed == expected
-    assert log.open == {}
-    assert all(len(message.headers()) == 1 for message in broker.consume("numbers"))
 
 
 def sink(broker: KafkaBroker, **options: str) -> CommittingSinkOperator:

@@ -1,4 +1,4 @@
-"""Format ``postgresql``: rows of completed checkpoints in a table, exactly once through kills at each step."""
+"""Format ``postgresql`` in programs; tests of kills are in ``test_killed_sinks.py``."""
 
 from __future__ import annotations
 
@@ -13,26 +13,13 @@ import pytest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.killed_sinks import numbers_through_kills
 from tests.support.postgres_server import postgres_server
 
 psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-PROGRAM = PIPELINES / "killed_postgres.py"
-
-
-@pytest.mark.row("ends.5")
-def test_table_of_postgres_has_every_row_once_when_the_process_is_killed_at_each_step(
-    cluster: MiniCluster, tmp_path: Path
-) -> None:
-    """Two jobs then start from one savepoint: its rows are there once, and those behind it once for each job."""
-    steps = ("write", "prepare", "notified", "merged", "committed", "merged")
-    with postgres_server() as url, psycopg.connect(url, autocommit=True) as database:
-        database.execute("CREATE TABLE numbers (n bigint)")
-        wanted = numbers_through_kills(cluster, PROGRAM, url, steps, lambda: content(database), tmp_path)
-        assert Counter(content(database)) == wanted
+PROGRAM = PIPELINES / "written_tables.py"
 
 
 def content(database: Any) -> list[int]:
@@ -49,7 +36,7 @@ def test_program_appends_to_a_table_of_postgres_by_the_name_of_the_format(cluste
     with postgres_server() as url, psycopg.connect(url, autocommit=True) as database:
         database.execute("CREATE TABLE numbers (n bigint)")
         arguments = [str(tmp_path / "rows.parquet"), url]
-        job = cluster.submit(PROGRAM, entry="killed_postgres:written", arguments=arguments, configuration=fast())
+        job = cluster.submit(PROGRAM, entry="written_tables:postgres", arguments=arguments, configuration=fast())
         cluster.wait_for_status(job, JobStatus.FINISHED)
         assert Counter(content(database)) == Counter([1, None, 3])
 

@@ -182,6 +182,11 @@ def is_empty(directory: Path) -> bool:
     return not directory.exists() or not any(directory.iterdir())
 
 
+def staged_checkpoints(staging: Path) -> set[str]:
+    """The checkpoints whose rows wait for the function of the query ``batches``."""
+    return {path.name.split("-c")[-1] for path in staging.glob(".part-*-batches_sink-*.pending")}
+
+
 @pytest.mark.row("ends.1")
 def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_step(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
@@ -199,6 +204,12 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
         return cluster.submit(program, arguments=arguments, configuration=options, parallelism=2, savepoint=savepoint)
 
     job = start(10)
+    cluster.wait_until((output / "batches").exists, "a call")
+    (faults / "called-held").touch()
+    # The function has the rows of one checkpoint, and two more have completed and wait.
+    cluster.wait_until(lambda: len(staged_checkpoints(checkpoints / "staged")) >= 3, "checkpoints that wait")
+    (faults / "called").touch()
+    (faults / "called-held").unlink()
     for step in ("called", "returned", "process", "close", "closed", "called"):
         (faults / step).touch()
         cluster.wait_until(lambda step=step: not (faults / step).exists(), f"a kill at {step}")  # type: ignore[misc]

@@ -20,7 +20,7 @@ from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from ckpt_runtime.storage.metadata import METADATA_NAME, read_metadata
 from tests.support.driver_processes import Sessions
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import assert_sequence

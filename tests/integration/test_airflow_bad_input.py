@@ -90,7 +90,6 @@ def connect(monkeypatch: pytest.MonkeyPatch, url: str, **more: Any) -> None:
     parts = urlsplit(url)
     document = {"conn_type": "ckpt", "host": parts.hostname, "port": parts.port, **more}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
-    monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0.1")
 
 
 @pytest.fixture(scope="module")

@@ -57,3 +57,39 @@ def test_bad_rows_are_kept_once_in_a_directory_of_their_own_through_kills(cluste
     good = sorted(visible(orders).order_id)
     assert good == [number for number in range(300) if number % 5]
     assert hidden(orders) == hidden(dead) == []
+
+
+@pytest.mark.row("ends.6")
+def test_rows_that_an_expression_fails_for_are_kept_once_with_the_reason_through_a_kill(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, good, dead = tmp_path / "in", tmp_path / "good", tmp_path / "dead"
+    source.mkdir()
+    job = cluster.submit(
+        PIPELINES / "bad_rows.py",
+        entry="bad_rows:ratios",
+        arguments=[str(source), str(good)],
+        configuration={
+            **fast(),
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "execution.bad-rows.mode": "DEAD_LETTER",
+            "execution.bad-rows.directory": str(dead),
+        },
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    for number in range(2):
+        lines = ["x", "0", *(str(100 * number + at) for at in range(1, 100))]
+        (source / f".{number}").write_text("\n".join(lines))
+        (source / f".{number}").rename(source / str(number))
+        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+        os.kill(cluster.worker_pids(job)[number], signal.SIGKILL)
+        wanted = 99 * (number + 1)
+        cluster.wait_until(lambda wanted=wanted: len(visible(good)) >= wanted, "the rows of the file", patient(120))  # type: ignore[misc]
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert sorted(visible(good).n) == [100 * number + at for number in range(2) for at in range(1, 100)]
+    bad = visible(dead)
+    conditions = {"CAST_INVALID_INPUT": '{"value": "x"}', "DIVIDE_BY_ZERO": '{"n": 0}'}
+    assert Counter(zip(bad.condition, bad.row, strict=True)) == Counter(dict.fromkeys(conditions.items(), 2))
+    assert hidden(good) == hidden(dead) == []

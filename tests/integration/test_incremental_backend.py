@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
 from tests.support.outputs import hidden, visible

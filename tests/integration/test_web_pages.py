@@ -11,7 +11,6 @@ import os
 import re
 import signal
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -21,6 +20,7 @@ from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.axe import findings
 from tests.support.browser import DESK, PHONE, Visit, chromium, open_browser, visit
 from tests.support.jobs import SequenceJob, fast
 
@@ -122,32 +122,18 @@ def test_every_page_of_a_running_job(
         assert ground == ("rgb(20, 23, 27)" if dark else "rgb(251, 251, 250)")
 
 
-AXE = "(options) => axe.run(document, options)"
-RULES = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}
-
-
 @pytest.mark.row("air.7")
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
 def test_no_page_has_a_finding_of_axe(
     browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool
 ) -> None:
-    """Contrast, names of what can be reached by keyboard, and the order of headings, among others."""
-    found = find_spec("axe_playwright_python")
-    if found is None or found.origin is None:
-        pytest.skip("axe-playwright-python is not installed")
-    rules = (Path(found.origin).parent / "axe.min.js").read_text()
     job = f"/jobs/{shown.job_id}"
     routes = ["/", job, f"{job}/savepoints", f"{job}/configuration", f"{job}/health", f"{job}/checkpoints/1"]
     found_here: list[str] = []
     with visit(browser, screenshots, dark=dark, without=CATALOGUE) as opened:
         for route in [*routes, "/savepoints", "/processes/driver/threads"]:
             go(opened, cluster, route)
-            opened.page.evaluate(rules)
-            found_here += [
-                f"{route}: {finding['id']}: {finding['help']}: {node['html'][:200]} {node['failureSummary']}"
-                for finding in opened.page.evaluate(AXE, RULES)["violations"]
-                for node in finding["nodes"]
-            ]
+            found_here += findings(opened.page, route)
     assert not found_here, "\n".join(found_here)
 
 

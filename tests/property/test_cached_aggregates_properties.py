@@ -13,9 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.snapshots import KeyedSnapshot
 from ckpt_runtime.state.states import AggregateColumn
 from tests.support import reference_kernels as reference
 from tests.support.effort import examples

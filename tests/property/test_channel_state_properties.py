@@ -15,10 +15,15 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark
-from ckpt_runtime.storage.channel_state_writer import CapturedStream, InFlightElement, write_channel_state
+from ckpt_runtime.storage.channel_state import (
+    CapturedStream,
+    ChannelStateReader,
+    InFlightElement,
+    InFlightWatermark,
+    write_channel_state,
+)
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
-from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
+from ckpt_runtime.storage.metadata import read_metadata, write_metadata
 from tests.support.effort import examples
 
 SCHEMA = pa.schema([("key_group", pa.int64()), ("number", pa.int64())])

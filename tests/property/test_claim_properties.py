@@ -45,7 +45,7 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant, ClaimedError
 from ckpt_runtime.storage.errors import AlreadyExistsError
 from ckpt_runtime.storage.filesystem import Location, resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter, locate
 from tests.support.effort import examples
 

@@ -23,7 +23,7 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.rocksdb import elements, keyed_collections, stored_form
+from ckpt_runtime.state.rocksdb import keyed_collections, stored_form
 from ckpt_runtime.state.states import Key, TimeToLive
 from ckpt_runtime.state.values import NAN, user_key_maker
 from tests.support.effort import examples
@@ -164,7 +164,7 @@ def test_large_collections_are_as_in_memory(seed: int, has_ttl: bool) -> None:
         most = choice.choice([3, 8])
         for module in (keyed_collections, stored_form):
             patch.setattr(module, "MOST_ROWS", most)
-        patch.setattr(elements, "_MOST_SINGLY", choice.choice([2, 256]))
+        patch.setattr(keyed_collections, "_MOST_SINGLY", choice.choice([2, 256]))
         sides = [Side(name, root, schema, ttl, choice.choice([4, 1000])) for name in ("hashmap", "rocksdb")]
 
         def tell(action: Callable[[Side], Any]) -> None:

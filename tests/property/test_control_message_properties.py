@@ -47,6 +47,7 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.connections import MalformedMessageError, Message, MessageDecoder, encode
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -78,7 +79,6 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
     WorkerMessage,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError, Message, MessageDecoder, encode
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import (
     Deployment,

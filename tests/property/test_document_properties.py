@@ -27,11 +27,11 @@ from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
+from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, modules_of
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import make_directory, resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from tests.support.effort import examples
 from tests.support.stored_documents import CHECKPOINT, GRAPH, JOB, RESULT, STORED, state
 

@@ -16,10 +16,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
-from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
-from ckpt_runtime.state.snapshots import KeyedSnapshot
 from tests.support.effort import examples
 from tests.support.inline_snapshots import CHECKPOINT, handles_of, restore, written
 

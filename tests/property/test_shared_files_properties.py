@@ -29,8 +29,8 @@ from ckpt_runtime.state.registry import register_backend
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.state_files import locate
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import create_keyed_backend
-from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.restored_input import create_keyed_backend
+from ckpt_runtime.task.snapshot_files import write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.support.effort import examples
 from tests.support.pipelines.file_backend import FileKeyedStateBackend

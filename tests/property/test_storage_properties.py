@@ -8,12 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import delete_tree, resolve
 from ckpt_runtime.storage.metadata import decode, encode
 from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
-from ckpt_runtime.storage.versioned_document import VersionedDocument
+from ckpt_runtime.storage.versioned_document import VersionedDocument, decode_document, encode_document
 from tests.support.effort import examples
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=10)

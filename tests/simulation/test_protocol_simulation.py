@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.simulation.checks import (
     assert_found,

@@ -114,6 +114,15 @@ class Sessions:
         wait_until(lambda: not living(orphans), "the slots of the killed driver to end", 120)
         self._lease_runs_out()
 
+    def terminate(self) -> None:
+        """SIGTERM, as a supervisor sends it: the driver ends in order, and its jobs are suspended."""
+        process = self.processes[-1]
+        orphans = children(process.pid)
+        process.send_signal(signal.SIGTERM)
+        wait_until(lambda: process.poll() is not None, "the end of the driver", 120)
+        assert process.returncode == 0, self._log.read_text(errors="replace")[-5000:]
+        wait_until(lambda: not living(orphans), "the slots of the driver to end", 120)
+
     def arm(self, point: str) -> None:
         """The present or the next driver dies where it gets to this point first."""
         place = driver_template().crash_point

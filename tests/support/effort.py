@@ -1,4 +1,4 @@
-"""How much tests with generated input try: a sixth in the suite, all of it with ``THOROUGH=1`` (``make test-long``)."""
+"""How much tests with generated input try: a tenth in the suite, all of it with ``THOROUGH=1`` (``make test-long``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ THOROUGH = os.environ.get("THOROUGH", "0") != "0"
 
 def examples(most: int) -> int:
     """How many of ``most`` examples to try now."""
-    return most if THOROUGH else max(2, most // 6)
+    return most if THOROUGH else max(2, most // 10)
 
 
 def cells(rows: Sequence[str], columns: Sequence[str]) -> list[ParameterSet]:

@@ -25,8 +25,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, ExecutionState, OperationKind
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.metadata import encode
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import encode, read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, ROCKSDB, fast
 from tests.support.outputs import visible

@@ -13,11 +13,12 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec, TableSpec
+from ckpt_runtime.operators.groups import Combiner
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.task.operator_factory import create_operator
+from ckpt_runtime.task.deployed_job import create_operator
 from tests.support.inline_snapshots import CHECKPOINT, handles_of, restore
 
 MAX_PARALLELISM = 16
@@ -71,12 +72,16 @@ class GroupSubtask:
 
 
 class GroupJob:
-    """All subtasks of one operator."""
+    """All subtasks of one operator.
 
-    def __init__(self, spec: _Spec, parallelism: int = 1, backend: str = "hashmap") -> None:
+    ``combines``: each second batch is combined before the exchange, if the aggregates allow it.
+    """
+
+    def __init__(self, spec: _Spec, parallelism: int = 1, backend: str = "hashmap", *, combines: bool = True) -> None:
         self.spec = spec
+        self._combines = combines
         self._backend = backend
-        self._late = 0
+        self._late = self._batches = 0
         self._start(parallelism)
 
     def _start(
@@ -89,6 +94,14 @@ class GroupJob:
     def process(self, *rows: Row) -> list[Row]:
         """Processes rows as one batch; returns what comes out."""
         batch = pa.RecordBatch.from_pylist(list(rows), self.spec.schema)
+        self._batches += 1
+        if (
+            self._combines
+            and self._batches % 2 == 0
+            and isinstance(self.spec, GroupSpec)
+            and Combiner.combines(self.spec)
+        ):
+            batch = Combiner(self.spec).combined(batch)
         parts = split_by_owner(batch, hash_columns(batch, self.spec.keys), MAX_PARALLELISM, len(self.subtasks))
         for subtask, part in zip(self.subtasks, parts, strict=True):
             if part.num_rows:

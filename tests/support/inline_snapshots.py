@@ -13,8 +13,7 @@ from msgspec import convert, to_builtins
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.state.backend import KeyedStateBackend
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFile
+from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, SnapshotFile
 
 CHECKPOINT = CheckpointProperties()
 CANONICAL = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -23,11 +24,12 @@ STUCK_S = 90
 
 
 def main() -> None:
-    """Runs until it is killed or its end is requested."""
+    """Runs until it is killed or its end is requested, by REST or by SIGTERM."""
     faulthandler.dump_traceback_later(STUCK_S)
     if kept := os.environ.get(analyses.VARIABLE):
         analyses.share(Path(kept))
     ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")

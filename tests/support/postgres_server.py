@@ -38,6 +38,7 @@ def postgres_server() -> Iterator[str]:
     if os.geteuid() == 0:
         shutil.chown(place, user)
     settings = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={place} -c fsync=off"
+    settings += " -c max_prepared_transactions=16"
 
     def run(*command: str) -> None:
         done = subprocess.run(

@@ -19,13 +19,12 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import UnsharedFiles
+from ckpt_runtime.snapshots.snapshot import Snapshot, UnsharedFiles, open_snapshot
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.state.registry import create_backend
 from ckpt_runtime.storage.filesystem import Location, make_directory
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter
 
 JOB = "0123456789abcdef" * 2

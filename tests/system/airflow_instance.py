@@ -6,9 +6,9 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
@@ -22,7 +22,14 @@ WRITTEN_DAGS = "written"
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 0.7
 
 
-def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DAGS) -> LocalAirflow:
+def make_airflow(
+    home: Path,
+    connections: dict[str, str],
+    dags_folder: Path = DAGS,
+    *,
+    more_bundles: Sequence[Mapping[str, Any]] = (),
+    more_environment: Mapping[str, str] | None = None,
+) -> LocalAirflow:
     """An Airflow that imports the provider and the client from this tree."""
     written = home / WRITTEN_DAGS
     written.mkdir(parents=True, exist_ok=True)
@@ -30,6 +37,7 @@ def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DA
     bundles = [
         {"name": "dags-folder", "classpath": local, "kwargs": {}},
         {"name": WRITTEN_DAGS, "classpath": local, "kwargs": {"path": str(written)}},
+        *more_bundles,
     ]
     environment = {
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
@@ -40,6 +48,7 @@ def make_airflow(home: Path, connections: dict[str, str], dags_folder: Path = DA
         "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "8",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "40",
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "3",
+        **(more_environment or {}),
     }
     return LocalAirflow(home, dags_folder, connections, environment, progress=print)
 

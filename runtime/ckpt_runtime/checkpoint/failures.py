@@ -158,7 +158,11 @@ class CheckpointFailures:
     ) -> None:
         """Ends a checkpoint without completing it. ``reporter`` is the task that declined, if one did."""
         message = f"{reason.message} {detail}".rstrip()
-        self._pending.aborted(pending, now.abs_ms, message)
+        # Subtasks of a bounded job end while checkpoints are taken. The next checkpoint contains their end (FLIP-147),
+        # so one that was too late for them is no failure, except for a user who has requested it.
+        asked_for = pending.request.request_id is not None
+        is_failure = reason is not Reason.CHECKPOINT_DECLINED_TASK_CLOSING or asked_for
+        self._pending.aborted(pending, now.abs_ms, message, is_failure=is_failure)
         self._retention.unpin(pending.id)
         self.fail_request(pending.request.request_id, reason, message, pending)
         self._emit(out.CancelTimer(TimerId(TimerKind.CANCELLER, pending.id)))

@@ -216,9 +216,13 @@ class PendingCheckpoints:
         del self._pending[pending.id]
         self._stats.report_completed(pending.id, pending.metadata.directory)
 
-    def aborted(self, pending: PendingCheckpoint, at_abs_ms: int, message: str) -> None:
+    def aborted(self, pending: PendingCheckpoint, at_abs_ms: int, message: str, *, is_failure: bool = True) -> None:
+        """Forgets an aborted checkpoint; one that ``is_failure`` stays in the statistics with its message."""
         del self._pending[pending.id]
-        self._stats.report_failed(pending.id, at_abs_ms, message)
+        if is_failure:
+            self._stats.report_failed(pending.id, at_abs_ms, message)
+        else:
+            self._stats.report_withdrawn(pending.id)
         self._aborted[pending.id] = None
         if len(self._aborted) > ABORTED_REMEMBERED:
             self._aborted.popitem(last=False)

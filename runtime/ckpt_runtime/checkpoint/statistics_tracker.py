@@ -252,6 +252,11 @@ class CheckpointStatsTracker:
         if self._on_change is not None:
             self._on_change(stats)
 
+    def report_withdrawn(self, checkpoint_id: int) -> None:
+        """A checkpoint ended without a result and without a failure: nothing shows or counts it any more."""
+        if self._running.pop(checkpoint_id, None) is not None:
+            self._count(total=-1, in_progress=-1)
+
     def report_failed_without_id(self) -> None:
         """A trigger failed before it got an id: it counts, but has no entry."""
         self._count(total=1, failed=1)

@@ -18,6 +18,7 @@ from ckpt_runtime.cli import (
     snapshot_commands,
     snapshot_tools,
 )
+from ckpt_runtime.cli.catalogue_commands import leftovers
 from ckpt_runtime.cli.framework import (
     CA_FILE_VARIABLE,
     CLUSTER_ID_VARIABLE,
@@ -29,7 +30,6 @@ from ckpt_runtime.cli.framework import (
 )
 from ckpt_runtime.cli.job_commands import events, health, logs, rescale, threads
 from ckpt_runtime.cli.job_config_commands import patch_checkpoint_config
-from ckpt_runtime.cli.leftover_commands import leftovers
 from ckpt_runtime.cli.run_command import plan, run
 from ckpt_runtime.version import VERSION
 

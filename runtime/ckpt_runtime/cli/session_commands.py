@@ -14,10 +14,10 @@ from ckpt_runtime.cli import values
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode, path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
+from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.rest_options import RestAuthentication
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runtime
 from ckpt_runtime.spark.launch import (

@@ -104,7 +104,7 @@ def show(
     """Show what a snapshot holds: operators, states, schemas, sizes, counts, and what wrote it."""
     with storage_failures():
         from ckpt_runtime.snapshots.inspection import states_of, summarized
-        from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage
+        from ckpt_runtime.snapshots.snapshot import missing_files_as_damage
 
         opened = opened_snapshot(snapshot)
         with missing_files_as_damage():
@@ -248,7 +248,9 @@ def release(
     snapshot: SnapshotArgument,
     owner_is_dead: Annotated[
         str | None,
-        typer.Option("--owner-is-dead", metavar="JOB", help="Say that this job, which has claimed it, is no more."),
+        typer.Option(
+            "--owner-is-dead", metavar="JOB", help="Declare that this job, whose claim it is, no longer exists."
+        ),
     ] = None,
 ) -> None:
     """Release a snapshot whose claiming job no longer exists, so that it can be claimed or disposed of."""
@@ -256,7 +258,7 @@ def release(
         from ckpt_runtime.processes.process_mark import is_gone
         from ckpt_runtime.storage import claims
         from ckpt_runtime.storage.filesystem import resolve
-        from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
+        from ckpt_runtime.storage.metadata import snapshot_directory
 
         place = claims.place_of_snapshot(snapshot_directory(resolve(snapshot)).real())
         claim = claims.read_claim(place)
@@ -266,7 +268,7 @@ def release(
         if not is_gone(owner.process):
             _check_is_dead(owner, owner_is_dead)
             claims.declare_owner_dead(place, claim)
-    text = f"{place.url} is free: job {shown_name(owner.job_id)} has claimed it and is no more."
+    text = f"{place.url} is free: job {shown_name(owner.job_id)} had claimed it and no longer exists."
     cli.output.result({"place": place.url, "job": owner.job_id, "cluster": owner.cluster}, text)
 
 
@@ -286,7 +288,7 @@ def _check_is_dead(owner: Claimant, said: str | None) -> None:
             raise CommandError(f"job {job} is stored in {cluster}, whose leader runs it; end the job there", _REFUSED)
     if said != owner.job_id:
         raise CommandError(
-            f"whether job {job} of {cluster} lives cannot be seen from here. If it is no more, say so with "
+            f"it is unknown here whether job {job} of {cluster} is alive. If it no longer exists, declare that with "
             f"--owner-is-dead {job}",
             _REFUSED,
         )

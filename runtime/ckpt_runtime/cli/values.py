@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ckpt_runtime.configuration.quantities import parse_duration, parse_memory_size
+from ckpt_runtime.configuration.value_types import parse_duration, parse_memory_size
 
 _HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
 

@@ -1,16 +1,21 @@
 """Configuration: an immutable mapping of keys to texts which knows the types of its options.
 
 Reads, merges and prints. Never reads files or the environment, and never changes in place.
+
+A job's own configuration has a version, and an author of each version (FLIP-530). The effective options of a job are
+listed with the origin of each value; secrets are masked.
 """
 
 from __future__ import annotations
 
-from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping
+from collections.abc import Collection, ItemsView, Iterable, Iterator, KeysView, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any, TypeVar
 
 from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import ConfigOption
-from ckpt_runtime.configuration.registry import canonical_key, find_option
+from ckpt_runtime.configuration.option import ConfigOption, OptionScope
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, OPTIONS, canonical_key, find_option
 from ckpt_runtime.secret_keys import MASK, shown, without_credentials
 
 T = TypeVar("T")
@@ -155,3 +160,91 @@ def shown_value(key: str, value: str) -> str:
     if option is None:
         return shown(key, value)
     return MASK if option.secret else without_credentials(value)
+
+
+MAX_NOTES = 20
+"""Number of changes that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeNote:
+    """The author and time (milliseconds since the epoch) of ``version``, and the keys of the options it changed."""
+
+    version: int
+    timestamp_ms: int
+    by: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnConfiguration:
+    """``given`` holds the pipeline's options, overridden by those of the submission or later; never the cluster's.
+
+    ``version`` counts accepted changes from 1, of which ``notes`` has the latest, oldest first.
+    """
+
+    given: Configuration = field(default_factory=Configuration)
+    version: int = 1
+    notes: tuple[ChangeNote, ...] = ()
+
+    def changed(self, given: Configuration, note: ChangeNote) -> OwnConfiguration:
+        """Returns the next version."""
+        return OwnConfiguration(given, note.version, (*self.notes, note)[-MAX_NOTES:])
+
+
+class Origin(StrEnum):
+    """Origins of a value, highest precedence first."""
+
+    OVERRIDE = "override"
+    CHANGE = "change"
+    SUBMISSION = "submission"
+    PIPELINE = "pipeline"
+    CLUSTER = "cluster"
+    DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class EffectiveOption:
+    """``value`` is as a user would write it, None for an option without a value; secrets are masked."""
+
+    key: str
+    value: str | None
+    origin: Origin
+
+
+def effective_options(
+    own: OwnConfiguration,
+    submitted: Collection[str],
+    cluster: Configuration,
+    overrides: Mapping[str, str | None],
+) -> tuple[EffectiveOption, ...]:
+    """Lists job options and the user's own keys, by key.
+
+    ``submitted`` are the keys that came with the submission, ``overrides`` the values that replace them for now
+    (FLIP-571), by key. A value that was neither submitted nor changed later was set by the pipeline.
+    """
+    sent = {canonical_key(key) for key in submitted}
+    changed = {key for note in own.notes for key in note.options}
+    found: dict[str, EffectiveOption] = {}
+    for key, option in OPTIONS.items():
+        if option.scope is OptionScope.JOB:
+            text = cluster.get_text(key)
+            origin = Origin.DEFAULT if text is None else Origin.CLUSTER
+            found[key] = EffectiveOption(key, _shown(key, option.default_text if text is None else text), origin)
+    for key, text in own.given.items():
+        if not key.startswith(INTERNAL_PREFIX):
+            origin = Origin.CHANGE if key in changed else Origin.SUBMISSION if key in sent else Origin.PIPELINE
+            found[key] = EffectiveOption(key, _shown(key, text), origin)
+    for key, text in overrides.items():
+        found[key] = EffectiveOption(key, _shown(key, text), Origin.OVERRIDE)
+    return tuple(found[key] for key in sorted(found))
+
+
+def own_options(own: OwnConfiguration, submitted: Collection[str]) -> tuple[EffectiveOption, ...]:
+    """Lists the job's own options only: the cluster's options of an ended job are not kept."""
+    given = set(own.given.keys())
+    return tuple(item for item in effective_options(own, submitted, Configuration(), {}) if item.key in given)
+
+
+def _shown(key: str, value: str | None) -> str | None:
+    return None if value is None else shown_value(key, value)

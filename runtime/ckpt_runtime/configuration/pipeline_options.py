@@ -26,6 +26,14 @@ class ProcessorTrigger(StrEnum):
     PROCESSING_TIME = "PROCESSING_TIME"
 
 
+class BadRowsMode(StrEnum):
+    """What happens to a row for which an expression fails."""
+
+    FAIL = "FAIL"
+    DROP = "DROP"
+    DEAD_LETTER = "DEAD_LETTER"
+
+
 class PipelineOptions:
     """The plan."""
 
@@ -106,6 +114,20 @@ class ExecutionOptions:
         "A job is not HEALTHY when one of its subtasks has moved no row for this time although work waits. 0 switches "
         "this check off. Set it above the time that the slowest call of your code takes.",
         changeability=Changeability.LIVE,
+    )
+    BAD_ROWS_MODE = ConfigOption(
+        "execution.bad-rows.mode",
+        EnumType(BadRowsMode),
+        BadRowsMode.FAIL,
+        "What happens to a row for which an expression of select, withColumn, where and the like fails, as Spark in "
+        "ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in numBadRecordsDropped. "
+        "DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory.",
+    )
+    BAD_ROWS_DIRECTORY = ConfigOption(
+        "execution.bad-rows.directory",
+        NON_EMPTY_STRING,
+        None,
+        "Directory (path or URL) for the Parquet files of bad rows, which all workers share.",
     )
     PROCESSOR_TRIGGER = ConfigOption(
         "execution.stateful-processor.trigger.type",

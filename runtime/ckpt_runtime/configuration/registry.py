@@ -11,13 +11,13 @@ from ckpt_runtime.configuration.cluster_options import (
     HighAvailabilityOptions,
     JobManagerOptions,
     LoggingOptions,
+    RestOptions,
     SecurityOptions,
     SlotOptions,
     TaskManagerOptions,
 )
 from ckpt_runtime.configuration.option import ConfigOption
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 

@@ -18,15 +18,15 @@ from ckpt_runtime.configuration.cluster_options import (
     HeartbeatOptions,
     HighAvailabilityOptions,
     HighAvailabilityType,
+    RestOptions,
     SecurityOptions,
     TaskManagerOptions,
 )
 from ckpt_runtime.configuration.configuration import Configuration, shown_value
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
 
 Problem = InvalidOptionError | UnknownOptionError
@@ -111,6 +111,19 @@ def _unaligned_at_least_once(configuration: Configuration) -> Problem | None:
     return None
 
 
+def _bad_rows_without_directory(configuration: Configuration) -> Problem | None:
+    option, directory = ExecutionOptions.BAD_ROWS_MODE, configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY)
+    if configuration.get(option) is not BadRowsMode.DEAD_LETTER:
+        return None
+    if directory is None:
+        return InvalidOptionError(
+            option.key, "DEAD_LETTER", f"DEAD_LETTER with {ExecutionOptions.BAD_ROWS_DIRECTORY.key}"
+        )
+    if not directory.startswith("/") and "://" not in directory:
+        return InvalidOptionError(ExecutionOptions.BAD_ROWS_DIRECTORY.key, directory, "an absolute path or a URL")
+    return None
+
+
 def _heartbeat_timeout_below_interval(configuration: Configuration) -> Problem | None:
     interval = configuration.get(HeartbeatOptions.INTERVAL)
     timeout = configuration.get(HeartbeatOptions.TIMEOUT)
@@ -187,6 +200,7 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
     _unaligned_at_least_once,
+    _bad_rows_without_directory,
     _heartbeat_timeout_below_interval,
     _registration_timeout_below_interval,
     _backoff_above_maximum,

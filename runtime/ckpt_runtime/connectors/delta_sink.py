@@ -13,6 +13,7 @@ Files lie in the table's directory itself also if it is partitioned: the log has
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
@@ -24,9 +25,10 @@ import pyarrow.parquet as pq
 
 from ckpt_runtime.connectors.file_sink import FileSink, PartWriter, PendingFile, part_of
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
-from ckpt_runtime.graph.formats import partition_columns
+from ckpt_runtime.graph.formats import partition_columns, target_file_size
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
 
+_LOG = logging.getLogger(__name__)
 _LONGEST_TEXT = 64
 _WRITTEN_FEATURES = frozenset(
     {"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint"}
@@ -99,7 +101,11 @@ class DeltaCommitter(SinkCommitter):
         self._directory = directory
         self._schema = schema
         self._keys = partition_columns(options, schema)
+        self._compression = options["compression"].upper().replace("NONE", "UNCOMPRESSED")
         self._merges = bool(options["mergeSchema"])
+        self._target_size = 0 if overwrites else target_file_size(options)
+        self._small_bytes: int | None = None
+        """The size of all files that are worth merging; None before the first commit of this attempt."""
 
     def commit(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> CommitOutcome:
         """Raises CommitError for a table that the engine cannot append to, and when a file is missing."""
@@ -109,6 +115,8 @@ class DeltaCommitter(SinkCommitter):
             return CommitOutcome.ALREADY_COMMITTED
         self.publish(committables)
         self.add(table, transaction, committables)
+        if self._target_size:
+            self._merge_small_files(committables)
         return CommitOutcome.COMMITTED
 
     def publish(self, files: Sequence[DeltaFile]) -> None:
@@ -136,6 +144,27 @@ class DeltaCommitter(SinkCommitter):
             commit_properties=deltalake.CommitProperties(app_transactions=[mark]),
         )
 
+    def _merge_small_files(self, files: Sequence[DeltaFile]) -> None:
+        """Merges small files when together they have the target size, in a version that changes no row.
+
+        Another writer may be faster; then the files are merged after a later commit.
+        """
+        import deltalake
+        from deltalake.exceptions import DeltaError
+
+        sizes = [file.size for file in files]
+        if self._small_bytes is None:  # those of earlier attempts and jobs count as well
+            sizes = pa.table(self._opened().get_add_actions(flatten=True)).column("size_bytes").to_pylist()
+        self._small_bytes = (self._small_bytes or 0) + sum(size for size in sizes if size < self._target_size // 2)
+        if self._small_bytes < self._target_size:
+            return
+        self._small_bytes = 0
+        writing = deltalake.WriterProperties(compression=self._compression)
+        try:
+            self._opened().optimize.compact(target_size=self._target_size, writer_properties=writing)
+        except DeltaError as error:
+            _LOG.warning("%s: small files were not merged: %s", self._directory.url, error)
+
     def abort(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> None:
         for file in committables:
             self._directory.delete(part_of(file).pending)
@@ -144,17 +173,25 @@ class DeltaCommitter(SinkCommitter):
         """The newest snapshot of the table, which is created if there is none, with the columns of the rows."""
         import deltalake
 
-        url = self._directory.location.path if self._directory.location.is_local else self._directory.url
         schema = deltalake.Schema.from_arrow(self._schema)
-        if not deltalake.DeltaTable.is_deltatable(url):
-            deltalake.DeltaTable.create(url, schema, mode="ignore", partition_by=list(self._keys))
-        table = deltalake.DeltaTable(url)
+        if not deltalake.DeltaTable.is_deltatable(self._url):
+            deltalake.DeltaTable.create(self._url, schema, mode="ignore", partition_by=list(self._keys))
+        table = self._opened()
         _check_features(table)
         self._check_partitions(table)
         if missing := self._missing_columns(table, schema):
             table.alter.add_columns(missing)
-            table = deltalake.DeltaTable(url)
+            table = self._opened()
         return table
+
+    @property
+    def _url(self) -> str:
+        return self._directory.location.path if self._directory.location.is_local else self._directory.url
+
+    def _opened(self) -> Any:
+        import deltalake
+
+        return deltalake.DeltaTable(self._url)
 
     def _check_partitions(self, table: Any) -> None:
         found = list(table.metadata().partition_columns)

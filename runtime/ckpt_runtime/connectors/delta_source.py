@@ -213,7 +213,7 @@ class DeltaEnumerator(SplitEnumerator):
         if self._table_id != table_id:
             raise DeltaTableError(
                 f"{self._path} holds another Delta table ({self._table_id}) than the one that the restored snapshot "
-                f"has read ({table_id}): give the source a new uid, so that it starts anew"
+                f"has read ({table_id}): give the source a new uid, so that it starts from the beginning"
             )
         if self._version > latest + 1:
             raise DeltaTableError(
@@ -310,7 +310,7 @@ class DeltaEnumerator(SplitEnumerator):
         else:
             way_out = (
                 "With option skipChangeCommits the source continues behind it; with ignoreChanges it reads the files "
-                "that were written anew, whose unchanged rows come again"
+                "that were rewritten, whose unchanged rows come again"
             )
         what = "changes" if commit.added else "deletes"
         raise DeltaTableError(

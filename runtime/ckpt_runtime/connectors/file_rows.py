@@ -18,6 +18,8 @@ from ckpt_runtime.storage.filesystem import Location, naming
 BATCH_ROWS = 8192
 COUNTABLE = frozenset({"parquet", "orc"})
 """The formats whose files say how many rows they have."""
+_MOST_VALUES = 1024
+"""A column of text with more distinct values than that in a row group is read as plain text, not as a dictionary."""
 _BLOCK_BYTES = 1 << 20
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _UNREADABLE = (".snappy", ".lz4", ".deflate", ".xz", ".lzo")
@@ -33,6 +35,7 @@ class FileFormatError(StorageError):
 def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     """Yields batches of at most :data:`BATCH_ROWS` rows, none empty, in the order of the file.
 
+    Text of few distinct values comes as dictionaries, if the file has them; then their batches share one.
     Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
     """
     read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json, "csv": _csv}[format_]
@@ -63,14 +66,56 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
     with closing(location.filesystem.open(location.path, "rb")) as stream, pq.ParquetFile(stream) as file:
         names = _names_in_file(file.schema_arrow, schema, location)
         wanted = [name for name in names if name is not None]
+        dictionaries = _Dictionaries(file.metadata, names, schema)
         for group in range(file.metadata.num_row_groups):
             if not wanted:
                 yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
                 continue
             # Decoded piece by piece: decoding a whole group may take a second, during which no barrier is processed.
-            for batch in file.iter_batches(BATCH_ROWS, row_groups=[group], columns=wanted):
+            for batch in dictionaries.batches(stream, group, wanted):
                 if batch.num_rows:
                     yield _conformed(batch, names, schema, location)
+
+
+class _Dictionaries:
+    """Reads columns of text in a Parquet file as dictionaries, as long as these are small."""
+
+    def __init__(self, metadata: pq.FileMetaData, names: list[str | None], schema: pa.Schema) -> None:
+        self._metadata = metadata
+        self._shared: dict[str, pa.Array] = {}
+        text = {name for name, field in zip(names, schema, strict=True) if pa.types.is_string(field.type)}
+        chunks = (
+            metadata.row_group(0).column(at) for at in range(metadata.num_columns if metadata.num_row_groups else 0)
+        )
+        found = (chunk.path_in_schema for chunk in chunks if chunk.has_dictionary_page)
+        self._names = [name for name in found if name in text]
+
+    def batches(self, stream: Any, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The batches of a row group."""
+        while True:
+            file = pq.ParquetFile(stream, metadata=self._metadata, read_dictionary=self._names)
+            batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
+            first = next(batches, None)
+            if first is None:
+                return
+            large = [name for name in self._names if len(first.column(name).dictionary) > _MOST_VALUES]
+            if not large:
+                yield self._sharing(first)
+                yield from map(self._sharing, batches)
+                return
+            self._names = [name for name in self._names if name not in large]
+
+    def _sharing(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the dictionaries of the batches before, if they are equal: each batch comes with copies."""
+        for name in self._names:
+            column = batch.column(name)
+            known = self._shared.get(name)
+            if known is None or not known.equals(column.dictionary):
+                self._shared[name] = column.dictionary
+                continue
+            shared = pa.DictionaryArray.from_arrays(column.indices, known, safe=False)
+            batch = batch.set_column(batch.schema.get_field_index(name), batch.schema.field(name), shared)
+        return batch
 
 
 def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
@@ -121,8 +166,15 @@ def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema
             )
         if pa.types.is_timestamp(column.type) and column.type.tz != field.type.tz:
             column = column.cast(pa.timestamp(column.type.unit)).cast(field.type, safe=False)
-        columns.append(column if column.type == field.type else column.cast(field.type, safe=False))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)
+        keeps = column.type == field.type or (pa.types.is_dictionary(column.type) and pa.types.is_string(field.type))
+        columns.append(column if keeps else column.cast(field.type, safe=False))
+    return batch_of(columns, schema)
+
+
+def batch_of(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
+    """A batch of columns that may be dictionaries of what ``schema`` declares."""
+    fields = [field.with_type(column.type) for field, column in zip(schema, columns, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
 def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import COUNTABLE, open_rows
+from ckpt_runtime.connectors.file_rows import COUNTABLE, batch_of, open_rows
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
@@ -321,4 +321,4 @@ class FileReader(SplitReader):
             except pa.ArrowException as error:
                 raise ValueError(f"{url}: {text!r} is no {field.type} for column {field.name!r}") from error
             columns.append(pa.repeat(value, batch.num_rows))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+        return batch_of(columns, self._schema)

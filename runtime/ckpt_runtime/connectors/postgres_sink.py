@@ -7,6 +7,10 @@ them, and records the checkpoint's id in a table beside it, all in one transacti
 and does nothing.
 
 Staging tables that a crash between the two commits leaves are found in the list and dropped.
+
+With option ``preparedTransactions`` rows are copied into the target itself, in a transaction that the writer prepares
+(``PREPARE TRANSACTION``) and the committer commits by its name. Its entry in the list becomes visible with the rows:
+it tells a repeated commit that the rows are there, until the checkpoint is recorded.
 """
 
 from __future__ import annotations
@@ -32,7 +36,10 @@ _LOCK = 0x636B7074
 
 
 class StagingTable(msgspec.Struct, frozen=True):
-    """A table with the rows of one subtask for one checkpoint, in the schema of the target; its name is random."""
+    """A table with the rows of one subtask for one checkpoint, in the schema of the target; its name is random.
+
+    A name that begins with ``ckpt:`` is that of a prepared transaction, which has the rows.
+    """
 
     name: str
     rows: int
@@ -69,6 +76,12 @@ class PostgresSink(Sink):
             database.prepare()
             restored = context.restored_checkpoint_id or 0
             covered = max(restored, context.savepoint_id)
+            for name in database.prepared_transactions():
+                _, sink_id, job_id, attempt, checkpoint_id, _ = name.split(":")
+                own = job_id == context.job_id and int(attempt) < context.attempt and int(checkpoint_id) > covered
+                former = job_id in context.ended_jobs and int(checkpoint_id) > restored
+                if sink_id == context.sink_id and (own or former):
+                    database.end_prepared(name, "ROLLBACK")
             found = database.run(
                 "SELECT name FROM {staged} WHERE sink_id = %s AND ("
                 "(job_id = %s AND attempt < %s AND checkpoint_id > %s) OR (job_id = ANY(%s) AND checkpoint_id > %s))",
@@ -141,6 +154,23 @@ class Database:
                 "job_id text NOT NULL, attempt integer NOT NULL, checkpoint_id bigint NOT NULL)"
             )
 
+    def prepared_transactions(self) -> list[str]:
+        """The names of the prepared transactions of sinks in this database."""
+        rows = self.connection.execute(
+            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'ckpt:%:%:%:%:%'"
+        )
+        return [name for (name,) in rows]
+
+    def end_prepared(self, name: str, action: str) -> bool:
+        """Commits or rolls back (``action``) a prepared transaction; returns whether there was one of this name."""
+        import psycopg
+
+        try:
+            self.run(f"{action} PREPARED {{name}}", name=self.sql.Literal(name))
+        except psycopg.errors.UndefinedObject:
+            return False
+        return True
+
     def drop(self, staging: str) -> None:
         """Drops a staging table and its entry in the list; to be called within a transaction."""
         self.run("DROP TABLE IF EXISTS {table}", table=self.within(staging))
@@ -167,6 +197,7 @@ class PostgresWriter(SinkWriter):
         self._database = database
         self._context = context
         self._marker = options["deleteColumn"]
+        self._prepares = bool(options["preparedTransactions"])
         self._columns = [name for name in schema.names if name != self._marker]
         self._types, self._converters, self._required = self._column_types(schema)
         self._rows = 0
@@ -174,6 +205,12 @@ class PostgresWriter(SinkWriter):
         self._copying: Any = None
         self._copy: Any = None
         database.prepare()
+        if self._prepares and database.run("SHOW max_prepared_transactions").fetchone()[0] == "0":
+            database.close()
+            raise ValueError(
+                "option preparedTransactions: the server has max_prepared_transactions=0; set it to at least three "
+                "times the parallelism of the sink, or leave the option out"
+            )
 
     def write(self, batch: pa.RecordBatch) -> None:
         if self._copy is None:
@@ -187,7 +224,7 @@ class PostgresWriter(SinkWriter):
         if self._marker:
             columns.append([bool(value) for value in batch.column(self._marker).to_pylist()])
         for at, row in enumerate(zip(*columns, strict=True), self._rows):
-            self._copy.write_row((*row, at))
+            self._copy.write_row(row if self._prepares else (*row, at))
         self._rows += batch.num_rows
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[StagingTable]:
@@ -196,11 +233,17 @@ class PostgresWriter(SinkWriter):
         context = self._context
         self._copying.__exit__(None, None, None)
         self._copying = self._copy = None
+        if self._prepares:
+            place = f"{context.sink_id}:{context.job_id}:{context.attempt}:{checkpoint_id}"
+            self._name = f"ckpt:{place}:{secrets.token_hex(8)}"
         self._database.run(
             "INSERT INTO {staged} (name, sink_id, job_id, attempt, checkpoint_id) VALUES (%s, %s, %s, %s, %s)",
             (self._name, context.sink_id, context.job_id, context.attempt, checkpoint_id),
         )
-        self._database.run("COMMIT")
+        if self._prepares:
+            self._database.run("PREPARE TRANSACTION {name}", name=self._database.sql.Literal(self._name))
+        else:
+            self._database.run("COMMIT")
         table, self._rows = StagingTable(self._name, self._rows), 0
         return [table]
 
@@ -213,10 +256,13 @@ class PostgresWriter(SinkWriter):
         self._database.close()
 
     def _begin(self) -> None:
+        self._database.run("BEGIN")
+        if self._prepares:
+            self._copy_into(self._database.within(self._database.table), self._columns, self._types)
+            return
         database = self._database
         self._name = f"ckpt_staging_{secrets.token_hex(12)}"
         table = database.within(self._name)
-        database.run("BEGIN")
         database.run(
             "CREATE TABLE {table} AS SELECT {columns}{marker}, 0::bigint AS {order} FROM {target} WITH NO DATA",
             table=table,
@@ -230,13 +276,17 @@ class PostgresWriter(SinkWriter):
                 table=table,
                 changes=database.joined(", ", "ALTER COLUMN {} SET NOT NULL", self._required),
             )
-        columns = [*self._columns, *([self._marker] if self._marker else []), _ORDER]
+        marker = [self._marker] if self._marker else []
+        self._copy_into(table, [*self._columns, *marker, _ORDER], [*self._types, *("bool" for _ in marker), "int8"])
+
+    def _copy_into(self, table: Any, columns: Sequence[str], types: Sequence[str]) -> None:
+        database = self._database
         statement = database.sql.SQL("COPY {} ({}) FROM STDIN (FORMAT BINARY)").format(
             table, database.sql.SQL(", ").join(map(database.sql.Identifier, columns))
         )
         self._copying = database.connection.cursor().copy(statement)
         self._copy = self._copying.__enter__()
-        self._copy.set_types([*self._types, *(["bool"] if self._marker else []), "int8"])
+        self._copy.set_types(types)
 
     def _column_types(self, schema: pa.Schema) -> tuple[list[str], dict[str, Callable[[Any], Any]], list[str]]:
         """The database's types of the columns, converters of their values, and which must not be null.
@@ -284,7 +334,11 @@ class PostgresCommitter(SinkCommitter):
         database.prepare()
 
     def commit(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
-        """Raises CommitError when a staging table is missing whose rows were not committed."""
+        """Raises CommitError when a staging table, or a prepared transaction, is missing that was not committed."""
+        prepared = [staging for staging in committables if staging.name.startswith("ckpt:")]
+        if prepared and not self._is_noted(transaction):
+            for staging in prepared:
+                self.commit_prepared(staging)
         with self._database.connection.transaction():
             noted = self._database.run(
                 "INSERT INTO {commits} AS known (writer_id, checkpoint_id) VALUES (%s, %s) "
@@ -294,8 +348,25 @@ class PostgresCommitter(SinkCommitter):
             ).fetchone()
             if noted is not None:
                 for staging in committables:
-                    self.merge(staging)
+                    if staging.name.startswith("ckpt:"):
+                        self._database.run("DELETE FROM {staged} WHERE name = %s", (staging.name,))
+                    else:
+                        self.merge(staging)
         return CommitOutcome.ALREADY_COMMITTED if noted is None else CommitOutcome.COMMITTED
+
+    def commit_prepared(self, staging: StagingTable) -> None:
+        """Commits a prepared transaction, unless that was done before. Raises CommitError if it was rolled back."""
+        if self._database.end_prepared(staging.name, "COMMIT"):
+            return
+        if self._database.run("SELECT 1 FROM {staged} WHERE name = %s", (staging.name,)).fetchone() is None:
+            raise CommitError(
+                f"the prepared transaction {staging.name} is gone and its {staging.rows} rows were not committed: it "
+                "was rolled back; restore an earlier checkpoint"
+            )
+
+    def _is_noted(self, transaction: Transaction) -> bool:
+        query = "SELECT 1 FROM {commits} WHERE writer_id = %s AND checkpoint_id >= %s"
+        return self._database.run(query, (transaction.writer_id, transaction.checkpoint_id)).fetchone() is not None
 
     def merge(self, staging: StagingTable) -> None:
         """Moves the rows of a staging table into the target and drops it, within the transaction of a commit."""
@@ -346,6 +417,9 @@ class PostgresCommitter(SinkCommitter):
         )
 
     def abort(self, transaction: Transaction, committables: Sequence[StagingTable]) -> None:
+        for staging in committables:
+            if staging.name.startswith("ckpt:"):
+                self._database.end_prepared(staging.name, "ROLLBACK")
         with self._database.connection.transaction():
             for staging in committables:
                 self._database.drop(staging.name)

@@ -4,8 +4,8 @@ Values that grow do not become visible in their order: a transaction that drew a
 greater value, and a reader that has passed the greater value would miss the row. Therefore a value is read up to only
 when no row below it can appear any more. An INSERT draws the value of a sequence while it holds a lock of the table, up
 to the end of its transaction. So the enumerator notes the greatest value, then which transactions hold such a lock, and
-waits until they have ended, as CREATE INDEX CONCURRENTLY does. It blocks nobody. With option ``settleTime`` it waits
-for that time instead, where values come from elsewhere.
+waits until they have ended, as CREATE INDEX CONCURRENTLY does. It blocks no transaction. With option ``settleTime`` it
+waits for that time instead, where values come from elsewhere.
 
 A split is a range of values; its position is the last value that was emitted. Never writes to the database.
 """
@@ -26,8 +26,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.postgres_sink import Database
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.postgres_options import import_driver
-from ckpt_runtime.graph.postgres_source_options import LATEST, readable_types, settle_ms, starting_value
+from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows

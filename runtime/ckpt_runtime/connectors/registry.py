@@ -41,10 +41,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
 
             return NumbersSource(spec)
         case CommitterSpec():
-            from ckpt_runtime.connectors.sink_operators import CommitterOperator
-
-            assert spec.schema is not None
-            return CommitterOperator(sink_of(spec), spec.schema)
+            return _create_committer(spec)
         case SinkSpec():
             return _create_sink(spec)
         case DrillSinkSpec():
@@ -105,10 +102,22 @@ def _create_sink(spec: SinkSpec) -> Operator:
 
             return VerifySink(spec)
     from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator
+    from ckpt_runtime.connectors.waiting_batches import WaitingWriterOperator
 
     sink = sink_of(spec)
+    if spec.format == "foreachBatch":
+        return WaitingWriterOperator(sink, spec.table)
     kind = PreparingSinkOperator if spec.single_committer else CommittingSinkOperator
     return kind(sink, spec.table)
+
+
+def _create_committer(spec: CommitterSpec) -> Operator:
+    from ckpt_runtime.connectors.sink_operators import CommitterOperator
+    from ckpt_runtime.connectors.waiting_batches import WaitingCommitterOperator
+
+    assert spec.schema is not None
+    kind = WaitingCommitterOperator if spec.format == "foreachBatch" else CommitterOperator
+    return kind(sink_of(spec), spec.schema)
 
 
 def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:

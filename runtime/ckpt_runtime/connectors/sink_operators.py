@@ -26,7 +26,8 @@ from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.state.errors import CorruptStateError
 
-_CHECK_EVERY_MS = 500
+CHECK_EVERY_MS = 500
+"""How often a failure in the background is looked for."""
 _MAX_SHOWN_CHARS = 500
 _LOG = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class _WriterOperator(Operator):
             )
         if not self._check_requested and type(self._writer).check is not SinkWriter.check:
             self._check_requested = True
-            self.context.set_timer(self.context.now_ms() + _CHECK_EVERY_MS)
+            self.context.set_timer(self.context.now_ms() + CHECK_EVERY_MS)
         self._writer.write(batch)
 
     def process_end_of_range(self) -> None:
@@ -103,7 +104,7 @@ class _WriterOperator(Operator):
         """Raises a failure of the writer's background work even if the next row or barrier is hours away."""
         if self._writer is not None and self._check_requested:
             self._writer.check()
-            self.context.set_timer(now_ms + _CHECK_EVERY_MS)
+            self.context.set_timer(now_ms + CHECK_EVERY_MS)
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """Drops the watermark: a sink has no output, and committables have no event time."""
@@ -293,8 +294,11 @@ class CommitterOperator(Operator):
         """Commits in checkpoint order. After a failure, this and later checkpoints are committed after the restore."""
         for known in self._ordered():
             if known.checkpoint_id <= checkpoint_id:
-                _log(self.context, known, self._open_committer().commit(known, self._decoded(known)))
+                self._commit(known, self._decoded(known))
                 del self._messages[known]
+
+    def _commit(self, known: Transaction, committables: list[Any]) -> None:
+        _log(self.context, known, self._open_committer().commit(known, committables))
 
     def _open_committer(self) -> SinkCommitter:
         if self._committer is None:

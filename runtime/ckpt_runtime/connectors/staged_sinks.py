@@ -26,6 +26,7 @@ from ckpt_runtime.connectors.file_sink import FileSink, PendingFile, part_of
 from ckpt_runtime.connectors.part_directory import PartDirectory
 from ckpt_runtime.frontend.batch_writers import SparkWrite
 from ckpt_runtime.frontend.live_session import session_of_query
+from ckpt_runtime.graph.formats import MAX_WAITING_BATCHES
 from ckpt_runtime.graph.specs import CommitterSpec, SinkSpec, UserFunction
 from ckpt_runtime.operators.task_context import new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, Transaction
@@ -97,8 +98,10 @@ def _move(source: Location, target: Location) -> None:
 def staged_sink(spec: SinkSpec | CommitterSpec) -> Sink:
     """The sink behind ``foreach`` or ``foreachBatch``."""
     assert spec.function is not None
-    kind = _ForeachSink if spec.format == "foreach" else _ForeachBatchSink
-    return kind(spec.options["path"], spec.function)
+    if spec.format == "foreach":
+        return _ForeachSink(spec.options["path"], spec.function)
+    max_waiting = int(spec.options.get(MAX_WAITING_BATCHES.key, MAX_WAITING_BATCHES.default))
+    return _ForeachBatchSink(spec.options["path"], spec.function, max_waiting)
 
 
 class _StagedSink(FileSink):
@@ -111,7 +114,17 @@ class _StagedSink(FileSink):
 
 
 class _ForeachBatchSink(_StagedSink):
+    """``max_waiting``: how many completed checkpoints may wait for the function while rows are still taken."""
+
     single_committer = True
+
+    def __init__(self, directory: str, function: UserFunction, max_waiting: int) -> None:
+        super().__init__(directory, function)
+        self.max_waiting = max_waiting
+
+    def still_staged(self, committable: PendingFile) -> bool:
+        """Whether the rows are still there, because the function has not returned."""
+        return self.directory.has(part_of(committable).pending)
 
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
         assert schema is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 
-from ckpt_runtime.configuration.quantities import parse_duration
+from ckpt_runtime.configuration.value_types import parse_duration
 
 INTERVAL_FORM = 'one or more numbers with a unit (week, day, hour, minute, second, millisecond), such as "10 minutes"'
 

@@ -25,6 +25,17 @@ from ckpt_runtime.processes.limited_process import (
     serve,
 )
 
+_REFUSALS = frozenset(
+    {
+        "InvalidConfigurationError",
+        "InvalidOptionError",
+        "PlanError",
+        "PlanProcessFailed",
+        "PlanTimeout",
+        "UnknownOptionError",
+    }
+)
+"""Types of failures whose message says everything: users see it without the type."""
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
 NEEDED = (
     "ckpt_runtime.frontend.program",
@@ -68,7 +79,7 @@ class PlanFailure:
     traceback: str = ""
 
     def __str__(self) -> str:
-        return f"{self.type}: {self.message}"
+        return self.message if self.type in _REFUSALS else f"{self.type}: {self.message}"
 
 
 @dataclass(frozen=True, slots=True)

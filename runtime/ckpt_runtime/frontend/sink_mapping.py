@@ -12,7 +12,14 @@ from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink, check_types_of_pyspark, partition_columns, partition_option
+from ckpt_runtime.graph.formats import (
+    MAX_WAITING_BATCHES,
+    check_sink,
+    check_types_of_pyspark,
+    partition_columns,
+    partition_option,
+)
+from ckpt_runtime.graph.options import parse_value
 from ckpt_runtime.graph.source_formats import check_location
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 
@@ -86,7 +93,10 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
         )
     check_location(location)
     user_function = UserFunction(function, capture.session, dict(capture.configuration))
-    return SinkSpec(format_, {"path": f"{location.rstrip('/')}/staged"}, user_function)
+    staged = {"path": f"{location.rstrip('/')}/staged"}
+    if start.HasField("foreach_batch") and (waiting := given.get(MAX_WAITING_BATCHES.key.lower())) is not None:
+        staged[MAX_WAITING_BATCHES.key] = str(parse_value(MAX_WAITING_BATCHES, waiting))
+    return SinkSpec(format_, staged, user_function)
 
 
 def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:

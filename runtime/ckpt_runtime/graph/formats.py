@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
@@ -30,6 +31,9 @@ AVAILABLE_NOW_OPTION = "availableNow"
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in
 the same order, so that a checkpoint may come in the middle of it."""
+
+MAX_WAITING_BATCHES = Option("maxWaitingBatches", int, 2, minimum=0)
+"""Writer option of ``foreachBatch``: how many completed checkpoints may wait for the function while rows are taken."""
 
 _COMMITTABLE_FIELDS: list[pa.Field[Any]] = [
     pa.field("checkpoint_id", pa.int64(), False),
@@ -144,8 +148,18 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def target_file_size(options: Mapping[str, Any]) -> int:
+    """The size in bytes that small files of a Delta table are merged to; 0 leaves them as they are."""
+    text = options["targetFileSize"]
+    try:
+        return 0 if text is None else MemorySizeType().parse(text)
+    except ValueError:
+        raise PlanError("option 'targetFileSize'", f"{text!r} is not {SIZE_FORM}") from None
+
+
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema)
+    target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
@@ -261,6 +275,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("maxRowsPerFile", int, 0, minimum=0),
                 Option("partitionBy"),
                 Option("mergeSchema", bool, False),
+                Option("targetFileSize"),
             ),
             _check_delta,
         ),

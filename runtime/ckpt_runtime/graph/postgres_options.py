@@ -1,4 +1,6 @@
-"""Format ``postgresql`` at planning time: options, columns that it can write, and their types in the database."""
+"""Format ``postgresql`` at planning time: the options of source and sink, the columns that can be
+read exactly or written, and their types in the database.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.options import Option
+from ckpt_runtime.graph.options import Option, duration_ms
 
 POSTGRES_SINK_OPTIONS = (
     Option("url", required=True),
@@ -18,6 +20,7 @@ POSTGRES_SINK_OPTIONS = (
     Option("mode", default="append", choices=("append", "upsert")),
     Option("keys"),
     Option("deleteColumn"),
+    Option("preparedTransactions", bool, False),
 )
 
 _INTEGERS = ("int2", "int4", "int8", "numeric")
@@ -32,6 +35,8 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
     if options["mode"] == "append" and (keys or marker):
         name = "keys" if keys else "deleteColumn"
         raise PlanError(f"option {name!r}", "it belongs to mode upsert; mode append inserts every row")
+    if options["preparedTransactions"] and options["mode"] != "append":
+        raise PlanError("option 'preparedTransactions'", "it works with mode append; mode upsert merges staging tables")
     for column in (*keys, *([marker] if marker else [])):
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")
@@ -89,5 +94,93 @@ def database_types(field: pa.Field) -> tuple[str, ...]:
     if kind not in known:
         raise PlanError(
             "format", f"column {field.name!r} is {field.type}, which PostgreSQL has no type for; use to_json of it"
+        )
+    return known[kind]
+
+
+EARLIEST, LATEST = "earliest", "latest"
+
+POSTGRES_SOURCE_OPTIONS = (
+    Option("url", required=True),
+    Option("dbtable", required=True),
+    Option("user"),
+    Option("password"),
+    Option("growingColumn", required=True),
+    Option("startingValue", default=EARLIEST),
+    Option("settleTime"),
+    Option("pollInterval", default="200ms"),
+    Option("numPartitions", int, 8, minimum=1),
+    Option("fetchsize", int, 8192, minimum=1),
+)
+
+
+def postgres_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
+    """The declared columns. Raises PlanError for options that contradict each other, and types that it cannot read."""
+    server_of(options["url"])
+    if declared is None:
+        raise PlanError("schema", "a stream of a table needs its schema: .schema('id BIGINT, name STRING, ...')")
+    growing = options["growingColumn"]
+    if growing not in declared.names:
+        raise PlanError("option 'growingColumn'", f"no column {growing!r}; there are {', '.join(declared.names)}")
+    kind = declared.field(growing).type
+    if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
+        raise PlanError(
+            "option 'growingColumn'", f"column {growing!r} is {kind}; whole numbers and timestamps can grow"
+        )
+    if pa.types.is_timestamp(kind) and options["settleTime"] is None:
+        raise PlanError(
+            "option 'settleTime'",
+            f"column {growing!r} is a timestamp, and a transaction may commit rows with earlier ones than those that "
+            "were read: say after how long no such row comes any more, such as 1m",
+        )
+    settle_ms(options)
+    duration_ms("pollInterval", options["pollInterval"], "ms")
+    starting_value(options)
+    for field in declared:
+        readable_types(field)
+    import_driver()
+    return declared
+
+
+def settle_ms(options: Mapping[str, Any]) -> float | None:
+    """Option ``settleTime`` in milliseconds; None if locks of the table say when rows are complete."""
+    text = options["settleTime"]
+    return None if text is None else duration_ms("settleTime", text, "ms")
+
+
+def starting_value(options: Mapping[str, Any]) -> int | str:
+    """Option ``startingValue``: a number, :data:`EARLIEST` or :data:`LATEST`. Raises PlanError for another value."""
+    text = options["startingValue"]
+    if text in (EARLIEST, LATEST):
+        return str(text)
+    try:
+        return int(text)
+    except ValueError:
+        raise PlanError("option 'startingValue'", f"{text!r} is not earliest, latest or a whole number") from None
+
+
+def readable_types(field: pa.Field) -> tuple[str, ...]:
+    """PostgreSQL's names of the types whose values a column of this type holds exactly. Raises PlanError for none."""
+    kind = field.type
+    if pa.types.is_list(kind) and not pa.types.is_nested(kind.value_type):
+        return tuple(f"_{name}" for name in readable_types(kind.field(0).with_name(field.name)))
+    if pa.types.is_decimal(kind):
+        return ("numeric",)
+    if pa.types.is_timestamp(kind):
+        return ("timestamptz",) if kind.tz else ("timestamp",)
+    known = {
+        pa.bool_(): ("bool",),
+        pa.int16(): ("int2",),
+        pa.int32(): ("int2", "int4"),
+        pa.int64(): ("int2", "int4", "int8"),
+        pa.float32(): ("float4",),
+        pa.float64(): ("float4", "float8"),
+        pa.string(): ("text", "varchar", "uuid", "json", "jsonb"),
+        pa.binary(): ("bytea",),
+        pa.date32(): ("date",),
+    }
+    if kind not in known:
+        raise PlanError(
+            "schema", f"column {field.name!r} is {kind}, which no column of PostgreSQL gives; cast it later"
         )
     return known[kind]

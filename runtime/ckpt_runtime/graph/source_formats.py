@@ -17,7 +17,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, duration_ms, parse_options
-from ckpt_runtime.graph.postgres_source_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
+from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 

@@ -1,7 +1,7 @@
 """What each operator of a pipeline does, as plain descriptions.
 
 A spec says *what*; the operator classes in ``operators/`` and ``connectors/`` say *how* and are built from a spec by
-``task/operator_factory.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
+``task/deployed_job.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
 which ran the pipeline's entry point: only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
 """
 

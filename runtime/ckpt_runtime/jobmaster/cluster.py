@@ -21,7 +21,7 @@ from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S, ClusterEnded, Lea
 from ckpt_runtime.jobmaster.program_store import ProgramStore
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import SlotProvider, SlotTimes
-from ckpt_runtime.network.authentication import new_secret
+from ckpt_runtime.network.framing import new_secret
 from ckpt_runtime.network.tls import credentials
 from ckpt_runtime.processes.limited_process import drop_templates, keep_templates
 from ckpt_runtime.storage.driver_pools import DriverPools

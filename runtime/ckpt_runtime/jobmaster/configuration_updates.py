@@ -12,10 +12,9 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
 from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.configuration.differences import (
     OptionChange,
     check_changeable,
@@ -25,7 +24,6 @@ from ckpt_runtime.configuration.differences import (
 )
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import Changeability, OptionScope
-from ckpt_runtime.configuration.own_configuration import ChangeNote
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, canonical_key
 from ckpt_runtime.configuration.validation import validate
@@ -44,7 +42,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, submitted_settings
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration
-from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
     ReplacementRefusedError,

@@ -25,11 +25,11 @@ from ckpt_runtime.network.agent_messages import (
     RegisterWorker,
     Registration,
 )
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.connections import (
     HANDSHAKE_TIMEOUT_S,
     LENGTH_BYTES,
     ControlConnection,
+    MalformedMessageError,
     framed,
     message_length,
 )
@@ -43,7 +43,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
     WorkerQuestion,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.network.framing import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.network.tls import internal_context
 
 logger = logging.getLogger(__name__)

@@ -11,13 +11,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
-from ckpt_runtime.configuration.cluster_options import JobManagerOptions
+from ckpt_runtime.configuration.cluster_options import JobManagerOptions, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure
@@ -69,10 +68,9 @@ from ckpt_runtime.jobmaster.request_checks import (
     like,
     with_recovery_options,
 )
-from ckpt_runtime.jobmaster.savepoint_catalogue import SavepointCatalogue
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
-from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
+from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences
 from ckpt_runtime.jobmaster.submissions import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter

@@ -18,9 +18,13 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStatsSnapshot,
     RestoredCheckpointStats,
 )
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.effective import EffectiveOption, own_options
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.configuration.configuration import (
+    ChangeNote,
+    Configuration,
+    EffectiveOption,
+    OwnConfiguration,
+    own_options,
+)
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.contract.configuration import ConfigVersion, JobConfig
 from ckpt_runtime.contract.configuration import EffectiveOption as ShownOption

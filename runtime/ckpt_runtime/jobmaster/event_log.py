@@ -18,10 +18,10 @@ from ckpt_runtime.failure_report import printable
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.scheduler.core_events import DeployTasks, JobOutput, RecordFailure
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_effects import StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.structured_log import fields
 

@@ -16,18 +16,17 @@ from typing import TypeVar
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.frontend.static_tables import program_of
@@ -78,9 +77,9 @@ from ckpt_runtime.scheduler.core_events import (
     RescaleRequested,
     SavepointBeforeCancel,
 )
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,
@@ -249,6 +248,8 @@ class JobMaster:
         if stopping is None:
             stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted, taken_by))
             stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
+            # Its client may have gone, and asyncio logs an error that is never retrieved.
+            stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(stopping)
 
     async def _stop(

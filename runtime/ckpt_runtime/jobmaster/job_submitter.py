@@ -11,9 +11,8 @@ from functools import partial
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.frontend.static_tables import with_tables
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
@@ -48,7 +47,7 @@ from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
-from ckpt_runtime.storage.snapshot_metadata import snapshot_directory
+from ckpt_runtime.storage.metadata import snapshot_directory
 
 
 class JobSubmitter:

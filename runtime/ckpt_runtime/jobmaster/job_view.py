@@ -15,7 +15,7 @@ from typing import Any
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
-from ckpt_runtime.configuration.effective import effective_options
+from ckpt_runtime.configuration.configuration import effective_options
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, printable
 from ckpt_runtime.jobmaster.ended_job import result_document, shown_configuration
@@ -35,9 +35,9 @@ from ckpt_runtime.jobmaster.metric_table import JOB, JobFigures, texts
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.scheduler.core_events import DeployTasks, RecordFailure
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_effects import JobEnded, StatusChanged
 from ckpt_runtime.scheduler.job_events import FailureInfo
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.structured_log import fields
 

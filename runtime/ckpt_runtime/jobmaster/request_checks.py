@@ -16,10 +16,9 @@ from ckpt_runtime.configuration.checkpointing_options import (
     RecoveryClaimMode,
     StateRecoveryOptions,
 )
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import (
     INTERNAL_PREFIX,

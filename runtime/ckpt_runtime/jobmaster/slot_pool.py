@@ -7,7 +7,7 @@ while: the agent of another slot on the same machine adopts them instead of star
 event loop.
 
 A request is served as a whole or not at all. While the cluster cannot serve it, it holds no slots, so that other
-requests can use them; :mod:`ckpt_runtime.jobmaster.slot_allocation` says when slots are reserved for it.
+requests can use them; :mod:`ckpt_runtime.jobmaster.slots` says when slots are reserved for it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from weakref import WeakKeyDictionary
 from ckpt_runtime.jobmaster.control_endpoint import ANSWER_TIMEOUT_S, A, AgentPeer, AnyPeer, WorkerQuestions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
-from ckpt_runtime.jobmaster.slot_allocation import Supply, Turn, allocate, choose_cores, shortage, turn_after
 from ckpt_runtime.jobmaster.slots import (
     EndedWorkerLog,
     Slot,
@@ -34,8 +33,14 @@ from ckpt_runtime.jobmaster.slots import (
     SlotsUnavailableError,
     SlotTimes,
     StartingWorker,
+    Supply,
+    Turn,
     Worker,
+    allocate,
+    choose_cores,
     describe_exit,
+    shortage,
+    turn_after,
 )
 from ckpt_runtime.network.agent_messages import (
     LAST_WRITES_S,
@@ -49,6 +54,7 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.connections import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FollowAgent,
     Following,
@@ -57,7 +63,6 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
     WorkerQuestion,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 
 logger = logging.getLogger(__name__)
 
@@ -148,7 +153,7 @@ class SlotPool:
         if self._watch is not None:
             self._watch.cancel()
         self._losses.close()
-        for slot_id in list(self._launching):  # agents that have not registered cannot be told to shut down
+        for slot_id in list(self._launching):  # agents that have not registered cannot be requested to shut down
             self._provider.cancel(slot_id)
         for slot in self._slots.values():
             slot.agent.send(ShutdownAgent())
@@ -622,8 +627,8 @@ class SlotPool:
         slot.agent.send(ShutdownAgent(tuple(kept)))
         slot.agent.close()
         if (owner := slot.owner) is not None:
-            told = f"slot {slot.slot_id} was lost"
-            self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{told}: {why}"), reason)
+            lost = f"slot {slot.slot_id} was lost"
+            self._losses.tell(slot.slot_id, lambda why: owner.slot_lost(slot, f"{lost}: {why}"), reason)
         self._notify()
 
     # --- silent peers and idle slots

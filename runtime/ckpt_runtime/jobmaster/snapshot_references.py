@@ -1,6 +1,8 @@
 """The snapshots that living jobs refer to, which must not be disposed of or claimed. Reads only, deletes nothing.
 
 A snapshot is identified by its place: symbolic links, forms of a URL and ``_metadata`` lead to the same one.
+
+The driver reads the savepoint catalogue here, too: in the pools of addresses, with errors for REST.
 """
 
 from __future__ import annotations
@@ -10,10 +12,22 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
+from ckpt_runtime.jobmaster.gateway_errors import (
+    Conflict,
+    GatewayError,
+    InvalidRequest,
+    NotFound,
+    NotReady,
+    SnapshotInUse,
+    SnapshotNotFound,
+)
+from ckpt_runtime.jobmaster.gateway_values import KnownSavepoints, SavepointList
 from ckpt_runtime.processes.process_mark import own_mark
+from ckpt_runtime.snapshots import catalogue
+from ckpt_runtime.snapshots.catalogue import NOT_ALLOWED, CataloguedSavepoint
 from ckpt_runtime.snapshots.job_claims import (
     JobClaims,
     OwnedElsewhereError,
@@ -23,10 +37,10 @@ from ckpt_runtime.snapshots.job_claims import (
 )
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import SESSION_PREFIX, Claimant, ClaimedError, claim_of, place_of_snapshot
-from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Identity, address_of, identity, is_directory, resolve
-from ckpt_runtime.storage.savepoint_entry import read_entry
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
+from ckpt_runtime.storage.metadata import has_metadata, snapshot_directory
+from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind, read_entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,3 +226,85 @@ def _places(urls: Iterable[str]) -> dict[str, _Place | None]:
         except StorageError:
             found[url] = None
     return found
+
+
+T = TypeVar("T")
+MAX_TARGETS = 100
+
+
+class SavepointCatalogue:
+    """Keeps no savepoints itself. Runs on one event loop; reads in the pool that ``paths`` gives for a URL."""
+
+    def __init__(self, paths: Callable[[str], Executor]) -> None:
+        self._paths = paths
+        self._targets: dict[str, None] = {}
+
+    def expect_in(self, directory: str) -> None:
+        """Remembers a directory into which a savepoint is being taken; the latest hundred are kept."""
+        self._targets.pop(directory, None)
+        self._targets[directory] = None
+        if len(self._targets) > MAX_TARGETS:
+            del self._targets[next(iter(self._targets))]
+
+    async def known(self, directories: Iterable[str], job: str | None) -> KnownSavepoints:
+        """The savepoints below these directories and below remembered targets of savepoints. Raises nothing."""
+        unread: dict[str, str] = {}
+
+        async def look(directory: str) -> SavepointList | None:
+            try:
+                return await self.list(directory, job)
+            except NotFound:  # no savepoint has been taken into it yet, or it was removed
+                return None
+            except GatewayError as error:
+                unread[directory] = str(error)
+                return None
+
+        listings = await asyncio.gather(*map(look, dict.fromkeys([*directories, *self._targets])))
+        found = {listing.directory: listing for listing in listings if listing is not None}
+        savepoints = {item.location: item for listing in found.values() for item in listing.savepoints}
+        return KnownSavepoints(tuple(found), tuple(sorted(savepoints.values(), key=catalogue.latest_first)), unread)
+
+    async def list(self, directory: str, job: str | None) -> SavepointList:
+        """The savepoints below a directory. Raises InvalidRequest, NotFound, NotReady."""
+
+        def look() -> SavepointList:
+            base = resolve(directory)
+            return SavepointList(base.url, tuple(catalogue.list_savepoints(base, job)))
+
+        return await self._call("directory", directory, look)
+
+    async def latest(self, directory: str, job: str | None, before_ms: int | None) -> CataloguedSavepoint:
+        """The latest good savepoint, before a time if one is given. Raises InvalidRequest, NotFound, NotReady."""
+        found = await self._call("directory", directory, partial(catalogue.latest_good, directory, job, before_ms))
+        if found is None:
+            of_job, before = (
+                ("" if job is None else f" of job {job}"),
+                ("" if before_ms is None else f" before {before_ms}"),
+            )
+            raise NotFound(f"there is no good savepoint{of_job}{before} in {directory}")
+        return found
+
+    async def mark(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
+        """Marks a savepoint and returns it. Raises InvalidRequest, NotFound, NotReady, Conflict if it is damaged."""
+
+        def change() -> CataloguedSavepoint:
+            catalogue.mark_savepoint(path, kind, mark)
+            found = catalogue.look_at(catalogue.open_savepoint(path).directory)
+            assert found is not None
+            return found
+
+        return await self._call("savepoint-path", path, change)
+
+    async def _call(self, field: str, given: str, call: Callable[[], T]) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._paths(given), call)
+        except InvalidLocationError as error:
+            raise InvalidRequest(field, given, str(error)) from error
+        except NotFoundError as error:
+            raise NotFound(str(error)) from error
+        except CorruptFileError as error:
+            raise Conflict(str(error)) from error
+        except StorageError as error:
+            if error.errno in NOT_ALLOWED:
+                raise InvalidRequest(field, given, f"this session has no permission to do that: {error}") from error
+            raise NotReady(str(error)) from error

@@ -66,7 +66,7 @@ from ckpt_runtime.storage.errors import (
     StorageTimeoutError,
 )
 from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, is_directory, resolve
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
+from ckpt_runtime.storage.metadata import has_metadata, write_metadata
 from ckpt_runtime.storage.versioned_document import Fence, no_fence
 from ckpt_runtime.structured_log import fields
 

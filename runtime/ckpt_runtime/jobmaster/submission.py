@@ -10,9 +10,8 @@ from msgspec import Struct, to_builtins
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed

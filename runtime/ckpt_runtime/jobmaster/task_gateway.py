@@ -18,6 +18,7 @@ from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost
 from ckpt_runtime.jobmaster.slots import LOSS_GRACE_S, Slot, Worker
+from ckpt_runtime.network.connections import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploymentMessage,
@@ -28,7 +29,6 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.scheduler.core_events import RestoredState
 from ckpt_runtime.scheduler.deployment import Address, Deployment, JobDescriptor, SubtaskDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo

@@ -10,7 +10,7 @@ from typing import Annotated
 from msgspec import Meta, Struct, field
 
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.network.listeners import Message, MessageDecoder
+from ckpt_runtime.network.connections import Message, MessageDecoder
 
 Port = Annotated[int, Meta(ge=1, le=65_535)]
 PortRange = tuple[Port, Port]

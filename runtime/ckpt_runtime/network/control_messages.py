@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity
-from ckpt_runtime.network.listeners import Message, MessageDecoder
+from ckpt_runtime.network.connections import Message, MessageDecoder
 from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor
@@ -156,6 +156,7 @@ class SubtaskMeasures(Struct, frozen=True):
     idle_ms: Duration
     backpressured_ms: Duration
     measured_ms: Duration = 0.0
+    bad_rows_dropped: NonNegative = 0
     slices: NonNegative = 0
     work_waits: bool = False
     backpressured: bool = False

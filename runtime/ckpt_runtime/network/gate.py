@@ -19,8 +19,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
-from ckpt_runtime.network.credit import ReceiverCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, ReceiverCredit, Watermark
 from ckpt_runtime.network.output_queue import InFlightData
 
 Announced: TypeAlias = "CheckpointBarrier | EndOfPartition"

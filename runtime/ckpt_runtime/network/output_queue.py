@@ -13,8 +13,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, ControlElement, Watermark
+from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, ControlElement, SenderCredit, Watermark
 
 InFlightData: TypeAlias = "pa.RecordBatch | pa.Buffer | Watermark"
 """In-flight data that barriers overtake and checkpoints store: rows (a batch or its IPC message) and watermarks."""

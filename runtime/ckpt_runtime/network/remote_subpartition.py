@@ -13,8 +13,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, encode_element
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, SenderCredit, encode_element
 from ckpt_runtime.network.framing import FrameKind, encode_header
 from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
 

@@ -20,7 +20,7 @@ from typing import TypeAlias, TypeVar
 
 from ckpt_runtime.configuration.cluster_options import SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.network.authentication import AuthenticationError
+from ckpt_runtime.network.framing import AuthenticationError
 
 T = TypeVar("T")
 

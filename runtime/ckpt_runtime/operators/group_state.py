@@ -47,7 +47,7 @@ class GroupStateOperator(Operator):
     def __init__(self, schema: pa.Schema, keys: Sequence[str], event_time: str | None) -> None:
         self._schema = schema
         self._keys = tuple(keys)
-        self._late_rows = None if event_time is None else LateRows(event_time)
+        self._late_rows = None if event_time is None else LateRows(event_time, self.rows_in)
         self.affects = event_time
         """The input column with the earliest time at which the group that a row belongs to can end."""
         self._waiting: list[pa.RecordBatch] = []
@@ -75,7 +75,7 @@ class GroupStateOperator(Operator):
         self._buffer = self._buffers.sides[0]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        batch = conformed(batch, self._schema, self.context.uid)
+        batch = self.shaped(batch)
         if self._late_rows is not None:
             batch = self._late_rows.removed(batch, self._watermark)
             self.late_rows_dropped = self._late_rows.dropped
@@ -87,9 +87,18 @@ class GroupStateOperator(Operator):
         self._waiting.append(batch)
         self._rows_waiting += batch.num_rows
         if not self.waits or self._rows_waiting >= MOST_WAITING:
-            self._add_waiting()
+            self.add_waiting()
 
-    def _add_waiting(self) -> None:
+    def shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch in the schema that :meth:`add` takes. Raises OutputSchemaError."""
+        return conformed(batch, self._schema, self.context.uid)
+
+    def rows_in(self, batch: pa.RecordBatch) -> int:
+        """How many rows of the input a batch stands for."""
+        return int(batch.num_rows)
+
+    def add_waiting(self) -> None:
+        """Adds the buffered rows."""
         waiting, self._waiting = self._waiting, []
         self._rows_waiting, self._next_affected = 0, NEVER
         if waiting:
@@ -141,7 +150,7 @@ class GroupStateOperator(Operator):
         if timestamp_ms != MAX_WATERMARK and timestamp_ms > self._watermark:
             bound = in_unit(timestamp_ms, "us")
             if self._next_affected <= bound:
-                self._add_waiting()
+                self.add_waiting()
             self._watermark = self._watermark_to_keep = timestamp_ms
             for rows in self._buffer.expired(bound):
                 for start in range(0, len(rows), OUTPUT_ROWS):
@@ -149,17 +158,17 @@ class GroupStateOperator(Operator):
                     self.ended(self._buffer.take(part, range(len(self._row_schema) - 1)))
             self._buffers.compact_if_due()
         elif timestamp_ms == MAX_WATERMARK:
-            self._add_waiting()
+            self.add_waiting()
         self.output.emit_watermark(timestamp_ms)
 
     def ended(self, columns: list[pa.Array]) -> None:
         """Called with the rows that were removed because the watermark has reached their end."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        self._add_waiting()
+        self.add_waiting()
 
     def finish(self) -> None:
-        self._add_waiting()
+        self.add_waiting()
 
     def snapshot(self, checkpoint_id: int) -> None:
         self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)

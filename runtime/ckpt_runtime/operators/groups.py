@@ -4,6 +4,11 @@
 each group of a batch. Rows of groups that have ended are dropped as late. ``complete`` emits the current rows of the
 groups that have changed, in large batches, for the operator that keeps the whole result (``result_table.py``); groups
 never end. Never blocks.
+
+In front of the shuffle, :class:`Combiner` aggregates each batch, where the result does not depend on that. It makes
+partial rows: the keys of a group, the columns that each aggregate stores, and the number of rows. They have the form of
+rows in state, and are combined with them as rows of state are combined with each other. Channels carry either partial
+rows or the input's own ones, and so does in-flight data.
 """
 
 from __future__ import annotations
@@ -13,11 +18,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.graph.specs import GroupSpec
-from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows
+from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, joined
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from ckpt_runtime.operators.conformed import conformed
+from ckpt_runtime.operators.errors import output_schema_error
 from ckpt_runtime.operators.group_state import GroupStateOperator
-from ckpt_runtime.state.columns import plain
+from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
+from ckpt_runtime.state.hashing import hash_columns, variable_bytes
+from ckpt_runtime.state.kernels import group_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.schema_evolution import evolve
+from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
+
+PARTIAL_ROWS = "$rows"
+"""The last column of partial rows: how many rows each stands for."""
+_NO_GROUPS: AnyArray = read_only(np.empty(0, dtype=np.uint32))
+_MOST_GROUPS = 0.5
+"""The greatest share of groups in the rows of a batch for which combining pays."""
+_LONGEST_PAUSE = 63
+"""Maximum number of batches between two attempts to combine."""
 
 
 class GroupOperator(GroupStateOperator):
@@ -26,28 +45,94 @@ class GroupOperator(GroupStateOperator):
     def __init__(self, spec: GroupSpec) -> None:
         super().__init__(spec.schema, spec.keys, spec.event_time)
         self._spec = spec
-        self._aggregates = [_Aggregate(spec, index) for index in range(len(spec.aggregates))]
+        self._aggregates = GroupAggregates(spec)
+        self._partial = self._aggregates.partial_schema
+        self._partial_waits = False
         self.waits = spec.mode != "update"
         self._output_schema = spec.output_schema
 
     @property
     def stored_schema(self) -> pa.Schema:
         keys = [self._schema.field(name) for name in (*(self._spec.session or ()), *self._keys)]
-        return pa.schema([*keys, *(field for each in self._aggregates for field in each.accumulator.stored)])
+        return pa.schema([*keys, *self._aggregates.stored])
+
+    def shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        partial = self._aggregates.is_partial(batch.schema)
+        if partial is not self._partial_waits:
+            self.add_waiting()
+            self._partial_waits = partial
+        if not partial or batch.schema.equals(self._partial):
+            return conformed(batch, self._partial if partial else self._schema, self.context.uid)
+        if not self._aggregates.takes_partial(batch.schema):
+            raise output_schema_error(self.context.uid, batch.schema, self._partial)
+        return evolve("in-flight data", batch, self._partial)
+
+    def rows_in(self, batch: pa.RecordBatch) -> int:
+        if not self._partial_waits:
+            return int(batch.num_rows)
+        return int(pc.sum(batch.column(PARTIAL_ROWS)).as_py() or 0)
 
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         groups, slots, firsts = self.numbered(keys)
         old = self.taken(slots)
         grouped = [key.take(pa.array(firsts)) for key in keys]
-        stored = self.combined(len(slots), Rows(old.groups, old.columns[len(keys) :]), Rows(groups, batch.columns))
+        known = Rows(old.groups, old.columns[len(keys) :])
+        if self._aggregates.is_partial(batch.schema):
+            stored = self._aggregates.merged(len(slots), known, Rows(groups, batch.columns[len(keys) : -1]))
+        else:
+            stored = self._aggregates.combined(len(slots), known, Rows(groups, batch.columns))
         at = self._keys.index(self._spec.event_time) if self._spec.event_time else None
         self.store([*grouped, *stored], None if at is None else grouped[at], slots)
         if self._spec.mode != "append":
             self._emit([*grouped, *stored])
 
+    def _emit(self, columns: list[pa.Array]) -> None:
+        """Emits the results of stored columns."""
+        start = len(self._output_schema) - len(self._spec.aggregates)
+        arrays = [*columns[:start], *self._aggregates.results(columns[start:])]
+        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._output_schema))
+
+    def ended(self, columns: list[pa.Array]) -> None:
+        if self._spec.mode == "append":
+            self._emit(columns)
+
+
+class GroupAggregates:
+    """All aggregates of a grouping: from rows to the columns that are stored, and from these to results."""
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self._schema = spec.schema
+        self._aggregates = [_Aggregate(spec, index) for index in range(len(spec.aggregates))]
+        self.stored = [field for each in self._aggregates for field in each.accumulator.stored]
+        keys = [spec.schema.field(name) for name in spec.keys]
+        self.partial_schema = pa.schema([*keys, *self.stored, pa.field(PARTIAL_ROWS, pa.int64())])
+        self._no_rows = Rows(_NO_GROUPS, [pa.nulls(0, kind) for kind in spec.schema.types])
+        self._nothing_stored = Rows(_NO_GROUPS, [pa.nulls(0, field.type) for field in self.stored])
+
+    @property
+    def combine(self) -> bool:
+        """Whether all of them may be computed in parts."""
+        return PARTIAL_ROWS not in self._schema.names and all(each.accumulator.combines for each in self._aggregates)
+
+    def is_partial(self, schema: pa.Schema) -> bool:
+        """Whether a batch of this schema has partial rows, not rows of the input."""
+        return PARTIAL_ROWS in schema.names[-1:] and PARTIAL_ROWS not in self._schema.names
+
+    def takes_partial(self, schema: pa.Schema) -> bool:
+        """Whether partial rows of this schema can be combined.
+
+        Like rows in state, they may lack aggregates that were added since, and have some that were removed.
+        """
+        if not self.is_partial(schema):
+            return False
+        keys = len(self.partial_schema) - len(self.stored) - 1
+        given, wanted = ([(field.name, field.type) for field in each] for each in (schema, self.partial_schema))
+        kinds = dict(given)
+        return given[:keys] == wanted[:keys] and all(kinds.get(name, kind) == kind for name, kind in wanted[keys:])
+
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
-        """The stored columns of all aggregates. ``old`` has stored columns, ``new`` the columns of the input."""
+        """The stored columns. ``old`` has stored columns, ``new`` the columns of the input."""
         stored: list[pa.Array] = []
         for each in self._aggregates:
             start = len(stored)
@@ -55,19 +140,25 @@ class GroupOperator(GroupStateOperator):
             stored += each.accumulator.combined(groups, Rows(old.groups, own), each.arguments(new))
         return stored
 
-    def _emit(self, columns: list[pa.Array]) -> None:
-        """Emits the results of stored columns."""
-        start = len(self._output_schema) - len(self._aggregates)
-        arrays = columns[:start]
+    def merged(self, groups: int, old: Rows, partial: Rows) -> list[pa.Array]:
+        """The stored columns. Both ``old`` and ``partial`` have stored columns."""
+        pairs = zip(old.columns, partial.columns, strict=True)
+        columns = [pa.concat_arrays(list(pair)) if len(old.groups) else pair[1] for pair in pairs]
+        return self.combined(groups, Rows(joined(old.groups, partial.groups), columns), self._no_rows)
+
+    def of_rows(self, groups: int, new: Rows) -> list[pa.Array]:
+        """The stored columns of rows that come first."""
+        return self.combined(groups, self._nothing_stored, new)
+
+    def results(self, stored: list[pa.Array]) -> list[pa.Array]:
+        """The results of stored columns."""
+        arrays: list[pa.Array] = []
+        start = 0
         for each in self._aggregates:
             end = start + len(each.accumulator.stored)
-            arrays.append(each.accumulator.result(columns[start:end]))
+            arrays.append(each.accumulator.result(stored[start:end]))
             start = end
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._output_schema))
-
-    def ended(self, columns: list[pa.Array]) -> None:
-        if self._spec.mode == "append":
-            self._emit(columns)
+        return arrays
 
 
 class _Aggregate:
@@ -93,3 +184,75 @@ def normal_key(key: pa.Array) -> pa.Array:
     """A key column as Spark groups it: decoded, with 0.0 for -0.0."""
     key = plain(key)
     return pc.add(key, pa.scalar(0.0, key.type)) if pa.types.is_floating(key.type) else key
+
+
+class Combiner:
+    """Aggregates each batch in front of the shuffle. Make one for specs of which :meth:`combines` is true.
+
+    A batch with many groups is turned into partial rows one by one, and then so are the next batches: to count groups
+    would not pay. How many batches grows with each attempt that finds many groups.
+    """
+
+    def __init__(self, spec: GroupSpec) -> None:
+        self._keys = spec.keys
+        self._aggregates = GroupAggregates(spec)
+        self._schema = self._aggregates.partial_schema
+        self._pause = self._paused = 0
+
+    @staticmethod
+    def combines(spec: GroupSpec) -> bool:
+        """Whether the results do not depend on rows being aggregated in parts."""
+        return spec.session is None and GroupAggregates(spec).combine
+
+    def combined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Returns the partial rows of a batch, in the order in which their first rows come."""
+        found = None
+        if self._paused:
+            self._paused -= 1
+        elif batch.num_rows > 1:
+            found = self._numbered(batch)
+            self._pause = 0 if found else min(2 * self._pause + 1, _LONGEST_PAUSE)
+            self._paused = self._pause
+        keys = [batch.column(name) for name in self._keys]
+        if found is None:
+            keys = [plain(key) for key in keys]
+            groups, counts = np.arange(batch.num_rows, dtype=np.uint32), np.ones(batch.num_rows, dtype=np.int64)
+        else:
+            groups, firsts = found
+            counts = np.zeros(len(firsts), dtype=np.int64)
+            kernels.count_rows(read_only(groups), NO_BITMAP, 0, counts)
+            rows = pa.array(firsts)
+            keys = [plain(key.take(rows)) for key in keys]
+        stored = self._aggregates.of_rows(len(counts), Rows(read_only(groups), batch.columns))
+        return pa.RecordBatch.from_arrays([*keys, *stored, arrow_from_numpy(pa.int64(), counts)], schema=self._schema)
+
+    def _numbered(self, batch: pa.RecordBatch) -> tuple[AnyArray, AnyArray] | None:
+        """The number of each row's group and the first row of each; None for too many groups.
+
+        Groups are found by the hash of their keys, and then compared with them. If keys differ that have one hash, the
+        batch counts as one of too many groups.
+        """
+        rows = batch.num_rows
+        most = int(rows * _MOST_GROUPS)
+        table = np.zeros(1 << (2 * most + 1).bit_length(), dtype=np.uint32)
+        groups, firsts = np.empty(rows, dtype=np.uint32), np.empty(most, dtype=np.uint32)
+        found = kernels.number_hashes(read_only(hash_columns(batch, self._keys)), most, table, groups, firsts)
+        if found < 0:
+            return None
+        firsts = firsts[:found]
+        numbers = read_only(groups), read_only(firsts)
+        same = True
+        for name in self._keys:
+            column = batch.column(name)
+            # Values of a dictionary are distinct. If they are not, equal ones count as keys that share a hash.
+            whole = isinstance(column, pa.DictionaryArray) and not column.dictionary.null_count
+            column = column.indices if whole else plain(column)
+            if is_fixed(column.type):
+                fixed = fixed_key(column)
+                same = kernels.equal_fixed(*numbers, fixed.values, fixed.bitmap, fixed.bit_offset)
+            elif not pa.types.is_null(column.type):
+                var = variable_bytes(column, name)
+                same = kernels.equal_bytes(*numbers, var.offsets, var.data, var.bitmap, var.bit_offset)
+            if not same:
+                break
+        return (groups, firsts) if same else None

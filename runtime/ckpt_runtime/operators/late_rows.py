@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -9,10 +11,14 @@ _MAX = (1 << 63) - 1
 
 
 class LateRows:
-    """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept."""
+    """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept.
 
-    def __init__(self, column: str) -> None:
+    ``rows_in`` says how many rows a batch stands for, by default its own number of rows.
+    """
+
+    def __init__(self, column: str, rows_in: Callable[[pa.RecordBatch], int] = len) -> None:
         self._column = column
+        self._rows_in = rows_in
         self.dropped = 0
 
     def removed(self, batch: pa.RecordBatch, watermark_ms: int) -> pa.RecordBatch:
@@ -24,7 +30,7 @@ class LateRows:
         if earliest is None or earliest > bound:
             return batch
         on_time = batch.filter(pc.fill_null(pc.greater(times, bound), True))
-        self.dropped += batch.num_rows - on_time.num_rows
+        self.dropped += self._rows_in(batch) - self._rows_in(on_time)
         return on_time
 
 

@@ -146,6 +146,9 @@ class Operator(ABC):
     late_rows_dropped: int = 0
     """Rows dropped since ``open`` because the watermark had reached their event time; read by the heartbeat."""
 
+    bad_rows_dropped: int = 0
+    """Rows that were left out since ``open`` because an expression failed for them; read by the heartbeat."""
+
     pending_rows: int | None = None
     """Rows that wait to be read, as far as a source knows; set by the operator's thread, read by the heartbeat."""
 
@@ -168,6 +171,22 @@ class Operator(ABC):
 
         The subtask holds a trigger from the coordinator until this is False. A barrier comes as input, which the
         operator postpones itself.
+        """
+        return False
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the chain may take no rows and barriers for now, which counts as back-pressure. Asked at each step.
+
+        Raises what has failed in the operator's background work.
+        """
+        return False
+
+    @property
+    def has_commits_left(self) -> bool:
+        """Whether completed checkpoints are still being committed in the background: the subtask ends after that.
+
+        Raises what has failed there.
         """
         return False
 

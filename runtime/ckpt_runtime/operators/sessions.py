@@ -45,7 +45,7 @@ class SessionOperator(GroupOperator):
         sessions[order] = in_order
         of_session = np.empty(count, dtype=np.int64)
         of_session[sessions] = key_numbers
-        stored = self.combined(
+        stored = self._aggregates.combined(
             count,
             Rows(read_only(sessions[:known]), old.columns[2 + len(keys) :]),
             Rows(read_only(sessions[known:]), batch.columns),

@@ -16,10 +16,11 @@ from ckpt_runtime.expressions.evaluation import (
     evaluate_encoded,
 )
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
+from ckpt_runtime.operators.operator import OperatorContext, Output, SelectingOutput
 
 
-class ConditionOperator(Operator):
+class ConditionOperator(LeavesOutBadRows):
     """Keeps the rows for which a condition is true; null counts as false. Rows keep their order."""
 
     requires_final_checkpoint = False
@@ -34,7 +35,13 @@ class ConditionOperator(Operator):
         self._selecting = output if isinstance(output, SelectingOutput) else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        mask = evaluate(self._holds, _frame(batch, self.context), pa.bool_())
+        for part, mask in self._parts(batch, self._mask):
+            self._emit(part, mask)
+
+    def _mask(self, batch: pa.RecordBatch) -> pa.BooleanArray:
+        return evaluate(self._holds, _frame(batch, self.context), pa.bool_())
+
+    def _emit(self, batch: pa.RecordBatch, mask: pa.BooleanArray) -> None:
         rows = mask.true_count
         if rows == batch.num_rows:
             self.output.emit(batch)
@@ -44,7 +51,7 @@ class ConditionOperator(Operator):
             self.output.emit(batch.filter(mask))
 
 
-class EvaluateOperator(Operator):
+class EvaluateOperator(LeavesOutBadRows):
     """Computes columns from a batch."""
 
     requires_final_checkpoint = False
@@ -57,13 +64,19 @@ class EvaluateOperator(Operator):
         self._columns = list(zip(compile_encoded([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        self._evaluate(_frame(batch, self.context))
+        for _, arrays in self._parts(batch, lambda part: self._evaluated(_frame(part, self.context))):
+            self._emit(arrays)
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        self._evaluate(_frame(batch, self.context).part(mask))
+        if self._bad_rows is not None:
+            self.process_batch(batch.filter(mask), input_index)
+        else:
+            self._emit(self._evaluated(_frame(batch, self.context).part(mask)))
 
-    def _evaluate(self, frame: Frame) -> None:
-        arrays = [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+    def _evaluated(self, frame: Frame) -> list[pa.Array]:
+        return [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+
+    def _emit(self, arrays: list[pa.Array]) -> None:
         schema = self._schema
         if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
             kinds = tuple(array.type for array in arrays)
@@ -80,7 +93,7 @@ def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
     return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
 
 
-class ExpandOperator(Operator):
+class ExpandOperator(LeavesOutBadRows):
     """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
 
     requires_final_checkpoint = False
@@ -92,15 +105,27 @@ class ExpandOperator(Operator):
         self._rows = [[next(compiled) for _ in row] for row in spec.rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        self._expand(_frame(batch, self.context))
+        for _, rows in self._parts(batch, lambda part: self._expanded(_frame(part, self.context))):
+            self._emit(rows)
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        self._expand(_frame(batch, self.context).part(mask))
+        if self._bad_rows is not None:
+            self.process_batch(batch.filter(mask), input_index)
+        else:
+            self._emit(self._expanded(_frame(batch, self.context).part(mask)))
 
-    def _expand(self, frame: Frame) -> None:
-        for row in self._rows:
-            arrays = [evaluate(compute, frame, kind) for compute, kind in zip(row, self._schema.types, strict=True)]
-            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._schema))
+    def _expanded(self, frame: Frame) -> list[pa.RecordBatch]:
+        kinds = self._schema.types
+        return [
+            pa.RecordBatch.from_arrays(
+                [evaluate(compute, frame, kind) for compute, kind in zip(row, kinds, strict=True)], schema=self._schema
+            )
+            for row in self._rows
+        ]
+
+    def _emit(self, rows: list[pa.RecordBatch]) -> None:
+        for batch in rows:
+            self.output.emit(batch)
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:

@@ -2,8 +2,8 @@
 
 * ``forking``: template processes that have imported everything and fork on request; a forked process may be bound to
   its template, and then ends with it
-* ``limited_process``: untrusted code in a process with limits on memory, time and output; a driver's are forked by a
-  ``limited_template``, others are new interpreters
+* ``limited_process``: untrusted code in a process with limits on memory, time and output; those of a driver are
+  forked by a template, others are new interpreters
 * ``handles``: handles of processes that are not children; ``process_mark``: stored marks that later prove that a
   process has ended
 * ``user_environment``: the variables that user code may see

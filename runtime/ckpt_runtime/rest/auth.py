@@ -27,7 +27,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ckpt_runtime.configuration.rest_options import RestAuthentication
+from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.rest.responses import error_response
 
 LIFETIME_S = 12 * 3600

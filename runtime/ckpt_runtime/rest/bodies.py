@@ -33,8 +33,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, OWNER_PATTERN
-from ckpt_runtime.rest.request_body import read_object
+from ckpt_runtime.rest.request_body import HEX_ID_PATTERN, OWNER_PATTERN, read_object
 from ckpt_runtime.rest.responses import BadRequest, echo
 
 MAX_PATH_CHARS = 4096

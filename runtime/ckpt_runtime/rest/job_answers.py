@@ -25,7 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
 )
 from ckpt_runtime.jobmaster.planning import PlanPreview, RestorePreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
-from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+from ckpt_runtime.rest.responses import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 

@@ -23,7 +23,7 @@ import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ckpt_runtime.configuration.rest_options import RestOptions
+from ckpt_runtime.configuration.cluster_options import RestOptions
 from ckpt_runtime.rest.event_stream import end_streams
 
 HEAD_TIMEOUT_S = 30.0

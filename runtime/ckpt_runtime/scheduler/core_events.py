@@ -12,17 +12,15 @@ from enum import Enum
 
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 

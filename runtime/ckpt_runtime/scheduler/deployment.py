@@ -4,6 +4,8 @@ With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. A deployment 
 grows with the square of the parallelism: worker and peer number them from the graph alone (:func:`input_channels`,
 :func:`output_channels`). Every channel of a deployment has one index, the same on both ends; together with the
 deployment's number, it is the wire id.
+
+A job's graph, configuration and version are one value, :class:`JobPlan`, which is replaced as a whole.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 
 Address = tuple[str, int]
@@ -109,3 +115,20 @@ def _numbered(graph: JobGraph) -> Iterator[tuple[JobEdge, int, int, int]]:
 
 def _peers(edge: JobEdge, subtask: int, parallelism: int) -> Iterable[int]:
     return (subtask,) if edge.partitioning is Partitioning.FORWARD else range(parallelism)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """``configuration`` is the job's ``own`` over the cluster's. Like the checkpoint ``settings`` in it, it does not
+    include FLIP-571's overrides.
+
+    A new job starts from ``savepoint``, in ``restore_mode``.
+    """
+
+    graph: JobGraph
+    configuration: Configuration
+    settings: CheckpointConfiguration
+    savepoint: CompletedCheckpoint | None = None
+    restore_mode: RecoveryClaimMode = RecoveryClaimMode.NO_CLAIM
+    allow_non_restored_state: bool = False
+    own: OwnConfiguration = field(default_factory=OwnConfiguration)

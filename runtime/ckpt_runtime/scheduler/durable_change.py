@@ -13,11 +13,10 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
-from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import (
     ReplacementRefusedError,
@@ -33,7 +32,7 @@ OUTCOME_UNKNOWN = (
     "it is; look at the configuration, or repeat the request then"
 )
 MAX_ATTEMPTS = 5
-"""Number of attempts to store a change before its sender is told that the outcome is unknown."""
+"""Number of attempts to store a change before its sender gets the answer that the outcome is unknown."""
 NOT_RESCALED = "The job keeps its parallelism"
 NOT_RECONFIGURED = "The job keeps its configuration"
 
@@ -71,7 +70,7 @@ class _Change:
 
     @property
     def is_answered(self) -> bool:
-        """Whether the sender was told that the outcome is unknown."""
+        """Whether the sender got the answer that the outcome is unknown."""
         return self.attempt >= MAX_ATTEMPTS
 
 
@@ -115,8 +114,8 @@ class DurableChange(ABC):
                 return following, [self._order(change, settles=False)]
             case Next.SETTLE:
                 settle = self._order(change, settles=True)
-                told = core.ChangeAnswered(change.request.request_id, ChangeOutcome.UNKNOWN, OUTCOME_UNKNOWN)
-                return following, [told, settle] if change.attempt == MAX_ATTEMPTS else [settle]
+                answer = core.ChangeAnswered(change.request.request_id, ChangeOutcome.UNKNOWN, OUTCOME_UNKNOWN)
+                return following, [answer, settle] if change.attempt == MAX_ATTEMPTS else [settle]
         return following, []
 
     def given_up(self, message: str) -> list[JobOutput]:

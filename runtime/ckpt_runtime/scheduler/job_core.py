@@ -19,12 +19,15 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointOverrides,
+)
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -34,6 +37,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobInput, JobOutput, RestoredState
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.durable_change import (
     ANOTHER_LEADS,
     Next,
@@ -44,7 +48,6 @@ from ckpt_runtime.scheduler.durable_change import (
 )
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
 
@@ -81,7 +84,7 @@ class JobCore:
         self._redeploy_is_due = False
         self._stop_request: str | None = None
         self._cancel_request: str | None = None
-        self._untold: list[JobOutput] = []
+        self._unanswered: list[JobOutput] = []
         self._end_is_stored = False
         self._result_attempts = 0
         self._fenced = False
@@ -228,7 +231,7 @@ class JobCore:
             if route is not None:
                 route(effect)
             elif isinstance(effect, _TELLS_OF_THE_END) and self._has_unreported_end:
-                self._untold.append(effect)
+                self._unanswered.append(effect)
             else:
                 self._outputs.append(effect)
 
@@ -466,7 +469,7 @@ class JobCore:
             self._give_up_change(event.message)
 
     def _on_overrides_stored(self, event: core.OverridesStored) -> None:
-        """The stored overrides take effect, even if their sender was told that the outcome is unknown."""
+        """The stored overrides take effect, even if their sender got the answer that the outcome is unknown."""
         if self._update.concerns(event.request_id):
             outputs = self._update.stored(event)
             self._patch_coordinator()
@@ -576,8 +579,8 @@ class JobCore:
         """A change that races with the end of the job is answered with the end, whether it was stored or not."""
         for output in outputs:
             if isinstance(output, core.ChangeAnswered) and self.machine.status.is_globally_terminal:
-                told = self._untold if self._has_unreported_end else self._outputs
-                told.append(replace(output, outcome=ChangeOutcome.JOB_ENDED))
+                answers = self._unanswered if self._has_unreported_end else self._outputs
+                answers.append(replace(output, outcome=ChangeOutcome.JOB_ENDED))
             else:
                 self._emit(output)
 
@@ -586,7 +589,7 @@ class JobCore:
             self._emit(effect)
             self._close(effect.status)
             return
-        self._untold.append(effect)
+        self._unanswered.append(effect)
         if self.coordinator.state is CoordinatorState.RUNNING:
             self._tell(checkpoint_on.TasksLeftRunning())
         self._emit(core.StoreResult(effect, self._result_attempts))
@@ -594,14 +597,14 @@ class JobCore:
     def _on_result_stored(self, event: core.ResultStored) -> None:
         if self._has_unreported_end:
             self._end_is_stored = True
-            self._outputs += self._untold
-            self._untold = []
+            self._outputs += self._unanswered
+            self._unanswered = []
             self._close(self.machine.status)
 
     def _on_result_not_stored(self, event: core.ResultNotStored) -> None:
         if self._has_unreported_end:
             self._result_attempts += 1
-            ended = next(output for output in self._untold if isinstance(output, job_out.JobEnded))
+            ended = next(output for output in self._unanswered if isinstance(output, job_out.JobEnded))
             self._emit(core.StoreResult(ended, self._result_attempts))
 
     def _close(self, status: JobStatus) -> None:
@@ -626,7 +629,7 @@ class JobCore:
 
     def _take_back_the_end(self) -> None:
         """Reports suspension: the end was never reported, and the next driver continues the job."""
-        for output in self._untold:
+        for output in self._unanswered:
             if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
                 message = "Another driver leads the job before its end could be stored."
                 self._emit(job_out.StopFailed(output.request_id, message, output.location))

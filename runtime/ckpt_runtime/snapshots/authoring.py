@@ -38,10 +38,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 from ckpt_runtime.snapshots.keyed_states import StoredState, keyed_states
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles, UnsharedFiles
-from ckpt_runtime.state.canonical.reader import canonical_states
-from ckpt_runtime.state.canonical.writer import CanonicalWriter, order_by
+from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles, open_snapshot
+from ckpt_runtime.state.canonical import CanonicalWriter, canonical_states, order_by
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
@@ -62,8 +60,8 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_beginning,
 )
+from ckpt_runtime.storage.metadata import has_metadata, write_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, write_metadata
 
 _UNIQUE: dict[str, tuple[str, ...]] = {
     "value": (KEY_PREFIX,),

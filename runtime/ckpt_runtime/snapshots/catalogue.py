@@ -29,6 +29,7 @@ from ckpt_runtime.storage.filesystem import (
     list_names,
     resolve,
 )
+from ckpt_runtime.storage.metadata import METADATA_NAME, has_metadata, snapshot_directory
 from ckpt_runtime.storage.savepoint_entry import (
     CATALOGUE_NAME,
     Mark,
@@ -37,7 +38,6 @@ from ckpt_runtime.storage.savepoint_entry import (
     change_entry,
     read_entry,
 )
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, snapshot_directory
 
 MAX_DEPTH = 4
 MAX_DIRECTORIES = 20_000

@@ -34,7 +34,7 @@ from ckpt_runtime.storage.disposal import (
     release_job_directory,
 )
 from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, list_names, resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata
+from ckpt_runtime.storage.metadata import METADATA_NAME, has_metadata
 from ckpt_runtime.storage.state_files import locate
 
 

@@ -20,12 +20,17 @@ from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.snapshots.authoring import discard
 from ckpt_runtime.snapshots.keyed_states import rewrite
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import UnsharedFiles, missing_files_as_damage, new_directory
+from ckpt_runtime.snapshots.snapshot import (
+    Snapshot,
+    UnsharedFiles,
+    missing_files_as_damage,
+    new_directory,
+    open_snapshot,
+)
 from ckpt_runtime.state.registry import check_name
 from ckpt_runtime.storage.errors import InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.version import VERSION
 
 Progress = Callable[[int, int], None]

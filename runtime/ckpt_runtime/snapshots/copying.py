@@ -20,8 +20,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.snapshots.positions import repositioned, repositions_of
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.snapshots.snapshot_files import missing_files_as_damage, new_directory
+from ckpt_runtime.snapshots.snapshot import Snapshot, missing_files_as_damage, new_directory, open_snapshot
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
@@ -37,9 +36,9 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_range,
 )
+from ckpt_runtime.storage.metadata import METADATA_NAME, has_metadata, read_metadata_bytes, write_metadata
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.savepoint_entry import change_entry, read_entry
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, has_metadata, read_metadata_bytes, write_metadata
 from ckpt_runtime.storage.state_files import StateFileWriter, is_relative, locate
 from ckpt_runtime.version import VERSION
 

@@ -40,7 +40,7 @@ from ckpt_runtime.storage.filesystem import (
     list_names,
     resolve,
 )
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, snapshot_directory
+from ckpt_runtime.storage.metadata import has_metadata, snapshot_directory
 
 logger = logging.getLogger(__name__)
 

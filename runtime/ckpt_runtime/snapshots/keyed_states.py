@@ -29,10 +29,9 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import HeldDirectory
-from ckpt_runtime.snapshots.snapshot import Snapshot
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles, UnsharedFiles
+from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles
 from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.state.canonical.reader import CanonicalState, canonical_states
+from ckpt_runtime.state.canonical import CanonicalState, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.pages import read_block
 from ckpt_runtime.state.registry import create_backend, described_states

@@ -32,8 +32,8 @@ from ckpt_runtime.snapshots.preflight import UNTIL_IT_RUNS, PreflightAnswer, Que
 from ckpt_runtime.state.errors import StateError
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
+from ckpt_runtime.state.memory.pages import UnclaimedState
 from ckpt_runtime.state.memory.row_buffer import RowBuffers, stored_schema
-from ckpt_runtime.state.memory.unclaimed import UnclaimedState
 from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec
 from ckpt_runtime.state.stored_rows import schema_to_json
 

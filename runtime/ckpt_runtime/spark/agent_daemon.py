@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
-from ckpt_runtime.spark.import_path import prefer_installed_pyspark
+from ckpt_runtime.spark.installation import prefer_installed_pyspark
 
 OWN_MODULES = ("ckpt_runtime.spark.barrier_stage", "ckpt_runtime.spark.slot_agent")
 _VERSION = re.compile(rb"__version__[^=\n]*=\s*['\"]([^'\"]+)['\"]")

@@ -6,13 +6,19 @@ server and kernels; this module imports nothing of that extra.
 Airflow's Spark provider requires the distribution ``pyspark-client``, which installs other versions of the same files
 into the same ``pyspark`` package. Whose files remain depends on the installer; the mixture starts, and then fails in
 functions that run Python code. PySpark is imported only for the check.
+
+The processes of a session import the installed copy of pyspark instead of Spark's zipped one. Spark puts
+``pyspark.zip`` and ``py4j-*-src.zip`` first on the import path of the processes it starts. A zip has no compiled
+modules: importing pyspark from it delays the start of each process by seconds.
 """
 
 from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import sys
+from pathlib import Path
 from typing import Protocol
 
 MODULES = (
@@ -108,3 +114,32 @@ def _clashing() -> str:
 def _command(version: str) -> str:
     requirement = f"{DISTRIBUTION}=={version}" if version else "'pyspark>=4.3,<4.4'"
     return f"{sys.executable} -m pip install --force-reinstall --no-deps {requirement}"
+
+
+_ZIPPED = ("pyspark.zip", "py4j-")
+
+
+def import_path() -> list[str]:
+    """This process's import path for use in another process; without the zipped copies if pyspark is installed."""
+    return [entry for entry in _preferred() if entry]
+
+
+def prefer_installed_pyspark() -> None:
+    """Remove the zipped copies from the path of this process and its children. Call it before importing pyspark."""
+    path = _preferred()
+    zipped = {entry for entry in sys.path if entry not in path}
+    sys.path[:] = path
+    inherited = os.environ.get("PYTHONPATH")
+    if inherited is not None and zipped:
+        kept = (entry for entry in inherited.split(os.pathsep) if entry not in zipped)
+        os.environ["PYTHONPATH"] = os.pathsep.join(kept)
+
+
+def _preferred() -> list[str]:
+    if any((Path(entry) / "pyspark" / "__init__.py").is_file() for entry in sys.path if entry):
+        return [entry for entry in sys.path if not _is_zipped(entry)]
+    return list(sys.path)
+
+
+def _is_zipped(entry: str) -> bool:
+    return entry.endswith(".zip") and Path(entry).name.startswith(_ZIPPED)

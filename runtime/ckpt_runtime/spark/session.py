@@ -29,11 +29,10 @@ from ckpt_runtime.client.private_files import PRIVATE_UMASK, append_private, wri
 from ckpt_runtime.client.process_id import ProcessId
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.client.transport import InvalidToken, check_token
-from ckpt_runtime.configuration.cluster_options import ConnectOptions, LoggingOptions
+from ckpt_runtime.configuration.cluster_options import ConnectOptions, LoggingOptions, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.configuration.option import OptionScope
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.slots import SlotTimes
@@ -44,8 +43,12 @@ from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
-from ckpt_runtime.spark.import_path import prefer_installed_pyspark
-from ckpt_runtime.spark.installation import PySparkMismatchError, RuntimeNotInstalledError, check_pyspark
+from ckpt_runtime.spark.installation import (
+    PySparkMismatchError,
+    RuntimeNotInstalledError,
+    check_pyspark,
+    prefer_installed_pyspark,
+)
 from ckpt_runtime.spark.launch import TERMINATION, SessionInfo
 from ckpt_runtime.spark.log_rotation import rotated_output
 from ckpt_runtime.spark.protection import SOCKET_DIRECTORY, UnprotectedSparkError, check_protected, protect

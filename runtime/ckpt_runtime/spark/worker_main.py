@@ -2,7 +2,11 @@
 
 A worker with an interpreter of its own reads one JSON line from its agent on standard input; a forked worker gets a
 pipe from the template. The end of either means that the agent is gone; a worker that runs a job then ends at once, so
-that no orphan ever touches a sink (see ``parent_watch.py``).
+that no orphan ever touches a sink.
+
+A worker that has run a job may hold a sink or a channel, so it ends at once with its agent. A worker that has not may
+wait for a while without an agent until another one adopts it. It accepts no work in that time: user code runs only
+below a living barrier task.
 """
 
 from __future__ import annotations
@@ -11,8 +15,11 @@ import gc
 import importlib
 import logging
 import os
+import select
 import shutil
 import sys
+import threading
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import NoReturn
@@ -20,12 +27,102 @@ from typing import NoReturn
 import msgspec
 
 from ckpt_runtime.client.session_command import UMASK_VARIABLE
+from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.processes import handles
 from ckpt_runtime.processes.held_directory import hold
-from ckpt_runtime.spark.parent_watch import ParentWatch
-from ckpt_runtime.spark.worker_processes import WorkerStart
+from ckpt_runtime.spark.worker_processes import WorkerStart, own_identity
 from ckpt_runtime.state import registry
 from ckpt_runtime.structured_log import LogSettings, keep_lines_in, log_of_process, start_logging
+
+logger = logging.getLogger(__name__)
+
+
+ORPHAN_LEASE_S = 30.0
+"""How long a worker waits for its next agent; Spark takes seconds to start another slot."""
+
+
+class ParentWatch:
+    """``pipe`` is the reading end of the pipe that the agent holds open; ``end`` ends this process and never returns.
+
+    ``directory`` has the process's temporary files; its agent removes them afterwards.
+    """
+
+    def __init__(
+        self, pipe: int, end: Callable[[], None], lease_s: float = ORPHAN_LEASE_S, directory: str = ""
+    ) -> None:
+        self.directory = directory
+        self._agent: int | None = pipe
+        self._end = end
+        self._lease_s = lease_s
+        self._working = False
+        self._lock = threading.Lock()
+        self._woken, self._wake = os.pipe()
+
+    def start(self) -> None:
+        threading.Thread(target=self._follow, name="agent-watch", daemon=True).start()
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        return own_identity()
+
+    def begin_work(self) -> None:
+        """From now on the worker ends with its agent; it ends at once if it has no agent."""
+        with self._lock:
+            if self._agent is None:
+                logger.error("a worker without an agent was asked to work")
+                self._end()
+            self._working = True
+
+    def adopted_by(self, agent: ProcessIdentity) -> None:
+        """Follow another agent instead. Ends the process if that agent is gone already.
+
+        The descriptor of the former agent stays open, as this happens only once or twice in a worker's life.
+        """
+        try:
+            held = handles.hold(agent.pid, agent.started)
+        except OSError as error:
+            logger.info("the adopting agent is gone: %s", error)
+            self._end()
+            return
+        with self._lock:
+            self._agent = held
+        # The watching thread still waits on the descriptor of the former agent.
+        os.write(self._wake, b"!")
+
+    def _follow(self) -> None:
+        while True:
+            with self._lock:
+                agent = self._agent
+            ready = self._wait(agent)
+            if not ready:
+                logger.info("no agent adopted this worker within %g s", self._lease_s)
+                self._end()
+                return
+            if self._woken in ready:
+                os.read(self._woken, 1)
+            elif not self._survives(agent):
+                return
+
+    def _wait(self, agent: int | None) -> list[int]:
+        """Wait for descriptors that become readable; none if the lease has expired."""
+        poll = select.poll()
+        poll.register(self._woken, select.POLLIN)
+        if agent is not None:
+            poll.register(agent, select.POLLIN)
+        return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
+
+    def _survives(self, agent: int | None) -> bool:
+        """Whether the worker continues, after its agent is gone or has just been replaced."""
+        with self._lock:
+            if self._agent != agent:
+                return True
+            if self._working:
+                self._end()
+                return False
+            self._agent = None
+        logger.info("the agent is gone, waiting for another one")
+        return True
+
 
 _HEAVY_MODULES = (
     "pyarrow.compute",
@@ -38,7 +135,7 @@ _HEAVY_MODULES = (
     "pyspark.sql.types",
     "pyspark.sql.streaming.stateful_processor",
     "ckpt_runtime.frontend.program",
-    "ckpt_runtime.task.operator_factory",
+    "ckpt_runtime.task.deployed_job",
 )
 
 
@@ -49,8 +146,6 @@ def warm_up() -> None:
     registry.warm_up()
     importlib.import_module("ckpt_runtime.state.kernels").warm_up()
 
-
-logger = logging.getLogger(__name__)
 
 SWITCH_INTERVAL_S = 0.0005
 GC_THRESHOLDS = (10_000, 20, 50)

@@ -15,7 +15,7 @@ from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.processes import handles
 from ckpt_runtime.processes.user_environment import user_environment
-from ckpt_runtime.spark.import_path import import_path
+from ckpt_runtime.spark.installation import import_path
 
 
 def own_identity() -> ProcessIdentity:

@@ -26,6 +26,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.state import columns
@@ -37,8 +38,11 @@ from ckpt_runtime.state.kernels.hash_kernels import (
     combine_hashes,
     hash_bytes,
     hash_int64,
+    key_groups,
+    places_by_owner,
+    rows_at_places,
+    scatter,
 )
-from ckpt_runtime.state.kernels.split_kernels import key_groups, places_by_owner, rows_at_places, scatter
 
 
 def hash_columns(batch: pa.RecordBatch, keys: Sequence[str]) -> npt.NDArray[np.uint64]:
@@ -68,6 +72,8 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str]) -> None:
 
 
 def _hash_array(array: pa.Array, name: str) -> npt.NDArray[np.uint64]:
+    if isinstance(array, pa.DictionaryArray) and len(array.dictionary) <= len(array):
+        return _hash_dictionary(array, name)
     array = columns.plain(array)
     kind = array.type
     out = np.empty(len(array), dtype=np.uint64)
@@ -83,6 +89,16 @@ def _hash_array(array: pa.Array, name: str) -> npt.NDArray[np.uint64]:
         var = variable_bytes(array, name)
         hash_bytes(var.offsets, var.data, var.bitmap, var.bit_offset, out)
     return out
+
+
+def _hash_dictionary(array: pa.DictionaryArray, name: str) -> npt.NDArray[np.uint64]:
+    """Hashes each value of the dictionary once."""
+    of_values = np.append(_hash_array(array.dictionary, name), NULL_HASH)
+    indices = array.indices
+    if indices.null_count:
+        indices = pc.fill_null(indices.cast(pa.int64()), len(of_values) - 1)
+    hashes: npt.NDArray[np.uint64] = of_values[indices.to_numpy()]
+    return hashes
 
 
 def canonical_floats(array: pa.Array) -> columns.FixedColumn:

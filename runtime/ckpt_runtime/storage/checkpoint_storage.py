@@ -20,8 +20,8 @@ from ckpt_runtime.storage.filesystem import (
     read_bytes,
     resolve,
 )
+from ckpt_runtime.storage.metadata import has_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import has_metadata
 
 CHECKPOINT_PREFIX = "chk-"
 SAVEPOINT_PREFIX = "savepoint-"
@@ -88,7 +88,7 @@ class CheckpointStorage:
         if holder is not None and holder != cluster:
             message = (
                 f"{self.location.url} belongs to the job of this id in the cluster {holder}; choose another job id or "
-                f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster is no more"
+                f"another execution.checkpointing.dir, or delete {self.owner.url} if that cluster no longer exists"
             )
             raise AlreadyExistsError(message, self.owner.url)
 

@@ -31,8 +31,8 @@ from ckpt_runtime.storage.filesystem import (
     is_plain_name,
     resolve,
 )
+from ckpt_runtime.storage.metadata import METADATA_NAME
 from ckpt_runtime.storage.savepoint_entry import delete_entry
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
 
 
 def delete_checkpoint(storage: CheckpointStorage, checkpoint_id: int) -> None:

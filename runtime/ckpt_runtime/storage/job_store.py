@@ -14,7 +14,7 @@ from typing import Any
 
 from msgspec import to_builtins
 
-from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.configuration import ChangeNote
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id

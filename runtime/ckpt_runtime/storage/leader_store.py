@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import orjson
 
 from ckpt_runtime.graph.schema import DocumentError, checked
-from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     ConflictError,
@@ -24,7 +23,7 @@ from ckpt_runtime.storage.errors import (
 )
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, read_bytes
 from ckpt_runtime.storage.publish import check_exclusive_creation, replace
-from ckpt_runtime.storage.versioned_document import VersionedDocument
+from ckpt_runtime.storage.versioned_document import VersionedDocument, decode_document, encode_document
 
 LEADER_DOCUMENT_NAME = "leader.json"
 _MAX_BYTES = 1 << 16

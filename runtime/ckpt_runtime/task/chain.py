@@ -76,9 +76,14 @@ class ChainEnd:
         if not batch.num_rows:
             return
         self.rows += batch.num_rows
-        batch = self._decoder.decoded(batch)
+        plain: pa.RecordBatch | None = None
         for partition in self.partitions:
-            partition.emit(batch)
+            if partition.combiner is not None:
+                partition.emit(batch)  # which has each value of a dictionary only once
+                continue
+            if plain is None:
+                plain = self._decoder.decoded(batch)
+            partition.emit(plain)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.watermark = timestamp_ms
@@ -161,6 +166,7 @@ class OperatorChain:
         self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
         self._backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
         self._opened = 0
+        self._with_limit = [each for each in self.operators if type(each).is_full is not Operator.is_full]
 
     @property
     def head_rows(self) -> int:
@@ -191,6 +197,16 @@ class OperatorChain:
     def has_work_left(self) -> bool:
         """Whether an operator still processes earlier input by timers."""
         return any(operator.has_work_left for operator in self.operators)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether an operator takes no more input for now."""
+        return any(operator.is_full for operator in self._with_limit)
+
+    @property
+    def has_commits_left(self) -> bool:
+        """Whether an operator still commits completed checkpoints."""
+        return any(operator.has_commits_left for operator in self.operators)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         for operator in self.operators:

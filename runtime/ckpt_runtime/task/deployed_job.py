@@ -1,8 +1,15 @@
-"""One deployment inside a worker: its subtasks, threads and channels, from ``start`` to ``cancel`` or the end."""
+"""One deployment inside a worker: its subtasks, threads and channels, from ``start`` to ``cancel`` or the end.
+
+This is the only module that maps specs to operator classes.
+
+A subtask with user code gets its own thread, since such code may block. The other subtasks of a slot share a thread:
+they never block, and passing the interpreter lock from source to operator to sink costs more than it gains.
+"""
 
 from __future__ import annotations
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -10,23 +17,56 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import TaskManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.state_options import StateOptions
+from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.specs import JoinSpec, ProcessSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import (
+    AggregateSpec,
+    ConditionSpec,
+    DeduplicateSpec,
+    EvaluateSpec,
+    ExpandSpec,
+    GenerateSpec,
+    GroupSpec,
+    JoinSpec,
+    LimitSpec,
+    MapInArrowSpec,
+    OperatorSpec,
+    ProcessSpec,
+    PythonFunctionsSpec,
+    RangeReaderSpec,
+    SortSpec,
+    StaticJoinSpec,
+    TableSpec,
+    WatermarkSpec,
+)
 from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.deduplicate import DeduplicateOperator
+from ckpt_runtime.operators.generate import GenerateOperator
+from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
+from ckpt_runtime.operators.join import JoinOperator
+from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
+from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
+from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
+from ckpt_runtime.operators.sessions import SessionOperator
+from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
+from ckpt_runtime.operators.static_join import StaticJoinOperator
+from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
+from ckpt_runtime.operators.watermark import WatermarkOperator
 from ckpt_runtime.scheduler.deployment import (
     Channel,
     Deployment,
@@ -36,17 +76,127 @@ from ckpt_runtime.scheduler.deployment import (
     output_channels,
 )
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SharedHandles
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
+from ckpt_runtime.structured_log import about
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.input_debloating import input_debloating
-from ckpt_runtime.task.operator_factory import create_operator, is_keyed
+from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
-from ckpt_runtime.task.restore import create_keyed_backend
-from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema
+from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema, create_keyed_backend
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
-from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
+
+_LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)
+
+
+class TaskThread:
+    """Runs its subtasks from ``open`` until all have ended. ``wakeup`` is shared with their gates and outputs."""
+
+    def __init__(self, name: str, subtasks: Sequence[Subtask], wakeup: Wakeup) -> None:
+        self.subtasks = list(subtasks)
+        self._wakeup = wakeup
+        # User code that never returns must not keep the process from ending.
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> None:
+        self.thread.start()
+
+    def wake(self) -> None:
+        self._wakeup.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether the thread has ended within the time."""
+        self.thread.join(min(timeout_s, threading.TIMEOUT_MAX))
+        return not self.thread.is_alive()
+
+    def _run(self) -> None:
+        """Runs the subtasks; a thread with one subtask, such as one with user code, adds it to its log lines."""
+        alone = self.subtasks[0] if len(self.subtasks) == 1 else None
+        with about(**({} if alone is None else {"vertex_id": alone.vertex_id, "subtask": alone.index})):
+            self._advance()
+
+    def _advance(self) -> None:
+        for subtask in self.subtasks:
+            try:
+                if subtask.state is TaskState.INITIALIZING:
+                    subtask.open()
+            except BaseException as error:  # user code may call sys.exit()
+                subtask.fail(error)
+        clock = time.perf_counter_ns
+        live = [subtask for subtask in self.subtasks if subtask.state in _LIVE]
+        while live:
+            progress = False
+            now = clock()
+            for subtask in live:
+                # Entered before the step, so that a step that does not return counts as busy.
+                subtask.metrics.timer.enter(Activity.BUSY, now)
+                try:
+                    progress |= subtask.step()
+                except BaseException as error:
+                    subtask.fail(error)
+                    progress = True
+                now = clock()
+                subtask.metrics.timer.enter(None, now)
+            if progress:
+                if any(subtask.state not in _LIVE for subtask in live):
+                    live = [subtask for subtask in live if subtask.state in _LIVE]
+            else:
+                self._sleep(live)
+
+    def _sleep(self, live: Sequence[Subtask]) -> None:
+        # Called before the last check for work, so that work that arrives after the check ends the sleep.
+        self._wakeup.prepare()
+        if any(subtask.has_work for subtask in live):
+            self._wakeup.cancel()
+            return
+        waits = [wait for wait in (subtask.wait_ms() for subtask in live) if wait is not None]
+        start = time.perf_counter_ns()
+        for subtask in live:
+            subtask.metrics.timer.enter(Activity.BACKPRESSURED if subtask.backpressured else Activity.IDLE, start)
+        self._wakeup.wait(min(waits) / 1000 if waits else None)
+        end = time.perf_counter_ns()
+        for subtask in live:
+            subtask.metrics.timer.enter(None, end)
+
+
+_OF_SPEC: dict[type, Callable[..., Operator]] = {
+    ConditionSpec: ConditionOperator,
+    EvaluateSpec: EvaluateOperator,
+    ExpandSpec: ExpandOperator,
+    GenerateSpec: GenerateOperator,
+    PythonFunctionsSpec: PythonFunctionsOperator,
+    MapInArrowSpec: MapInArrowOperator,
+    WatermarkSpec: WatermarkOperator,
+    TableSpec: ResultTableOperator,
+    SortSpec: SortOperator,
+    LimitSpec: LimitOperator,
+    DeduplicateSpec: DeduplicateOperator,
+    JoinSpec: JoinOperator,
+    StaticJoinSpec: StaticJoinOperator,
+}
+"""Operators that are made from their spec alone."""
+
+
+def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Operator:
+    """A new operator, not opened yet. ``input_schema`` is None for sources."""
+    make = _OF_SPEC.get(type(spec))
+    if make is not None:
+        return make(spec)
+    match spec:
+        case AggregateSpec():
+            return AggregateOperator(spec, input_schema)
+        case GroupSpec():
+            return GroupOperator(spec) if spec.session is None else SessionOperator(spec)
+        case ProcessSpec():
+            return StatefulProcessorOperator(spec, input_schema)
+        case _:
+            return create_connector(spec)
+
+
+def is_keyed(spec: OperatorSpec) -> bool:
+    """Whether the operator keeps state per key, and so needs a keyed backend."""
+    return isinstance(spec, AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec)
 
 
 def waiting_input(gate: InputGate) -> WaitingInput:
@@ -222,8 +372,10 @@ class DeployedJob:
         if not descriptor.in_flight:
             return None
         head = vertex.operators[0]
+        spec = self._plan.specs[head.uid]
+        also = GroupAggregates(spec).takes_partial if isinstance(spec, GroupSpec) else None
         for stream in descriptor.in_flight:
-            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid)
+            check_schema(stream, self._input_schema(head.uid, stream.edge), head.uid, also)
         location = resolve(self.deployment.snapshot_directory)
         edges = self._graph.inputs(vertex.id)
         return RestoredInput(
@@ -265,9 +417,15 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self._graph.overtakes(edge),
         )
+        partition.combiner = self._combiner(edge)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
+
+    def _combiner(self, edge: JobEdge) -> Combiner | None:
+        """What aggregates rows in front of the shuffle to an aggregation that allows it."""
+        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
+        return Combiner(spec) if isinstance(spec, GroupSpec) and Combiner.combines(spec) else None
 
     def _context(
         self,

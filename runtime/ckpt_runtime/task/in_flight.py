@@ -11,7 +11,7 @@ from typing import TypeAlias
 import pyarrow as pa
 
 from ckpt_runtime.network.output_queue import InFlightData
-from ckpt_runtime.storage.channel_state_reader import PersistedElement
+from ckpt_runtime.storage.channel_state import PersistedElement
 
 CapturedElement: TypeAlias = "InFlightData | PersistedElement"
 """Live data, or a run of elements that is already stored in a channel state file."""

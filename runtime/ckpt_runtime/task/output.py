@@ -4,10 +4,13 @@ Rows are split over the channels, gathered into buffers of good size, and sent w
 timeout has passed, or before a control element. A partly filled buffer is sent earlier if its receiver has processed
 all buffers that were sent to it: so buffers fill up while the receiver is busy, and rows do not wait at low rates.
 Nothing here blocks: the subtask checks ``has_room`` before it does any work that may emit.
+
+The current buffer of a subtask is processed in slices, so that no barrier waits for a whole buffer of slow rows.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,10 +21,37 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.operators.groups import Combiner
 from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
-from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.in_flight import CapturedChannel
+
+
+class BatchSizer:
+    """Sizes of batches of one schema; validity bitmaps of fixed-width columns are left out.
+
+    Arrow adds up buffers and releases the interpreter lock for it, which is too expensive for small batches.
+    """
+
+    __slots__ = ("_row_bits",)
+
+    def __init__(self) -> None:
+        self._row_bits: int | None = None
+
+    def of(self, batch: pa.RecordBatch) -> int:
+        """Bytes of the rows of ``batch``; a slice counts its own rows only."""
+        if self._row_bits is None:
+            self._row_bits = _row_bits(batch.schema)
+        if self._row_bits == 0:
+            return int(batch.nbytes)
+        return int(batch.num_rows) * self._row_bits // 8
+
+
+def _row_bits(schema: pa.Schema) -> int:
+    """Bits per row; 0 when rows have no fixed width."""
+    widths = [int(field.type.bit_width) if pa.types.is_primitive(field.type) else 0 for field in schema]
+    return sum(widths) if all(widths) else 0
 
 
 class Subpartition(Protocol):
@@ -155,7 +185,7 @@ class ResultPartition:
 
     ``rows`` counts each row taken once, ``bytes`` the bytes for every channel. ``peers`` are the consumers'
     subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
-    a piece of work: a rebalanced batch is distributed row by row.
+    a piece of work: a rebalanced batch is distributed row by row. A ``combiner`` aggregates each batch first.
     """
 
     def __init__(
@@ -175,6 +205,7 @@ class ResultPartition:
         self._subpartitions = list(subpartitions)
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
+        self.combiner: Combiner | None = None
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -248,7 +279,7 @@ class ResultPartition:
     def emit(self, batch: pa.RecordBatch) -> None:
         """Takes a batch of at least one row."""
         self.rows += batch.num_rows
-        self._route(batch)
+        self._route(batch if self.combiner is None else self.combiner.combined(batch))
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
@@ -409,3 +440,65 @@ class ResultPartition:
     def _hold(self) -> None:
         if self._flush_at is None:
             self._flush_at = self._now_ms() + self._limits.timeout_ms
+
+
+class CurrentBuffer:
+    """Holds at most one buffer. ``now_ms`` is a monotonic clock.
+
+    Slices end anywhere, or only at the row numbers that came with the buffer. The rest of the buffer is in-flight data
+    of ``channel`` (FLIP-76), which is None for rows restored from a checkpoint.
+    """
+
+    __slots__ = ("_batch", "_ends", "_now_ms", "_offset", "_size", "channel", "input_index")
+
+    def __init__(self, now_ms: Callable[[], float]) -> None:
+        self._now_ms = now_ms
+        self._batch: pa.RecordBatch | None = None
+        self._offset = 0
+        self._ends: Sequence[int] | None = None
+        self._size = SliceSize()
+        self.input_index = 0
+        self.channel: InputChannel | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        return self._batch is None
+
+    @property
+    def rest(self) -> pa.RecordBatch | None:
+        """The rows that have not been processed yet."""
+        return None if self._batch is None else self._batch.slice(self._offset)
+
+    def put(
+        self,
+        batch: pa.RecordBatch,
+        input_index: int,
+        channel: InputChannel | None,
+        ends: Sequence[int] | None = None,
+    ) -> None:
+        """Takes a buffer; only called when there is none."""
+        self._batch, self._offset, self._ends = batch, 0, ends
+        self.input_index, self.channel = input_index, channel
+
+    def process(self, process: Callable[[pa.RecordBatch, int], None], *, whole: bool = False) -> bool:
+        """Processes the next slice, or all remaining rows; returns whether it was the last one."""
+        batch = self._batch
+        assert batch is not None
+        left = batch.num_rows - self._offset
+        rows = left if whole else min(left, self._size.rows)
+        if self._ends is not None and rows < left:
+            rows = self._ends[bisect_left(self._ends, self._offset + rows)] - self._offset
+        # Passes the batch itself and no slice of it: operators recognise it by identity, and making a slice costs as
+        # much as processing a small batch.
+        if rows == batch.num_rows:
+            part = batch
+        else:
+            part = batch.slice(self._offset, rows)
+        start = self._now_ms()
+        process(part, self.input_index)
+        self._size.took(rows, self._now_ms() - start)
+        if rows == left:
+            self._batch = self.channel = None
+            return True
+        self._offset += rows
+        return False

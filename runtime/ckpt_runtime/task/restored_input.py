@@ -1,4 +1,5 @@
-"""In-flight data of the restored checkpoint, read before any data from the channels (FLIP-76).
+"""What a subtask restores: its operators' keyed state, and in-flight data, read before any data from channels
+(FLIP-76).
 
 Streams are read one after the other, element by element, so that at most one buffer is in memory. A checkpoint taken
 meanwhile refers to the unread elements, so even a slow job makes progress from one recovery to the next.
@@ -6,18 +7,82 @@ meanwhile refers to the unread elements, so even a slow job makes progress from 
 
 from __future__ import annotations
 
+import errno
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
+from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.snapshots.snapshot import StoredFiles
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark, decode_schema
+from ckpt_runtime.state.registry import create_backend
+from ckpt_runtime.storage.channel_state import ChannelStateReader, InFlightWatermark, decode_schema
+from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import CapturedChannel
-from ckpt_runtime.task.restore import StateRestoreError, naming_operator
+
+
+class StateRestoreError(StorageError):
+    """State of the restored snapshot is certainly damaged, so a retry would fail as well. Names operator and file."""
+
+
+class StateUnavailableError(StorageError):
+    """State of the restored snapshot cannot be restored now: its storage or this host fails. Names operator and file.
+
+    The storage may be unavailable or the local disk full. A missing file does not prove damage: on a host that has
+    lost its mount all files are missing.
+    """
+
+
+_DAMAGED = (CorruptFileError, InvalidLocationError, CorruptStateError)
+"""Errors that every retry on every host would meet: checksum, length, version, or an invalid handle."""
+
+
+def create_keyed_backend(
+    name: str, parameters: BackendParameters, handles: Sequence[KeyedHandle], directory: str, *, owned: bool
+) -> KeyedStateBackend:
+    """The backend that ``state.backend.type`` names. ``directory`` is the restored snapshot's (URL), which
+    the job owns or not.
+
+    Each subtask gets whole handles, and the backend clips them. Raises UnsupportedBackendError, StateSchemaError,
+    StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read or
+    written.
+    """
+    backend = create_backend(name, parameters)
+    if handles:
+        duplication = Configuration(parameters.configuration).get(CheckpointingOptions.SAVEPOINT_DUPLICATION)
+        copies_only = duplication is SavepointDuplication.COPY
+        named = naming_operator(parameters.uid, f"state from {directory}", directory)
+        with named, closing(StoredFiles(directory, copies_only=copies_only)) as reader:
+            try:
+                backend.restore(handles, reader, owned=owned)
+            except BaseException:
+                backend.close()
+                raise
+    return backend
+
+
+@contextmanager
+def naming_operator(uid: str, what: str, directory: str = "") -> Iterator[None]:
+    """Names the operator in errors: StateRestoreError for damage, StateUnavailableError for other failures."""
+    try:
+        yield
+    except (OSError, CorruptStateError) as error:
+        url = error.url if isinstance(error, StorageError) else directory
+        kind = StateRestoreError if _is_damage(error) else StateUnavailableError
+        raise kind(f"operator {uid!r} cannot restore its {what}: {error}", url, error) from error
+
+
+def _is_damage(error: OSError | CorruptStateError) -> bool:
+    """A directory where a file is expected does not count as a missing file."""
+    return isinstance(error, _DAMAGED) or (isinstance(error, StorageError) and error.errno == errno.EISDIR)
 
 
 class UnreadableInFlightDataError(ValueError):
@@ -128,11 +193,16 @@ def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.Recor
     return batch.filter(pa.array((groups >= own.first) & (groups <= own.last)))
 
 
-def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: str) -> None:
+def check_schema(
+    stream: ChannelStateStream,
+    expected: pa.Schema | None,
+    uid: str,
+    also: Callable[[pa.Schema], bool] | None = None,
+) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
     Nullability is not compared. ``expected`` is the schema that operator ``uid`` takes; None if the plan does not know
-    it.
+    it. ``also`` says of any other schema whether the operator takes it.
     """
     if not stream.schema or expected is None:
         return
@@ -141,7 +211,8 @@ def check_schema(stream: ChannelStateStream, expected: pa.Schema | None, uid: st
     except ValueError as error:
         raise StateRestoreError(f"operator {uid!r} cannot restore its in-flight data: {error}", "", error) from error
     assert stored is not None
-    if [(field.name, field.type) for field in stored] != [(field.name, field.type) for field in expected]:
+    same = [(field.name, field.type) for field in stored] == [(field.name, field.type) for field in expected]
+    if not same and (also is None or not also(stored)):
         raise UnreadableInFlightDataError(uid, stored, expected)
 
 

@@ -32,17 +32,19 @@ from ckpt_runtime.network.elements import (
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
-from ckpt_runtime.task.batch_size import BatchSizer
 from ckpt_runtime.task.chain import OperatorChain
-from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.input_debloating import InputDebloating
 from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
+from ckpt_runtime.task.output import BatchSizer, CurrentBuffer
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 logger = logging.getLogger(__name__)
+
+_OPERATOR_ASKED_EVERY_MS = 20.0
+"""How often an operator is asked again that takes no input, or that still commits."""
 
 
 class SubtaskHost(Protocol):
@@ -118,6 +120,7 @@ class Subtask:
         self._may_end = False
         self._flushes = False
         self._finishing = False
+        self._waits_for_operator = False
         self._behind_the_end: list[CheckpointBarrier] = []
         self._held_back: list[CheckpointBarrier] = []
 
@@ -179,7 +182,8 @@ class Subtask:
         if self._held_back and not self.chain.head.holds_checkpoints_back:
             self.trigger_checkpoint(self._held_back.pop(0))
             return True
-        if not end.has_room:
+        self._waits_for_operator = self.chain.is_full
+        if self._waits_for_operator or not end.has_room:
             # A lost channel never has room again; its error is raised here.
             end.check()
             self.backpressured = True
@@ -215,7 +219,10 @@ class Subtask:
             return True
         if self._finishing:
             end = self.chain.end
-            return (end.is_empty and not self._waits_for_writes) or end.error is not None
+            waits = self._waits_for_writes or self._waits_for_operator
+            return (end.is_empty and not waits) or end.error is not None
+        if self._waits_for_operator:
+            return self.chain.end.error is not None
         if not self.chain.end.has_room:
             return self.chain.end.error is not None
         if self._source is not None:
@@ -239,6 +246,8 @@ class Subtask:
             waits.append(self.checkpoints.deadline_ms - self._host.now_ms())
         if self._source_idle_until is not None and not self._data_ended and not self.backpressured:
             waits.append(self._source_idle_until - monotonic)
+        if self._waits_for_operator:
+            waits.append(_OPERATOR_ASKED_EVERY_MS)
         return max(0.0, min(waits)) if waits else None
 
     def set_timer(self, operator: int, at_ms: int) -> None:
@@ -472,7 +481,8 @@ class Subtask:
             self.backpressured = True
             return False
         self.checkpoints.settle_outputs()
-        if self._waits_for_writes:
+        self._waits_for_operator = self.chain.has_commits_left
+        if self._waits_for_writes or self._waits_for_operator:
             return False
         self._finishing = False
         self.chain.end.send_control(EndOfPartition())

@@ -36,7 +36,7 @@ from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfPartition
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.output_queue import InFlightData
-from ckpt_runtime.state.snapshots import KeyedSnapshot
+from ckpt_runtime.state.backend import KeyedSnapshot
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
 from ckpt_runtime.task.metrics import SubtaskMetrics

@@ -69,10 +69,8 @@ from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.structured_log import about, log_of_process
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
 from ckpt_runtime.task.diagnosis import Diagnosis
-from ckpt_runtime.task.restore import StateRestoreError
-from ckpt_runtime.task.restored_input import UnreadableInFlightDataError
-from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.restored_input import StateRestoreError, UnreadableInFlightDataError
+from ckpt_runtime.task.snapshot_files import NewFiles, WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SnapshotMeasures, SubtaskSnapshot
 
@@ -96,7 +94,7 @@ _HOPELESS = (
 
 
 class AgentWatch(Protocol):
-    """Binds the process to its slot agent: it ends when the agent ends. See ``spark/parent_watch.py``."""
+    """Binds the process to its slot agent: it ends when the agent ends. See ``spark/worker_main.py``."""
 
     @property
     def identity(self) -> ProcessIdentity: ...
@@ -492,6 +490,7 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         rows_out=subtask.chain.end.rows,
         bytes_out=subtask.chain.end.bytes,
         late_rows_dropped=sum(operator.late_rows_dropped for operator in subtask.chain.operators),
+        bad_rows_dropped=sum(operator.bad_rows_dropped for operator in subtask.chain.operators),
         busy_ms=spent.busy / 1e6,
         idle_ms=spent.idle / 1e6,
         backpressured_ms=spent.backpressured / 1e6,

@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.storage.claims import CLAIM_NAME, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
+from ckpt_runtime.storage.metadata import METADATA_NAME
 from ckpt_runtime.storage.state_files import locate
 from tests.simulation.jobs.file_system import PROTOCOL
 from tests.simulation.jobs.rows import Row

@@ -21,7 +21,7 @@ from ckpt_runtime.graph.job_graph import JobEdge, JobGraph
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
 from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark
+from ckpt_runtime.storage.channel_state import ChannelStateReader, InFlightWatermark
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.output import Subpartition
 from tests.simulation.jobs.operators import Probe

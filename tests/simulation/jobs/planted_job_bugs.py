@@ -19,8 +19,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.network.elements import CheckpointBarrier, SenderCredit, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import OutputQueue
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
@@ -31,11 +30,10 @@ from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import disposal
 from ckpt_runtime.storage.errors import NotFoundError
-from ckpt_runtime.task import restore, restored_input, subtask_checkpoints
+from ckpt_runtime.task import restored_input, subtask_checkpoints
 from ckpt_runtime.task.chain import OperatorChain
-from ckpt_runtime.task.current_buffer import CurrentBuffer
 from ckpt_runtime.task.in_flight import PersistedBuffers
-from ckpt_runtime.task.output import LocalSubpartition, ResultPartition
+from ckpt_runtime.task.output import CurrentBuffer, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask import Subtask
@@ -70,7 +68,7 @@ bug = partial(registry.bug, bugs=BUGS)
 # --- what a barrier overtakes
 
 
-@bug("a barrier overtakes an aligned barrier", "76.8, protocols 3.6", OutputQueue, "_place")
+@bug("a barrier overtakes an aligned barrier", "76.8, protocols 3.6", OutputQueue, "_place", seed=2)
 def _(original, self, queued, barrier, end, limit):
     parked = [element for element in queued[:end] if isinstance(element, CheckpointBarrier)]
     rest = [element for element in queued[:end] if not isinstance(element, CheckpointBarrier)]
@@ -104,7 +102,13 @@ bug("what a barrier overtakes when it turns at the deadline is not kept", "76.3"
 )
 
 
-@bug("the barrier is put in front of data that is not kept as the bound is reached", "76.1", OutputQueue, "_place")
+@bug(
+    "the barrier is put in front of data that is not kept as the bound is reached",
+    "76.1",
+    OutputQueue,
+    "_place",
+    seed=14,
+)
 def _(original, self, queued, barrier, end, limit):
     overtaken = original(self, queued, barrier, end, None)
     size = 0
@@ -130,10 +134,10 @@ def _(original, self, *rest):
 # --- what is recorded of the inputs
 
 
-bug("the rest of the batch in work is not recorded", "76.2, mutant 17", Subtask, "rest_of_buffer")(nothing)
+bug("the rest of the batch in work is not recorded", "76.2, mutant 17", Subtask, "rest_of_buffer", seed=3)(nothing)
 
 
-@bug("the whole batch in work is recorded", "rows twice, FLINK-40016", Subtask, "rest_of_buffer")
+@bug("the whole batch in work is recorded", "rows twice, FLINK-40016", Subtask, "rest_of_buffer", seed=3)
 def _(self):
     batch = self._work._batch
     return None if batch is None or self._work.channel is None else (self._work.channel, batch)
@@ -223,7 +227,13 @@ def _(original, self, pending, channel, now, block):
     original(self, pending, channel, now, block)
 
 
-@bug("an abort that comes before its barrier is forgotten", "FLINK-8871, mutant 21", SubtaskCheckpoints, "aborted")
+@bug(
+    "an abort that comes before its barrier is forgotten",
+    "FLINK-8871, mutant 21",
+    SubtaskCheckpoints,
+    "aborted",
+    seed=5,
+)
 def _(self, checkpoint_id):
     self.persisted.aborted(checkpoint_id)
     self._discard(checkpoint_id)
@@ -252,11 +262,11 @@ def _(original, self, event, now):
 # --- bounds and references
 
 
-bug("the bound of in-flight data is ignored by the inputs", "76.1", SubtaskCheckpoints, "_in_flight_bytes")(
+bug("the bound of in-flight data is ignored by the inputs", "76.1", SubtaskCheckpoints, "_in_flight_bytes", seed=14)(
     lambda self: 0
 )
 
-bug("the bound of in-flight data is ignored by the outputs", "76.1", subtask_checkpoints, "_left")(
+bug("the bound of in-flight data is ignored by the outputs", "76.1", subtask_checkpoints, "_left", seed=14)(
     lambda barrier, inputs: None
 )
 
@@ -265,7 +275,7 @@ bug("a file of an aborted checkpoint is referred to", "76.11, FLINK-25395", Pers
 )
 
 
-@bug("a sender sends without credit", "invariant 7")
+@bug("a sender sends without credit", "invariant 7", seed=3)
 def _():
     return [
         (SenderCredit, "available", property(lambda self: 99)),
@@ -296,7 +306,7 @@ def _(original, self, out):
 # --- restore
 
 
-@bug("restored data is processed after live data", "FLINK-19907, mutant 22", Subtask, "_work_on_rows")
+@bug("restored data is processed after live data", "FLINK-19907, mutant 22", Subtask, "_work_on_rows", seed=2)
 def _(original, self):
     if self._restored is None or not self._work.is_empty or not self.gate.has_arrivals:
         return original(self)
@@ -307,7 +317,9 @@ def _(original, self):
         self._restored = restored
 
 
-@bug("live data begins at the end of the first restored stream", "FLINK-19856, mutant 22", Subtask, "_read_back")
+@bug(
+    "live data begins at the end of the first restored stream", "FLINK-19856, mutant 22", Subtask, "_read_back", seed=2
+)
 def _(original, self, restored):
     before = len(restored._streams)
     original(self, restored)
@@ -320,6 +332,7 @@ bug(
     "FLINK-20654, 76.7, mutant 18",
     Subtask,
     "unread_restored",
+    seed=18,
 )(lambda self: [])
 
 bug("of restored rows in work nothing is part of the next checkpoint", "76.7", RestoredInput, "unread", seed=90)(
@@ -408,7 +421,7 @@ bug(
 )(nothing)
 
 
-@bug("a buffer in work is given up when its first slice is done", "76.4", CurrentBuffer, "process")
+@bug("a buffer in work is given up when its first slice is done", "76.4", CurrentBuffer, "process", seed=3)
 def _(original, self, call, *, whole=False):
     done = original(self, call, whole=whole)
     self._batch = self.channel = None
@@ -421,10 +434,10 @@ def _(original, self, call, *, whole=False):
 bug(
     "a file that is missing counts as damaged",
     "one host that lost its mount failed the job for good",
-    restore,
+    restored_input,
     "_DAMAGED",
     seed=173,
-)((*restore._DAMAGED, NotFoundError))
+)((*restored_input._DAMAGED, NotFoundError))
 
 
 @bug(
@@ -470,7 +483,7 @@ bug("a claim deletes what sibling checkpoints need", "FLIP-193", JobClaims, "_ne
 )
 
 
-@bug("a job deletes nothing of what it has claimed before its end", "203.12")
+@bug("a job deletes nothing of what it has claimed before its end", "203.12", seed=2)
 def _():
     """The end of a job deletes everything that is unneeded by then, so the files alone do not show the bug."""
     return [(JobClaims, "delete", nothing), (JobClaims, "unused", lambda self, states: ())]
@@ -479,7 +492,7 @@ def _():
 # --- live rescale
 
 
-@bug("a job is rescaled before its fresh checkpoint is complete", "203.14", JobCore, "_on_slots_reserved")
+@bug("a job is rescaled before its fresh checkpoint is complete", "203.14", JobCore, "_on_slots_reserved", seed=33)
 def _(original, self, event):
     """Nothing is to be stored before that."""
     original(self, event)
@@ -489,14 +502,16 @@ def _(original, self, event):
         self._tell(core.PlanStored(event.request_id))
 
 
-@bug("slots that a smaller job does not need stay its own", "203.14", JobSlots, "_acquired")
+@bug("slots that a smaller job does not need stay its own", "203.14", JobSlots, "_acquired", seed=3)
 def _(original, self, attempt, result):
     release, self._release = self._release, nothing
     original(self, attempt, result)
     self._release = release
 
 
-bug("slots that were reserved for a rescale that failed stay the job's", "203.14", JobSlots, "release_reserve")(nothing)
+bug(
+    "slots that were reserved for a rescale that failed stay the job's", "203.14", JobSlots, "release_reserve", seed=32
+)(nothing)
 
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", JobCore, "_give_up_change", seed=52)
@@ -505,7 +520,13 @@ def _(original, self, reason):
     original(self, reason)
 
 
-@bug("one vertex of a rescale keeps its parallelism", "203.14, half of it is deployed", JobCore, "_on_plan_stored")
+@bug(
+    "one vertex of a rescale keeps its parallelism",
+    "203.14, half of it is deployed",
+    JobCore,
+    "_on_plan_stored",
+    seed=5,
+)
 def _(original, self, event):
     wanted = self.target_graph
     original(self, event)
@@ -526,7 +547,7 @@ bug("workers do not hear that a checkpoint is complete", "FLIP-147, the wiring",
 bug("a change of settings is confirmed and not in force", "571.3, the wiring", JobCore, "_patch_coordinator")(nothing)
 
 
-@bug("an early end of data is forgotten", "FLIP-147, the wiring", JobCore, "_all_tasks_running", seed=116)
+@bug("an early end of data is forgotten", "FLIP-147, the wiring", JobCore, "_all_tasks_running", seed=124)
 def _(original, self, effect):
     self._at_end_of_data = []
     original(self, effect)
@@ -536,17 +557,22 @@ bug("no subtask waits for a final checkpoint", "147.3", OperatorChain, "requires
     property(lambda self: False)
 )
 
-bug("a subtask ends alone where checkpoints end with it", "147.7", SubtaskCheckpoints, "_covers_the_end")(
+bug("a subtask ends alone where checkpoints end with it", "147.7", SubtaskCheckpoints, "_covers_the_end", seed=3)(
     lambda self, barrier: True
 )
 
-bug("the end of a job is not tried again when it could not be stored", "the wiring", JobCore, "_on_result_not_stored")(
-    nothing
-)
+bug(
+    "the end of a job is not tried again when it could not be stored",
+    "the wiring",
+    JobCore,
+    "_on_result_not_stored",
+    seed=5,
+)(nothing)
 
 bug(
     "what was uploaded while its job went is not deleted by the worker",
     "a cancelled job whose files stayed on S3",
     NewFiles,
     "discard",
+    seed=5,
 )(nothing)

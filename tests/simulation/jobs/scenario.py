@@ -6,8 +6,11 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointOverrides,
+)
 from tests.simulation.jobs.topology import KEYED, Topology, random_topology
 from tests.simulation.schedules.schedule import Action, Schedule, weighted
 

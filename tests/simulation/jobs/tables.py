@@ -21,12 +21,11 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
 )
 from ckpt_runtime.state import registry
-from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.rocksdb.local_files import tables_of
 from ckpt_runtime.state.rocksdb.snapshot import NAME, RocksDBSnapshot
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
 from ckpt_runtime.task import snapshot_files
 
 _MANIFEST = "MANIFEST-000001"
@@ -44,7 +43,7 @@ class _LocalFile:
 
 
 class _Captured:
-    """Where the state in memory is written to: a :class:`~ckpt_runtime.state.snapshots.SnapshotFiles`, and its file."""
+    """Where the state in memory is written to: a :class:`~ckpt_runtime.state.backend.SnapshotFiles`, and its file."""
 
     def __init__(self) -> None:
         self.stream = BytesIO()

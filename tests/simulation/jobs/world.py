@@ -18,8 +18,7 @@ from random import Random
 from typing import Any, NamedTuple, cast
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointRetention
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointOverrides, CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.statistics import CheckpointType
@@ -37,7 +36,7 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME, read_metadata
+from ckpt_runtime.storage.metadata import METADATA_NAME, read_metadata
 from tests.simulation.jobs.checkers import Sink, Snapshots
 from tests.simulation.jobs.file_system import PROTOCOL, ROOT, FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.job_master import JobMaster

@@ -21,7 +21,7 @@ bug("a checkpoint that is being published can be aborted", "FLINK-16770", Pendin
 )
 
 
-@bug("an unknown pointer is taken for a failure", "FLINK-22494", CheckpointCoordinator, "_on_store_unknown")
+@bug("an unknown pointer is taken for a failure", "FLINK-22494", CheckpointCoordinator, "_on_store_unknown", seed=30)
 def _(self, event, now):
     self._on_store_failed(event, now)
 
@@ -41,7 +41,9 @@ def _(self, event, now):
     self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING), now)
 
 
-@bug("the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash", Completion, "on_metadata_written")
+@bug(
+    "the savepoint of a stop leaves no pointer", "FLINK-26783, with a crash", Completion, "on_metadata_written", seed=12
+)
 def _(original, self, event, now):
     pending = self._finalizing(event.checkpoint_id, PendingState.WRITING)
     if pending.request.properties.is_synchronous:
@@ -57,13 +59,13 @@ def _(original, self, execution, state):
         self.awaited.clear()
 
 
-@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort")
+@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort", seed=29)
 def _(original, self, pending, reason, *rest):
     if reason is not Reason.CHECKPOINT_SUBSUMED:
         original(self, pending, reason, *rest)
 
 
-@bug("a newer checkpoint subsumes savepoints", "1.3")
+@bug("a newer checkpoint subsumes savepoints", "1.3", seed=28)
 def _():
     def extra(self, pending, now):
         if pending.request.properties.notifies_and_subsumes:
@@ -74,7 +76,7 @@ def _():
     return [also(Completion, "_complete", extra)]
 
 
-@bug("a completed checkpoint subsumes younger ones", "1.3")
+@bug("a completed checkpoint subsumes younger ones", "1.3", seed=15)
 def _():
     def extra(self, pending, now):
         if pending.request.properties.notifies_and_subsumes:
@@ -89,9 +91,13 @@ bug("a plain savepoint notifies and subsumes", "FLINK-25191", CheckpointProperti
     property(lambda self: True)
 )
 
-bug("restore and publishing do not wait for writes in flight", "protocols 10.4", PendingCheckpoints, "is_finalizing")(
-    property(lambda self: False)
-)
+bug(
+    "restore and publishing do not wait for writes in flight",
+    "protocols 10.4",
+    PendingCheckpoints,
+    "is_finalizing",
+    seed=22,
+)(property(lambda self: False))
 
 bug("an abort names itself as the latest completed", "FLINK-10377", CompletedCheckpointStore, "latest_id")(
     property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1)
@@ -104,15 +110,15 @@ bug("an abort names itself as the latest completed", "FLINK-10377", CompletedChe
 bug("late state leaks", "protocols 10.7", Retention, "discard_state", seed=72)(nothing)
 
 
-@bug("a repeated acknowledgement discards state in use", "protocols 10.7", PendingCheckpoint, "classify")
+@bug("a repeated acknowledgement discards state in use", "protocols 10.7", PendingCheckpoint, "classify", seed=22)
 def _(original, self, execution):
     result = original(self, execution)
     return AckResult.UNKNOWN if result is AckResult.DUPLICATE else result
 
 
-bug("a repetition after completion discards state in use", "protocols 10.7", PendingCheckpoints, "was_aborted")(
-    lambda self, number: True
-)
+bug(
+    "a repetition after completion discards state in use", "protocols 10.7", PendingCheckpoints, "was_aborted", seed=13
+)(lambda self, number: True)
 
 
 @bug("an aborted checkpoint takes shared files along", "FLINK-25395")
@@ -150,6 +156,7 @@ bug(
     "FLINK-26985, FLINK-7268",
     SharedStateRegistry,
     "register_all",
+    seed=16,
 )(nothing)
 
 

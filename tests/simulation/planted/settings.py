@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import triggering
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
@@ -30,7 +30,7 @@ def _(self, checkpoint_id, generation, now):
         self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
 
 
-@bug("a checkpoint is rescued for ever", "571.9", triggering, "rescued_until")
+@bug("a checkpoint is rescued for ever", "571.9", triggering, "rescued_until", seed=17)
 def _(pending, configuration, now_ms):
     return now_ms + 50 if configuration.rescue_enabled and pending.acknowledged else None
 
@@ -45,13 +45,13 @@ def _(original, pending, configuration, now_ms):
     return original(pending, replace(configuration, rescue_enabled=True, rescue_min_progress=1), now_ms)
 
 
-@bug("a new timeout counts from the change", "571.3", Triggering, "_move_deadline")
+@bug("a new timeout counts from the change", "571.3", Triggering, "_move_deadline", seed=28)
 def _(self, pending, now):
     self._pending.move_deadline(pending, now.rel_ms + self._configuration.timeout_ms)
     self._schedule_canceller(pending)
 
 
-bug("a new timeout leaves pending checkpoints alone", "571.3", Triggering, "_move_deadline")(nothing)
+bug("a new timeout leaves pending checkpoints alone", "571.3", Triggering, "_move_deadline", seed=28)(nothing)
 
 bug("a checkpoint without a deadline", "1.1, step 5", Triggering, "_schedule_canceller")(nothing)
 
@@ -106,7 +106,7 @@ bug("overrides are stored and not applied", "571.2", JobCore, "_patch_coordinato
 bug("one override drops the others", "571.1", CheckpointOverrides, "merged_with")(lambda self, later: later)
 
 
-@bug("an unknown outcome of storing overrides is an error", "I8", SettingsUpdate, "answered")
+@bug("an unknown outcome of storing overrides is an error", "I8", SettingsUpdate, "answered", seed=46)
 def _(original, self, event):
     if isinstance(event, core.ChangeUnknown):
         event = core.ChangeNotStored(event.request_id, event.message)
@@ -116,12 +116,12 @@ def _(original, self, event):
 # --- requests
 
 
-@bug("too many at the same time", "1.2", CheckpointRequestDecider, "next")
+@bug("too many at the same time", "1.2", CheckpointRequestDecider, "next", seed=46)
 def _(original, self, load, now):
     return original(self, replace(load, savepoints_wait=False), now)
 
 
-bug("triggers do not wait for clean-up", "1.2", CheckpointRequestDecider, "next")(
+bug("triggers do not wait for clean-up", "1.2", CheckpointRequestDecider, "next", seed=42)(
     lambda original, self, load, now: original(self, replace(load, cleaning=0), now)
 )
 
@@ -129,12 +129,12 @@ bug("two trigger cycles at once", "1.1", CheckpointRequestDecider, "next")(
     lambda original, self, load, now: original(self, replace(load, triggering=False), now)
 )
 
-bug("no pause between checkpoints", "FLINK-18856", PeriodicTrigger, "pause_ends_at")(property(lambda self: 0))
+bug("no pause between checkpoints", "FLINK-18856", PeriodicTrigger, "pause_ends_at", seed=18)(property(lambda self: 0))
 
-bug("the pause does not begin with a completion", "FLINK-18856", PeriodicTrigger, "completed")(nothing)
+bug("the pause does not begin with a completion", "FLINK-18856", PeriodicTrigger, "completed", seed=18)(nothing)
 
 
-@bug("ticks of earlier schedules live on", "protocols 10.14", CheckpointSchedule, "tick", seed=147)
+@bug("ticks of earlier schedules live on", "protocols 10.14", CheckpointSchedule, "tick", seed=178)
 def _(self, generation, now):
     due = self.is_running and self.has_tick
     if due:
@@ -156,9 +156,13 @@ def _():
     return [(TriggerRequest, "priority", property(priority))]
 
 
-bug("a savepoint does not wait while unaligned checkpoints are on", "1.2, 3.6", CheckpointRequestDecider, "next")(
-    lambda original, self, load, now: original(self, replace(load, savepoints_wait=False), now)
-)
+bug(
+    "a savepoint does not wait while unaligned checkpoints are on",
+    "1.2, 3.6",
+    CheckpointRequestDecider,
+    "next",
+    seed=46,
+)(lambda original, self, load, now: original(self, replace(load, savepoints_wait=False), now))
 
 
 @bug("queued requests are forgotten when the tasks leave", "1.3", CheckpointRequestDecider, "drain")
@@ -176,7 +180,7 @@ bug("a failed request is not answered", "every request ends", CheckpointFailures
 bug("every failure counts", "1.5", Reason, "is_counted")(property(lambda self: True))
 
 
-@bug("expired checkpoints do not count", "1.5")
+@bug("expired checkpoints do not count", "1.5", seed=29)
 def _():
     original = Reason.is_counted.fget
     return [(Reason, "is_counted", property(lambda self: self is not Reason.CHECKPOINT_EXPIRED and original(self)))]

@@ -34,7 +34,7 @@ def _(self, event, now):
     self.on_store_removed(event, now)
 
 
-bug("a snapshot that the job refers to is disposed of", "invariant 10", CheckpointCoordinator, "referenced")(
+bug("a snapshot that the job refers to is disposed of", "invariant 10", CheckpointCoordinator, "referenced", seed=22)(
     property(lambda self: ())
 )
 
@@ -60,7 +60,7 @@ def _(original, self, event, now):
         original(self, event, now)
 
 
-bug("what an earlier driver left stays", "2.1, the gaps", Retention, "_sweep_leftovers")(nothing)
+bug("what an earlier driver left stays", "2.1, the gaps", Retention, "_sweep_leftovers", seed=11)(nothing)
 
 
 @bug("leftovers go before a checkpoint of this driver is complete", "K14", seed=61)
@@ -68,7 +68,7 @@ def _():
     return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
 
-bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on")(
+bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on", seed=25)(
     lambda self, status: True
 )
 
@@ -111,7 +111,7 @@ bug("the savepoint of the submission beats recovered checkpoints", "1.7", Comple
 )
 
 
-@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", StorageShell, "write")
+@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", StorageShell, "write", seed=22)
 def _(original, self, what, effect, answer, *, fenced=True, faults=0.06):
     original(self, what, effect, answer, fenced=False, faults=faults)
 
@@ -155,7 +155,7 @@ def _():
 
     def stored(self, event):
         self._end_is_stored = True
-        self._outputs += self._untold
+        self._outputs += self._unanswered
 
     return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 
@@ -163,7 +163,7 @@ def _():
 bug("a new leader does not close the results to the old one", "K13, I12", World, "_adopt_results", seed=331)(nothing)
 
 
-@bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=119)
+@bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=160)
 def _():
     lead, start = World._lead, simulated_driver.Driver.start
 

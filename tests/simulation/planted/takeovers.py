@@ -14,7 +14,7 @@ from tests.simulation.protocols.plan_endpoint import PlanEndpoint
 # --- leases
 
 
-@bug("a deposed driver writes by its own clock, which stood still", "invariant 3")
+@bug("a deposed driver writes by its own clock, which stood still", "invariant 3", seed=22)
 def _():
     fence = simulated_driver.Driver.fence
 
@@ -24,12 +24,12 @@ def _():
     return [(simulated_driver.Driver, "fence", by_the_clock)]
 
 
-bug("a sign of life that was lost is taken for given", "invariant 11", LeaseHolder, "believes")(
+bug("a sign of life that was lost is taken for given", "invariant 11", LeaseHolder, "believes", seed=33)(
     staticmethod(lambda how: how == "is lost")
 )
 
 
-@bug("a leader counts on its lease for as long as a challenger waits", "invariant 11")
+@bug("a leader counts on its lease for as long as a challenger waits", "invariant 11", seed=45)
 def _():
     init = OwnLease.__init__
     return [(OwnLease, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
@@ -64,12 +64,12 @@ def _():
     return _lost_is_done("removal")
 
 
-@bug("lost overrides are taken for stored", "571.6, K13")
+@bug("lost overrides are taken for stored", "571.6, K13", seed=15)
 def _():
     return _lost_is_done("overrides")
 
 
-@bug("a lost configuration or graph is taken for stored", "530.5, K13", PlanEndpoint, "_written")
+@bug("a lost configuration or graph is taken for stored", "530.5, K13", PlanEndpoint, "_written", seed=29)
 def _(original, self, order, outcome):
     if outcome is Outcome.UNKNOWN:
         self._driver.tell(core.PlanStored(order.request_id))
@@ -110,12 +110,12 @@ def _():
 # --- cancelling with a savepoint
 
 
-bug("the periodic trigger goes on until the job is cancelled", "147.7", JobCore, "_on_savepoint_before_cancel")(
-    lambda self, event: self._on_trigger_requested(event.trigger)
-)
+bug(
+    "the periodic trigger goes on until the job is cancelled", "147.7", JobCore, "_on_savepoint_before_cancel", seed=36
+)(lambda self, event: self._on_trigger_requested(event.trigger))
 
 
-@bug("users' checkpoints go on until the job is cancelled", "147.7", JobCore, "_on_trigger_requested")
+@bug("users' checkpoints go on until the job is cancelled", "147.7", JobCore, "_on_trigger_requested", seed=36)
 def _(original, self, event):
     present, self._cancel_request = self._cancel_request, None
     try:

@@ -22,6 +22,7 @@ bug(
     "FLIP-147, FLINK-23741",
     CheckpointSchedule,
     "retry_final",
+    seed=45,
 )(nothing)
 
 bug("the end of data triggers no checkpoint", "6.2", Triggering, "request_final")(nothing)
@@ -64,7 +65,9 @@ def _(self, now):
 _CHECK_ALL_GONE = JobMachine._check_all_gone
 
 
-bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started")(nothing)
+bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started", seed=27)(
+    nothing
+)
 
 
 # --- restarts
@@ -75,14 +78,23 @@ bug(
     "a mount that was missing for five seconds",
     JobMachine,
     "_on_state_restore_failed",
+    seed=15,
 )(lambda original, self, event, now: original(self, replace(event, recoverable=False), now))
 
-bug("failed checkpoints restart the job at once", "an unusable checkpoint directory", JobMachine, "_on_job_failed")(
-    lambda original, self, event, now: original(self, replace(event, failed_checkpoints=0), now)
-)
+bug(
+    "failed checkpoints restart the job at once",
+    "an unusable checkpoint directory",
+    JobMachine,
+    "_on_job_failed",
+    seed=29,
+)(lambda original, self, event, now: original(self, replace(event, failed_checkpoints=0), now))
 
 bug(
-    "the pause after failed checkpoints does not grow", "an unusable checkpoint directory", JobMachine, "_on_job_failed"
+    "the pause after failed checkpoints does not grow",
+    "an unusable checkpoint directory",
+    JobMachine,
+    "_on_job_failed",
+    seed=29,
 )(
     lambda original, self, event, now: original(
         self, replace(event, failed_checkpoints=min(1, event.failed_checkpoints)), now

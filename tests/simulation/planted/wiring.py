@@ -28,7 +28,7 @@ bug("what the machines say to each other overtakes itself", "run to completion",
     lambda self, event: self._queue.appendleft(partial(self._take, event))
 )
 
-bug("an effect is carried out before those in front of it", "run to completion", JobCore, "handle")(
+bug("an effect is carried out before those in front of it", "run to completion", JobCore, "handle", seed=23)(
     lambda original, self, event, now: original(self, event, now)[::-1]
 )
 
@@ -144,7 +144,7 @@ def _():
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
 
 
-@bug("a replaced configuration drops the overrides", "571.1")
+@bug("a replaced configuration drops the overrides", "571.1", seed=11)
 def _():
     def stored(self, event):
         self._to_coordinator(checkpoint_on.ConfigurationPatched(self._next_plan.settings))
@@ -152,7 +152,7 @@ def _():
     return [also(JobCore, "_on_plan_stored", stored)]
 
 
-@bug("a replaced configuration waits for the next patch", "571.1", JobCore, "_on_plan_stored")
+@bug("a replaced configuration waits for the next patch", "571.1", JobCore, "_on_plan_stored", seed=11)
 def _(original, self, event):
     patch, self._patch_coordinator = self._patch_coordinator, lambda: None
     original(self, event)
@@ -185,16 +185,16 @@ def _(original, self, event, now):
     original(self, event, now)
 
 
-bug("a restart for a configuration does not wait for a savepoint", "530.10", JobMachine, "_on_redeploy")(
+bug("a restart for a configuration does not wait for a savepoint", "530.10", JobMachine, "_on_redeploy", seed=23)(
     lambda original, self, event, now: original(self, replace(event, at_once=True), now)
 )
 
-bug("a redeployment that waited for a savepoint is forgotten", "530.5", JobCore, "_savepoint_ended")(
+bug("a redeployment that waited for a savepoint is forgotten", "530.5", JobCore, "_savepoint_ended", seed=23)(
     lambda self, request_id: self._savepoint_requests.discard(request_id)
 )
 
 
-@bug("DELETE of overrides returns to the submitted configuration", "530.9")
+@bug("DELETE of overrides returns to the submitted configuration", "530.9", seed=11)
 def _():
     original = JobCore._patch_coordinator
 
@@ -220,7 +220,7 @@ def _(original, job, graph, own):
     return original(job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given)))
 
 
-@bug("a removed option comes back out of the cluster's stored options", "530.9, after a takeover")
+@bug("a removed option comes back out of the cluster's stored options", "530.9, after a takeover", seed=12)
 def _():
     def cluster_options(job):
         return dict(job.properties.get("defaults") or job.properties["cluster_configuration"])
@@ -239,24 +239,40 @@ def _(original, self, event, plan, least_slots, *, at_once):
     return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
 
 
-bug("bounds of a parallelism are forgotten when nothing else changes", "203.14", durable_change, "declared_bounds")(
-    lambda graph: {}
+bug(
+    "bounds of a parallelism are forgotten when nothing else changes",
+    "203.14",
+    durable_change,
+    "declared_bounds",
+    seed=15,
+)(lambda graph: {})
+
+
+@bug(
+    "a replaced restart strategy begins with an empty history",
+    "530.6",
+    JobMachine,
+    "_on_restart_strategy_replaced",
+    seed=23,
 )
-
-
-@bug("a replaced restart strategy begins with an empty history", "530.6", JobMachine, "_on_restart_strategy_replaced")
 def _(self, event, now):
     self._restarts = Restarts(event.strategy)
 
 
-@bug("a replaced restart strategy forgets the restarts so far", "530.6", JobMachine, "_on_restart_strategy_replaced")
+@bug(
+    "a replaced restart strategy forgets the restarts so far",
+    "530.6",
+    JobMachine,
+    "_on_restart_strategy_replaced",
+    seed=23,
+)
 def _(self, event, now):
     history = self._restarts._history
     self._restarts = Restarts(event.strategy)
     self._restarts._history = RestartHistory(0, history.failures, history.restart_at)
 
 
-bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_strategy_replaced")(nothing)
+bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_strategy_replaced", seed=20)(nothing)
 
 
 # --- rescales
@@ -292,14 +308,16 @@ def _(original, self, event, present, state):
     return outputs
 
 
-bug("a rescale goes on when its slots are lost", "203.14, slots first", JobCore, "_on_slots_not_reserved")(nothing)
-
-bug("a rescale goes on when its job fails", "203.14, a fresh checkpoint first", PlanChange, "needs_running_job")(
-    property(lambda self: False)
+bug("a rescale goes on when its slots are lost", "203.14, slots first", JobCore, "_on_slots_not_reserved", seed=11)(
+    nothing
 )
 
+bug(
+    "a rescale goes on when its job fails", "203.14, a fresh checkpoint first", PlanChange, "needs_running_job", seed=11
+)(property(lambda self: False))
 
-@bug("a rescale that is given up keeps its slots", "203.14, what is not needed is given back")
+
+@bug("a rescale that is given up keeps its slots", "203.14, what is not needed is given back", seed=11)
 def _():
     original = PlanChange._end
 
@@ -317,6 +335,7 @@ def _():
     "203.14, the job goes on as it was",
     JobCore,
     "_give_up_change",
+    seed=11,
 )
 def _(original, self, reason):
     self._next_plan = replace(self._next_plan, graph=self.target_graph)
@@ -337,7 +356,7 @@ def _(original, self):
     return [replace(order, graph=graph.with_parallelism(half))]
 
 
-bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", DurableChange, "failed")(
+bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", DurableChange, "failed", seed=46)(
     lambda self, *, unknown, final=False: Next.GIVE_UP
 )
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from tests.simulation.schedules.violation import Violation
 

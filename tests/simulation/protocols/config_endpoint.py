@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
 from ckpt_runtime.scheduler import core_events as core
 from tests.simulation.protocols.driver_storage import Outcome
 

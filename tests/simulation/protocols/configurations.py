@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from random import Random
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
 from ckpt_runtime.jobmaster.job_record import cluster_options
 from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.protocols.scenario import Scenario

@@ -16,8 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 from ckpt_runtime.jobmaster.job_record import with_plan
 from ckpt_runtime.scheduler import core_events as core

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.scheduler.core_events import DeployTasks
-from ckpt_runtime.scheduler.job_plan import JobPlan
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory
 from tests.simulation.schedules.violation import Violation

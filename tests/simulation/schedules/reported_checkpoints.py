@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointType, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
@@ -56,6 +57,9 @@ class ReportedCheckpoints(CheckpointStatsTracker):
 
     def report_failed(self, checkpoint_id: int, failure_timestamp: int, message: str) -> None:
         self._listener.ended_badly(checkpoint_id, message)
+
+    def report_withdrawn(self, checkpoint_id: int) -> None:
+        self._listener.ended_badly(checkpoint_id, CheckpointFailureReason.CHECKPOINT_DECLINED_TASK_CLOSING.message)
 
     def report_failed_without_id(self) -> None:
         """Who wants to hear of missing ids hears it where they are taken."""

@@ -19,3 +19,9 @@ def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) ->
     good.writeStream.format("parquet").queryName("orders").start(orders)
     bad = parsed.where("row.bad IS NOT NULL").select("value")
     bad.writeStream.format("parquet").queryName("dead_letters").start(dead_letters)
+
+
+def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
+    """Expressions that fail for some lines: they are no number, or zero."""
+    parsed = spark.readStream.format("text").load(lines).hint("uid", "lines").selectExpr("CAST(value AS INT) AS n")
+    parsed.where("100 / n > 0").select("n").writeStream.format("parquet").queryName("ratios").start(ratios)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,8 @@ def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: s
 
     def write(batch: DataFrame, batch_id: int) -> None:
         """Idempotent, as Spark's guide advises: a repetition overwrites the directory of its batch."""
+        while Path(faults, "called-held").exists():
+            time.sleep(0.01)
         killed(faults, "called")
         assert SparkSession.builder.getOrCreate() is spark
         assert spark.range(3).count() == 3

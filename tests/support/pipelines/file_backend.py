@@ -25,11 +25,10 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     StateFile,
 )
-from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.errors import UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFiles, SnapshotReader
 
 NAME = "files"
 SEGMENTS = "SEGMENTS"

@@ -16,7 +16,7 @@ from airflow.triggers.base import TriggerEvent
 from airflow_provider_ckpt.assets import lag_above, no_checkpoint_for, no_savepoint_for, sanitize_uri
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.triggers import snapshots
+from airflow_provider_ckpt.triggers import watching
 from airflow_provider_ckpt.triggers.alerts import AlertWatch, CkptAlertTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.client.clients import AsyncCkptClient
@@ -205,7 +205,7 @@ def test_sources_that_do_not_report_what_waits_give_no_alert(job_manager: JobMan
 def test_a_trigger_survives_a_session_that_is_away_and_another_one_does_not_repeat_its_alert(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshots, "HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "HANDOVER_SECONDS", 0.0)
 
     def trigger(store: AssetStore, longer_than: float) -> CkptAlertTrigger:
         first = CkptAlertTrigger(

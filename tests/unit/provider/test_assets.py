@@ -12,7 +12,7 @@ from airflow.sdk import DAG, Asset
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_uri, savepoints_of
-from airflow_provider_ckpt.triggers import snapshots
+from airflow_provider_ckpt.triggers import watching
 from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.jobmaster.event_log import EventType
@@ -29,7 +29,7 @@ OTHER = "1" * 32
 @pytest.fixture(autouse=True)
 def handed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody has to wait for Airflow here."""
-    monkeypatch.setattr(snapshots, "HANDOVER_SECONDS", 0.0)
+    monkeypatch.setattr(watching, "HANDOVER_SECONDS", 0.0)
 
 
 class AssetStore:
@@ -118,7 +118,7 @@ def test_event_that_airflow_may_not_have_stored_is_given_again(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Airflow takes events from a triggerer once a second: they end with it until then."""
-    monkeypatch.setattr(snapshots, "HANDOVER_SECONDS", 3600.0)
+    monkeypatch.setattr(watching, "HANDOVER_SECONDS", 3600.0)
 
     async def run() -> None:
         store = AssetStore()

@@ -9,6 +9,7 @@ import sys
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -158,6 +159,12 @@ def test_every_living_job_with_a_name_of_its_own_is_saved_and_no_restore_drill(j
     assert scheduled_savepoints.jobs_to_save.function(given | {"jobs": ["a", "b", "a"]}) == [
         {"job": name, "target_directory": f"/data/{name}"} for name in ("a", "b")
     ]
+
+
+def test_a_backfill_saves_no_job() -> None:
+    given = {"jobs": ["orders"], "connection": "ckpt_default", "directory": "/data"}
+    assert scheduled_savepoints.jobs_to_save.function(given, SimpleNamespace(run_type="backfill")) == []
+    assert len(scheduled_savepoints.jobs_to_save.function(given, SimpleNamespace(run_type="scheduled"))) == 1
 
 
 def test_each_job_has_a_directory_of_its_own() -> None:

@@ -22,7 +22,7 @@ from airflow_provider_ckpt.operators.suspend import SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.snapshot_metadata import METADATA_NAME
+from ckpt_runtime.storage.metadata import METADATA_NAME
 from tests.support.golden import DIRECTORY
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
 

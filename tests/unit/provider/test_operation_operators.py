@@ -211,13 +211,10 @@ def test_the_trigger_outlasts_a_job_manager_that_is_away(job_manager: JobManager
     assert event["status"] == "done"
 
 
-def test_a_job_manager_that_stays_away_is_named_in_the_failure(
-    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0")
+def test_a_job_manager_that_stays_away_is_named_in_the_failure(job_manager: JobManager, task: Task) -> None:
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):
-        savepoint().execute(task.context())
+        savepoint(wait_timeout=0.3).execute(task.context())
 
 
 def test_a_driver_that_is_starting_is_waited_for(job_manager: JobManager, task: Task) -> None:

@@ -218,6 +218,40 @@ def test_jobs_that_need_attention_are_failed_or_not_healthy(job_manager: JobMana
     assert "does not answer" in problem
 
 
+@pytest.mark.row("air.15")
+def test_a_job_is_replaced_by_a_later_job_of_its_name_but_not_by_a_restore_drill() -> None:
+    from airflow_provider_ckpt.plugins.views import by_id
+
+    lines = [
+        {"jid": "1", "name": "drilled", "start-time": 1},
+        {"jid": "2", "name": "started again", "start-time": 2, "drill": False},
+        {"jid": "3", "name": "drilled", "start-time": 3, "drill": True},
+        {"jid": "4", "name": "started again", "start-time": 4},
+    ]
+    assert [job_id for job_id, line in by_id(lines).items() if line["replaced"]] == ["2"]
+
+
+@pytest.mark.row("air.15")
+def test_jobs_of_tasks_are_ranked_whatever_their_number_with_one_request_for_their_states(
+    job_manager: JobManager,
+) -> None:
+    from airflow_provider_ckpt.plugins.views import TaskJob, _rank, _states_of
+
+    ids = [f"{number:032x}" for number in range(100, 150)]
+    for job_id in ids:
+        job_manager.gateway.add_job(job_id, f"job {job_id[-3:]}")
+    job_manager.gateway.move(ids[30], JobStatus.FAILED)
+    job_manager.gateway.move(ids[3], JobStatus.FINISHED)
+    jobs = [TaskJob("ckpt_default", job_id, "submit", "run") for job_id in [*ids, "f" * 32]]
+    states = asyncio.run(_states_of(jobs))
+    ranked = sorted(zip(jobs, states, strict=True), key=lambda pair: _rank(pair[1]))
+    assert [state["state"] for _, state in ranked[:49]].count("FAILED") == 1
+    assert [job.job_id for job, _ in ranked[49:]] == ["f" * 32, ids[3]]
+    assert states[-1] == {"state": "UNKNOWN", "reasons": ["The job manager does not know this job."]}
+    assert job_manager.received.count("GET /jobs/overview") == 1
+    assert f"GET /jobs/{ids[0]}" not in job_manager.received
+
+
 def test_the_plugin_is_light_for_the_processes_that_only_load_it(tmp_path: Path) -> None:
     code = """
 import sys

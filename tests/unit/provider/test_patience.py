@@ -43,14 +43,15 @@ def pipeline(tmp_path: Path) -> str:
     return str(path)
 
 
-def operators(pipeline: str) -> dict[str, Any]:
+def operators(pipeline: str, wait_timeout: float = 30) -> dict[str, Any]:
+    fast = FAST | {"wait_timeout": wait_timeout}
     return {
-        "submit": SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST),
-        "patch": PatchCheckpointConfigOperator(task_id="t", job=JOB, interval="5 s", **FAST),
-        "checkpoint": TriggerCheckpointOperator(task_id="t", job=JOB, **FAST),
-        "savepoint": TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST),
-        "stop": StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/data", **FAST),
-        "cancel": CancelJobOperator(task_id="t", job=JOB, **FAST),
+        "submit": SubmitJobOperator(task_id="t", pipeline=pipeline, **fast),
+        "patch": PatchCheckpointConfigOperator(task_id="t", job=JOB, interval="5 s", **fast),
+        "checkpoint": TriggerCheckpointOperator(task_id="t", job=JOB, **fast),
+        "savepoint": TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **fast),
+        "stop": StopWithSavepointOperator(task_id="t", job=JOB, target_directory="/data", **fast),
+        "cancel": CancelJobOperator(task_id="t", job=JOB, **fast),
         "status": JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", **SENSOR),
         "checkpoints": CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR),
     }
@@ -111,13 +112,10 @@ def _own_id(line: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["submit", "patch", "stop", "cancel"])
-def test_a_session_that_stays_away_is_named(
-    job_manager: JobManager, task: Task, pipeline: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("AIRFLOW__CKPT__REQUEST_PATIENCE", "0.05")
+def test_a_session_that_stays_away_is_named(job_manager: JobManager, task: Task, pipeline: str, name: str) -> None:
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):
-        operators(pipeline)[name].execute(task.context())
+        operators(pipeline, wait_timeout=0.3)[name].execute(task.context())
 
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])

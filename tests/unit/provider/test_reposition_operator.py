@@ -13,7 +13,7 @@ from airflow_provider_ckpt.operators.snapshots import RepositionSavepointOperato
 from ckpt_runtime.snapshots.inspection import summarized
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.filesystem import make_directory, resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from tests.unit.runtime.connectors.split_jobs import Job, metadata_of
 
 LINES = pa.schema([("value", pa.string())])

@@ -20,8 +20,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
@@ -54,6 +54,7 @@ from ckpt_runtime.network.agent_messages import (
     RegisterWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.connections import Message, MessageDecoder, encode
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     TO_WORKER,
@@ -66,7 +67,6 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier, decode_element, encode_element
-from ckpt_runtime.network.listeners import Message, MessageDecoder, encode
 from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.replacement import declared_bounds
@@ -76,12 +76,12 @@ from ckpt_runtime.spark.launch import SessionInfo
 from ckpt_runtime.storage import metadata
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.claims import Claim, Claimant, _read_successor, read_claim
-from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry, read_entry
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.versioned_document import decode_document, encode_document
 from tests.support.forging import FEW_VALUES, unnamed_errors
 from tests.support.golden import DIRECTORY as GOLDEN
 from tests.support.golden_session import DIRECTORY as HIGH_AVAILABILITY

@@ -19,7 +19,7 @@ from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.compiler import read_only
-from ckpt_runtime.state.row_codec import fixed_array
+from ckpt_runtime.state.stored_rows import fixed_array
 
 
 class AggregateFailedError(OperatorError):
@@ -38,6 +38,12 @@ class GroupAccumulator(ABC):
     """One aggregate. ``inputs`` are the types of its arguments, without the condition."""
 
     stored: list[pa.Field]
+
+    combines = False
+    """Whether rows may be aggregated in parts, and the stored columns of the parts combined, with the same result.
+
+    The parts may come in any order. The state of a group must not be larger than a few of its rows.
+    """
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         self.aggregate = aggregate

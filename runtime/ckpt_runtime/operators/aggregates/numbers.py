@@ -44,6 +44,8 @@ def _counted(groups: int, old: Rows, new: Rows, valid: pa.Array | None) -> AnyAr
 class Count(GroupAccumulator):
     """Counts rows without nulls in the arguments."""
 
+    combines = True
+
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
         self.stored = [self.field("", pa.int64())]
@@ -78,6 +80,7 @@ class Sum(GroupAccumulator):
         super().__init__(aggregate, inputs)
         self._decimal = pa.types.is_decimal(inputs[0])
         self._floating = pa.types.is_floating(inputs[0])
+        self.combines = not self._floating
         self.stored = [self.field("", aggregate.result)]
         if self._decimal:
             # A sum that has overflowed stays null, as in Spark; the count distinguishes it from a sum of no rows.
@@ -151,6 +154,7 @@ class Average(GroupAccumulator):
         super().__init__(aggregate, inputs)
         kind = inputs[0]
         self._decimal = pa.types.is_decimal(kind)
+        self.combines = not pa.types.is_floating(kind)
         wide = pa.decimal128(min(kind.precision + 10, 38), kind.scale) if self._decimal else pa.float64()
         self.stored = [self.field("sum", wide), self.field("count", pa.int64())]
         self._sum = (
@@ -183,6 +187,8 @@ class Average(GroupAccumulator):
 
 class Extreme(GroupAccumulator):
     """Minimum and maximum: numbers by a kernel, other types by ranking the stored and the new values."""
+
+    combines = True
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
@@ -243,6 +249,8 @@ class Product(GroupAccumulator):
 
 class Bits(GroupAccumulator):
     """Combined bits of integers."""
+
+    combines = True
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)

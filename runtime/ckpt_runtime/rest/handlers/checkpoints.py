@@ -40,7 +40,7 @@ from ckpt_runtime.rest.bodies import (
     spelled,
 )
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import (
+from ckpt_runtime.rest.request_body import (
     CheckpointId,
     CompletedBefore,
     Condition,

@@ -40,7 +40,8 @@ from ckpt_runtime.rest.bodies import (
     spelled,
 )
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import (
+from ckpt_runtime.rest.request_body import (
+    PART_NAME,
     Aggregations,
     ApplicationId,
     Condition,
@@ -54,8 +55,9 @@ from ckpt_runtime.rest.parameters import (
     TheDispatcher,
     aggregations,
     listed,
+    receive_pipeline,
+    whole_request,
 )
-from ckpt_runtime.rest.request_body import PART_NAME, receive_pipeline, whole_request
 from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 

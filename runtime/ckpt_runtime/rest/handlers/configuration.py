@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BeforeValidator, RootModel, create_model
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.configuration import (
@@ -35,8 +35,7 @@ from ckpt_runtime.rest.bodies import (
 )
 from ckpt_runtime.rest.checkpoint_answers import config as checkpoint_config
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Condition, JobId, TheDispatcher
-from ckpt_runtime.rest.request_body import whole_request
+from ckpt_runtime.rest.request_body import Condition, JobId, TheDispatcher, whole_request
 from ckpt_runtime.rest.responses import BadRequest, echo, flink_router
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 

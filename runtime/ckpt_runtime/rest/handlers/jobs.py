@@ -47,7 +47,7 @@ from ckpt_runtime.rest.bodies import Body, HexIds, Location, Owner, Within, body
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import (
+from ckpt_runtime.rest.request_body import (
     HEX_ID_PATTERN,
     OWNER_PATTERN,
     Aggregations,
@@ -69,8 +69,8 @@ from ckpt_runtime.rest.parameters import (
     listed,
     selected_jobs,
     selected_subtasks,
+    whole_request,
 )
-from ckpt_runtime.rest.request_body import whole_request
 from ckpt_runtime.rest.responses import ApiError, BadRequest, echo, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 

@@ -16,16 +16,18 @@ from ckpt_runtime.state.kernels.compiler import (
     FLOAT64,
     I64,
     IN_F64,
+    IN_I32,
     IN_I64,
     IN_U8,
     IN_U32,
+    IN_U64,
     INT64,
     U8,
     U32,
     inlined,
     kernel,
 )
-from ckpt_runtime.state.kernels.hash_kernels import is_valid
+from ckpt_runtime.state.kernels.hash_kernels import is_valid, load_word
 
 AND, OR, XOR = 0, 1, 2
 """Operations of :func:`combine_bits`."""
@@ -56,6 +58,77 @@ def number_groups(slots: Any, marks: Any, groups: Any, firsts: Any) -> Any:
     for number in range(count):
         marks[slots[firsts[number]]] = 0
     return count
+
+
+@inlined
+def _equal(data: Any, start: Any, other: Any, length: Any) -> Any:
+    """Whether ``length`` bytes are alike: words first, and then the last word, which may overlap the one before."""
+    if length < 8:
+        for byte in range(length):  # noqa: SIM110
+            if data[start + byte] != data[other + byte]:
+                return False
+        return True
+    for word in range(length >> 3):
+        if load_word(data, np.uint64(start + 8 * word)) != load_word(data, np.uint64(other + 8 * word)):
+            return False
+    return load_word(data, np.uint64(start + length - 8)) == load_word(data, np.uint64(other + length - 8))
+
+
+@kernel((IN_U64, INT64, U32, U32, U32))
+def number_hashes(hashes: Any, most: Any, table: Any, groups: Any, firsts: Any) -> Any:
+    """Numbers the distinct hashes in the order in which they come; returns their count, or -1 for more than ``most``.
+
+    ``groups`` and ``firsts`` are as in :func:`number_groups`. ``table`` is zero; its length is a power of two above
+    ``most``.
+    """
+    mask = np.uint64(table.size - 1)
+    count = 0
+    for row in range(hashes.size):
+        key_hash = hashes[row]
+        place = key_hash & mask
+        while True:
+            number = table[place]
+            if number == 0:
+                if count == most:
+                    return -1
+                firsts[count] = row
+                count += 1
+                number = np.uint32(count)
+                table[place] = number
+                break
+            if hashes[firsts[number - np.uint32(1)]] == key_hash:
+                break
+            place = (place + np.uint64(1)) & mask
+        groups[row] = number - np.uint32(1)
+    return count
+
+
+@kernel((IN_U32, IN_U32, IN_I64, IN_U8, INT64))
+def equal_fixed(groups: Any, firsts: Any, values: Any, bitmap: Any, bit_offset: Any) -> Any:
+    """Whether each row has the value of its group's first row."""
+    for row in range(groups.size):
+        first = firsts[groups[row]]
+        valid = _holds(bitmap, bit_offset + row)
+        if valid != _holds(bitmap, bit_offset + first) or (valid and values[row] != values[first]):
+            return False
+    return True
+
+
+@kernel((IN_U32, IN_U32, IN_I32, IN_U8, IN_U8, INT64), (IN_U32, IN_U32, IN_I64, IN_U8, IN_U8, INT64))
+def equal_bytes(groups: Any, firsts: Any, offsets: Any, data: Any, bitmap: Any, bit_offset: Any) -> Any:
+    """The same for values of variable length."""
+    for row in range(groups.size):
+        first = firsts[groups[row]]
+        valid = _holds(bitmap, bit_offset + row)
+        if valid != _holds(bitmap, bit_offset + first):
+            return False
+        start, other = np.int64(offsets[row]), np.int64(offsets[first])
+        if not valid or start == other:
+            continue
+        length = np.int64(offsets[row + 1]) - start
+        if length != np.int64(offsets[first + 1]) - other or not _equal(data, start, other, length):
+            return False
+    return True
 
 
 @kernel((IN_U32, IN_U8, INT64, I64))

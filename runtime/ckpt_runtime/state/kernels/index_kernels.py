@@ -1,4 +1,4 @@
-"""Key -> slot. Slots are dense and assigned in order of first appearance.
+"""Key -> slot, and a Bloom filter of keys. Slots are dense and assigned in order of first appearance.
 
 ``table`` holds slot + 1 (0: empty), ``counters`` is ``[keys so far, slot of the null key or -1]``. Callers first make
 room for as many new keys as there are rows. There are two forms of table:
@@ -6,6 +6,10 @@ room for as many new keys as there are rows. There are two forms of table:
 * hashed: open addressing with linear probing; the size is a power of two and larger than the number of keys. Buckets
   come from the low bits of the hash, because the high ones already chose the subtask;
 * direct: one entry for each integer from ``first`` on.
+
+The filter has blocks of one cache line, 64 bytes, in which a key has six bits. It is an array of words, eight for each
+block. Keys are given as their stable hashes. The high bits of these do
+not distinguish keys of one subtask, because they chose the subtask: so the hashes are mixed again.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_runtime.state.kernels.compiler import I64, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
-from ckpt_runtime.state.kernels.hash_kernels import hash_of_int64, is_valid, load_word
+from ckpt_runtime.state.kernels.hash_kernels import GOLDEN, hash_of_int64, is_valid, load_word, mix64
 
 KEYS, NULL_SLOT = 0, 1
 _ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(8)
@@ -289,3 +293,40 @@ def rehash_bytes(slot_hashes: Any, size: Any, table: Any) -> None:
         while table[bucket] != 0:
             bucket = (bucket + _ONE) & mask
         table[bucket] = np.uint32(slot + 1)
+
+
+BLOCK_WORDS = 8
+_PROBES = 6
+_ODD = np.uint64(0x9E3779B185EBCA87)
+_U1, _U3, _U7, _U9, _U10, _U32, _U63 = (np.uint64(number) for number in (1, 3, 7, 9, 10, 32, 63))
+
+
+@inlined
+def _first_word(mixed: Any, words: Any) -> Any:
+    return (((mixed >> _U32) * np.uint64(words.size >> 3)) >> _U32) << _U3
+
+
+@kernel((IN_U64, U64))
+def filter_add(hashes: Any, words: Any) -> None:
+    """Adds keys."""
+    for row in range(hashes.size):
+        mixed = mix64(hashes[row] + GOLDEN)
+        first = _first_word(mixed, words)
+        bits = (mixed * _ODD) >> _U10
+        for _ in range(_PROBES):
+            words[first + (bits & _U7)] |= _U1 << ((bits >> _U3) & _U63)
+            bits >>= _U9
+
+
+@kernel((IN_U64, IN_U64, U8))
+def filter_test(hashes: Any, words: Any, found: Any) -> None:
+    """Sets 1 for each key that may have been added, 0 for others. It has no branches, so that loads overlap."""
+    for row in range(hashes.size):
+        mixed = mix64(hashes[row] + GOLDEN)
+        first = _first_word(mixed, words)
+        bits = (mixed * _ODD) >> _U10
+        every = _U1
+        for _ in range(_PROBES):
+            every &= words[first + (bits & _U7)] >> ((bits >> _U3) & _U63)
+            bits >>= _U9
+        found[row] = np.uint8(every & _U1)

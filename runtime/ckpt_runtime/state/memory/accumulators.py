@@ -19,8 +19,8 @@ from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggrega
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
-from ckpt_runtime.state.row_codec import fixed_array
 from ckpt_runtime.state.states import AggregateColumn
+from ckpt_runtime.state.stored_rows import fixed_array
 
 _SIGN = np.int64(-(2**63))
 _NO_FLAGS: AnyArray = np.empty(0, dtype=np.uint8)

@@ -15,16 +15,15 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFo
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
-from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state.backend import KeyedSnapshot, SnapshotFiles, SnapshotReader
+from ckpt_runtime.state.canonical import CanonicalWriter
 from ckpt_runtime.state.errors import schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
-from ckpt_runtime.state.memory.pages import SectionWriter
+from ckpt_runtime.state.memory.pages import SectionWriter, UnclaimedState, unclaimed_states
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
 from ckpt_runtime.state.memory.table_backend import TableBackend
-from ckpt_runtime.state.memory.unclaimed import UnclaimedState, unclaimed_states
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec
 from ckpt_runtime.state.stored_rows import StateWriter
 

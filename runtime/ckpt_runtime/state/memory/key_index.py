@@ -32,7 +32,7 @@ from ckpt_runtime.state.kernels.index_kernels import (
     rehash_bytes,
     rehash_int64,
 )
-from ckpt_runtime.state.row_codec import decode_rows, encode_rows, fixed_array, fixed_key
+from ckpt_runtime.state.stored_rows import decode_rows, encode_rows, fixed_array, fixed_key
 
 _FIRST_CAPACITY = 1024
 _ALWAYS_DIRECT = 1 << 16

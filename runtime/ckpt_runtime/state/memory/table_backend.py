@@ -13,9 +13,8 @@ from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import StateSchemaError, schema_mismatch
 from ckpt_runtime.state.hashing import check_key_types
 from ckpt_runtime.state.memory.keyed_state import MemoryState
-from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, ValueStateTable
+from ckpt_runtime.state.memory.keyed_states import ListStateTable, MapStateTable, TimerQueue, ValueStateTable
 from ckpt_runtime.state.memory.row_buffer import check_same_keys, stored_schema
-from ckpt_runtime.state.memory.timers import TimerQueue
 from ckpt_runtime.state.states import RowBufferSpec, TimeToLive
 
 S = TypeVar("S", bound=MemoryState)

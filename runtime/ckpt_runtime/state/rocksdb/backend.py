@@ -20,8 +20,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions, rocksdb_metrics
-from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.state.canonical.reader import canonical_states
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader
+from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState
@@ -34,25 +34,26 @@ from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
-from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec
-from ckpt_runtime.state.rocksdb.database import Database
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.dirty import CachedState
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
-from ckpt_runtime.state.rocksdb.local_copies import LocalCopies
-from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
-from ckpt_runtime.state.rocksdb.restore import restored_database
+from ckpt_runtime.state.rocksdb.local_files import LocalCopies, LocalDirectory
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
-from ckpt_runtime.state.rocksdb.snapshot import NAME, CanonicalSnapshot, EmptySnapshot, RocksDBSnapshot
+from ckpt_runtime.state.rocksdb.snapshot import (
+    NAME,
+    CanonicalSnapshot,
+    EmptySnapshot,
+    RocksDBSnapshot,
+    restored_database,
+)
 from ckpt_runtime.state.rocksdb.spilled_rows import SpilledRows
 from ckpt_runtime.state.rocksdb.store import Store, StoreMemory
 from ckpt_runtime.state.rocksdb.stored_form import stored_form
 from ckpt_runtime.state.rocksdb.stored_row_buffers import RowsState, SpillingRowBuffers, StoredRowBuffer
 from ckpt_runtime.state.schema_evolution import check_evolution
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.state.snapshots import KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.states import AggregateColumn, Key, RowBufferSpec
 from ckpt_runtime.state.stored_rows import schema_from_json
 

@@ -20,9 +20,8 @@ from ckpt_runtime.state.memory.aggregate_table import AggregateTable, FrozenAggr
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import BATCH
-from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter, UnknownKeys
+from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec
+from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.states import Key
 
 _WRITTEN_PER_NEW_KEY = 2

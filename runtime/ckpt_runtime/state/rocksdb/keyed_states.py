@@ -18,8 +18,7 @@ from typing import Any
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.memory.keyed_state import MemoryState
-from ckpt_runtime.state.memory.keyed_states import ValueStateTable
-from ckpt_runtime.state.memory.timers import TimerQueue
+from ckpt_runtime.state.memory.keyed_states import TimerQueue, ValueStateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
 from ckpt_runtime.state.rocksdb.database import Database

@@ -5,7 +5,7 @@ in each key group:
 
 * ``RUNS``, the key's columns: the id of a schema, the earliest event time, the number of rows, a byte for each row
   that says whether it has matched, and the rows. If all columns are plain, the rows are lengths and rows in the form
-  of ``row_codec``, otherwise an Arrow record batch
+  of ``stored_rows``, otherwise an Arrow record batch
 * ``TIMES``, that event time, the key's columns: an empty value. This entry finds runs by time
 * ``COUNTS``: the number of rows in runs
 """
@@ -26,9 +26,8 @@ from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix
-from ckpt_runtime.state.row_codec import check_encoded, decode_rows, encode_rows
 from ckpt_runtime.state.schema_evolution import evolve
-from ckpt_runtime.state.stored_rows import KEY_PREFIX, MATCHED, check_owned
+from ckpt_runtime.state.stored_rows import KEY_PREFIX, MATCHED, check_encoded, check_owned, decode_rows, encode_rows
 
 COUNTS, TIMES, RUNS = 0xFD, 0xFE, 0xFF
 _KEY = PREFIX_BYTES + 1

@@ -27,9 +27,8 @@ from ckpt_runtime.state.rocksdb.codec import (
     number_tail,
     without_key,
 )
-from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
-from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm
-from ckpt_runtime.state.rocksdb.elements import MOST_ROWS
+from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ChunksForm, ColumnarCodec
+from ckpt_runtime.state.rocksdb.keyed_collections import MOST_ROWS
 from ckpt_runtime.state.rocksdb.row_runs import RunCodec
 from ckpt_runtime.state.states import Key
 from ckpt_runtime.state.stored_rows import USER_KEY_PREFIX, schema_from_json

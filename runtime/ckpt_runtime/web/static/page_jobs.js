@@ -14,10 +14,11 @@ function rank(job, isReplaced) {
   return ORDER[job.health?.verdict] ?? 3;
 }
 
+/** A restore drill has the name of its job, and replaces nothing. */
 function replaced(jobs) {
   const latest = new Map();
-  for (const job of jobs) latest.set(job.name, Math.max(latest.get(job.name) ?? 0, job["start-time"]));
-  return (job) => job["start-time"] < latest.get(job.name);
+  for (const job of jobs) if (!job.drill) latest.set(job.name, Math.max(latest.get(job.name) ?? 0, job["start-time"]));
+  return (job) => job["start-time"] < (latest.get(job.name) ?? 0);
 }
 
 function line(job) {

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointOverrides,
+)
 
 SUBMITTED = CheckpointConfiguration(interval_ms=1_000, min_pause_ms=100)
 

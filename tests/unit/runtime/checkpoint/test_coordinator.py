@@ -25,6 +25,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.checkpoint.statistics import CheckpointCounts
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from tests.unit.runtime.checkpoint.checkpoint_driver import NATIVE, SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
@@ -703,6 +704,24 @@ class TestFinishedTasks:
         driver.step(on.SubtaskFinished(driver.executions[1]))
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
         assert driver.of(out.FailJob) == []
+
+    @pytest.mark.row("147.1")
+    def test_a_periodic_checkpoint_that_comes_too_late_for_a_task_is_no_failed_one(self):
+        """Each bounded job would show some, and alerts on failed checkpoints would fire as it ends."""
+        driver = Driver(interval_ms=1_000).run()
+        driver.fire(driver.timer(PERIODIC))
+        driver.locate(1)
+        driver.step(on.SubtaskFinished(driver.executions[0]))
+        assert driver.one(out.NotifyAborted).checkpoint_id == 1
+        statistics = driver.coordinator.statistics()
+        assert statistics.counts == CheckpointCounts()
+        assert statistics.history == ()
+        driver.fire(driver.timer(PERIODIC))
+        driver.locate(2)
+        for execution in driver.executions[1:]:
+            driver.ack(2, execution)
+        driver.publish(2)
+        assert driver.coordinator.statistics().counts == CheckpointCounts(total=1, completed=1)
 
     @pytest.mark.row("147.6", "147.7")
     def test_union_state_of_a_partly_finished_vertex_is_that_of_the_others(self):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
 from ckpt_runtime.cli import run_command, snapshot_commands
 from ckpt_runtime.cli.main import main

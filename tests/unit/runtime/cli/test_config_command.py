@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import ChangeNote
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from tests.unit.runtime.cli.test_commands import JOB, Ckpt, ckpt
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

@@ -20,7 +20,7 @@ from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

@@ -18,8 +18,7 @@ from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
-from ckpt_runtime.storage.metadata import encode
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import encode, read_metadata
 from tests.support.golden import DIRECTORY
 
 pytestmark = pytest.mark.row("203.10")

@@ -11,13 +11,13 @@ import pytest
 
 import ckpt_runtime.configuration
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.cluster_options import RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.docs import render
 from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES, OPTIONS
-from ckpt_runtime.configuration.rest_options import RestOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.configuration.validation import find_problems, validate
 
@@ -219,6 +219,11 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
         (
             {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned.enabled": "true"},
             "execution.checkpointing.unaligned.enabled",
+        ),
+        ({"execution.bad-rows.mode": "DEAD_LETTER"}, "execution.bad-rows.mode"),
+        (
+            {"execution.bad-rows.mode": "DEAD_LETTER", "execution.bad-rows.directory": "bad"},
+            "execution.bad-rows.directory",
         ),
         (
             {"restart-strategy.exponential-delay.initial-backoff": "2 min"},

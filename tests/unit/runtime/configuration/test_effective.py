@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.effective import EffectiveOption, Origin, effective_options, own_options
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.configuration.configuration import (
+    ChangeNote,
+    Configuration,
+    EffectiveOption,
+    Origin,
+    OwnConfiguration,
+    effective_options,
+    own_options,
+)
 
 INTERVAL, TIMEOUT = "execution.checkpointing.interval", "execution.checkpointing.timeout"
 RETAINED, UNALIGNED = "execution.checkpointing.num-retained", "execution.checkpointing.unaligned.enabled"

@@ -13,6 +13,8 @@ import pytest
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import check_sink
 from tests.unit.runtime.connectors.harness import JOB, SINK, Collector, context, opened, redistributed, snapshot_of
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
@@ -213,3 +215,29 @@ def test_bounds_of_texts_that_are_long_and_of_floats_are_left_out(tmp_path: Path
     stats = json.loads(json.loads(message)["stats"])
     assert stats["minValues"] == stats["maxValues"] == {"n": 2}
     assert (stats["numRecords"], stats["nullCount"]["s"], stats["nullCount"]["n"]) == (2, 1, 1)
+
+
+@pytest.mark.row("ends.5")
+def test_small_files_are_merged_across_checkpoints_and_jobs_and_no_row_changes(tmp_path: Path) -> None:
+    options = {"targetFileSize": "4 kb"}
+    for attempt in range(2):  # the second one merges what the first one has left
+        job = Job(tmp_path, job_id=str(attempt) * 32, **options)
+        for number in range(1, 9):
+            job.write(*range(100 * attempt + number, 100 * attempt + number + 2))
+            job.checkpoint(number)
+            job.committer.notify_complete(number)
+        job.close()
+    table = deltalake.DeltaTable(tmp_path)
+    operations = [entry["operation"] for entry in table.history()]
+    assert 2 <= operations.count("OPTIMIZE") <= 8
+    assert len(table.file_uris()) < 16
+    wanted = [n for attempt in range(2) for at in range(1, 9) for n in (100 * attempt + at, 100 * attempt + at + 1)]
+    assert numbers(tmp_path) == sorted(wanted)
+    adds = pa.table(table.get_add_actions(flatten=True))
+    assert sum(adds.column("num_records").to_pylist()) == len(wanted)
+    assert all(entry is not None for entry in adds.column("min.n").to_pylist())
+
+
+def test_size_that_is_none_is_refused_when_the_program_is_planned() -> None:
+    with pytest.raises(PlanError, match="'targetFileSize': 'big' is not a number with a unit"):
+        check_sink("delta", {"path": "/table", "targetFileSize": "big"}, SCHEMA)

@@ -217,3 +217,44 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, str],
     given = {"url": "postgresql://host/db", "dbtable": "target", **options}
     with pytest.raises(PlanError, match=problem):
         check_sink("postgresql", given, SCHEMA)
+
+
+def prepared(database: Any) -> list[str]:
+    return [name for (name,) in database.execute("SELECT gid FROM pg_prepared_xacts").fetchall()]
+
+
+@pytest.mark.row("ends.5")
+def test_prepared_transaction_is_committed_once_whatever_step_a_crash_interrupts(url: str, database: Any) -> None:
+    sink = sink_of(url, preparedTransactions="true")
+    tables = staged(sink, named((1, "a"), (2, None)), 5)
+    assert (content(database), len(prepared(database)), staging_tables(database)) == ([], 1, set())
+    committer = sink.open_committer(SCHEMA, CONTEXT)
+    committer.commit_prepared(tables[0])  # type: ignore[attr-defined]
+    committer.close()  # the process ends between the commit of the rows and the record of the checkpoint
+    assert committed(sink, SCHEMA, 5, tables) is CommitOutcome.COMMITTED
+    assert committed(sink, SCHEMA, 5, tables) is CommitOutcome.ALREADY_COMMITTED
+    assert (content(database), prepared(database)) == ([(1, "a"), (2, None)], [])
+    assert database.execute("SELECT count(*) FROM ckpt_staged").fetchone() == (0,)
+    with pytest.raises(psycopg.errors.UniqueViolation):
+        staged(sink, named((1, "again")), 6)
+
+
+@pytest.mark.row("ends.5")
+def test_prepared_transactions_that_no_snapshot_covers_are_rolled_back(url: str, database: Any) -> None:
+    sink = sink_of(url, preparedTransactions="true")
+    covered, uncovered = staged(sink, named((1, "a")), 5), staged(sink, named((2, "b")), 6)
+    other = staged(sink, named((3, "c")), 7, replace(CONTEXT, sink_id="f" * 16))
+    sink.clean_up(replace(CONTEXT, attempt=1, restored_checkpoint_id=5))
+    assert sorted(prepared(database)) == sorted(table.name for table in (*covered, *other))
+    with pytest.raises(CommitError, match=r"prepared transaction ckpt:.* is gone and its 1 rows were not committed"):
+        committed(sink, SCHEMA, 6, uncovered)
+    committer = sink.open_committer(SCHEMA, CONTEXT)
+    committer.abort(Transaction("writer", 7), other)
+    committer.close()
+    assert committed(sink, SCHEMA, 5, covered) is CommitOutcome.COMMITTED
+    assert (content(database), prepared(database)) == ([(1, "a")], [])
+
+
+def test_prepared_transactions_with_upsert_are_refused(url: str) -> None:
+    with pytest.raises(PlanError, match="it works with mode append"):
+        sink_of(url, preparedTransactions="true", mode="upsert", keys="id")

@@ -19,8 +19,7 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
@@ -39,8 +38,14 @@ from ckpt_runtime.network.agent_messages import (
     Registration,
     SpawnWorker,
 )
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, Handshake
-from ckpt_runtime.network.connections import LENGTH_BYTES, ControlConnection, framed, message_length
+from ckpt_runtime.network.connections import (
+    LENGTH_BYTES,
+    ControlConnection,
+    Message,
+    MessageDecoder,
+    framed,
+    message_length,
+)
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
@@ -52,7 +57,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.network.listeners import Message, MessageDecoder
+from ckpt_runtime.network.framing import PREFACE_BYTES, PROOF_BYTES, Handshake
 from ckpt_runtime.scheduler.deployment import Deployment
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -28,9 +28,9 @@ from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import NoRestart
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage

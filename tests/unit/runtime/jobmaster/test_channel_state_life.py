@@ -20,15 +20,17 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelSt
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark, PersistedElement
-from ckpt_runtime.storage.channel_state_writer import (
+from ckpt_runtime.storage.channel_state import (
     CapturedStream,
+    ChannelStateReader,
     InFlightElement,
+    InFlightWatermark,
+    PersistedElement,
     WrittenChannelState,
     write_channel_state,
 )
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import read_metadata, write_metadata
+from ckpt_runtime.storage.metadata import read_metadata, write_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, opened
 
 SCHEMA = pa.schema([("v", pa.int64())])

@@ -24,10 +24,9 @@ from ckpt_runtime.network.agent_messages import (
     Registration,
     WorkerExited,
 )
-from ckpt_runtime.network.authentication import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
-from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, framed
+from ckpt_runtime.network.connections import MAX_MESSAGE_BYTES, ControlConnection, encode, framed
 from ckpt_runtime.network.control_messages import WorkerHeartbeat, WorkerMessage
-from ckpt_runtime.network.listeners import encode
+from ckpt_runtime.network.framing import PREFACE_BYTES, PROOF_BYTES, AuthenticationError, Handshake
 
 AGENT = RegisterAgent("0-0", "h", (), ProcessIdentity("", 1, 0))
 WORKER = RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")

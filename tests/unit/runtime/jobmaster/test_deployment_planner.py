@@ -21,8 +21,8 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.jobmaster.task_gateway import RestoredState, SlotPlacement, plan_deployments
+from ckpt_runtime.network.connections import encode
 from ckpt_runtime.network.control_messages import DeploySubtasks
-from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.deployment import Deployment, input_channels, output_channels
 
 

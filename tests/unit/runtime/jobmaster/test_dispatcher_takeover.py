@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.events import RetentionAsked
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_recovery, known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -30,7 +30,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
 from ckpt_runtime.storage.leader_store import LeaderInfo
-from ckpt_runtime.storage.snapshot_metadata import has_metadata
+from ckpt_runtime.storage.metadata import has_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 OTHER = "fedcba9876543210" * 2

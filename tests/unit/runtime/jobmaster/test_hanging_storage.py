@@ -21,7 +21,7 @@ from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.job_master import LoopHost
 from ckpt_runtime.jobmaster.storage_effects import SnapshotDeletions
 from ckpt_runtime.storage.driver_pools import DriverPools
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from tests.support.late_calls import deadline_passes
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TIMEOUT_S, Bench
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest
@@ -25,6 +25,7 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
+from ckpt_runtime.network.connections import encode
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     Canceled,
@@ -39,10 +40,9 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from ckpt_runtime.network.listeners import encode
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 RESTARTING = {
@@ -531,6 +531,22 @@ class TestCheckpoints:
             with pytest.raises(OperationFailure, match=r"savepoint: .*savepoint-"):
                 await stopping
             assert job.status is JobStatus.FAILED
+
+    async def test_a_stop_whose_client_has_gone_leaves_no_error_that_asyncio_would_log(self, tmp_path: Path) -> None:
+        logged: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
+        async with World.start(tmp_path) as world:
+            job = world.start_job()
+            await world.running(job)
+            target = str(tmp_path / "savepoints")
+            stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            await world.until(lambda: bool(job._stopping))
+            stopping.cancel()
+            job.suspend()
+            await world.until(lambda: not job._stopping)
+        del stopping
+        gc.collect()
+        assert logged == []
 
     async def test_end_of_data_that_comes_while_others_are_deployed_is_not_lost(self, tmp_path: Path) -> None:
         def ends_early(worker: FakeWorker, message: WorkerCommand) -> bool:

@@ -9,8 +9,7 @@ import msgspec
 import pytest
 from msgspec import to_builtins
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, CheckpointRetention
 from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration

@@ -14,14 +14,12 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -52,12 +50,12 @@ from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.job_claims import claim_snapshot
-from ckpt_runtime.storage import disposal, job_store, snapshot_metadata, versioned_document
+from ckpt_runtime.storage import disposal, job_store, metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
-from ckpt_runtime.storage.documents import encode_document
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.versioned_document import encode_document
 from tests.unit.runtime.jobmaster.drivers import (
     checkpoint,
     crash,
@@ -466,7 +464,7 @@ class TestCrashAtEveryWrite:
             self.writes = 0
             self.dead = False
             self._lock = threading.Lock()
-            for module in (versioned_document, job_store, snapshot_metadata):
+            for module in (versioned_document, job_store, metadata):
                 monkeypatch.setattr(module, "publish", self.wrap(module.publish))
 
         def wrap(self, publish: Callable[..., None]) -> Callable[..., None]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
 from ckpt_runtime.jobmaster.request_checks import completed_like, like
 

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster import program_archive
+from ckpt_runtime.jobmaster import program_store
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
-from ckpt_runtime.jobmaster.program_archive import ProgramRefusedError, modules_of
-from ckpt_runtime.jobmaster.program_store import ProgramStore
+from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, ProgramStore, modules_of
 
 PIPELINE = b"def pipeline(spark):\n    pass\n"
 
@@ -144,14 +143,14 @@ def test_an_encrypted_member_is_named(store: ProgramStore) -> None:
 def test_a_small_zip_that_unpacks_to_much_is_refused_with_the_limit(store: ProgramStore, bomb: str) -> None:
     content = zipped({"main.py": PIPELINE, bomb: b" " * (64 << 20)})
     assert len(content) < 70_000
-    limit = program_archive.FREE_UNPACKED_BYTES + program_archive.MAX_RATIO * len(content)
+    limit = program_store.FREE_UNPACKED_BYTES + program_store.MAX_RATIO * len(content)
     with pytest.raises(InvalidRequest, match=f"unpack to 671088.*at most {limit} bytes unpacked"):
         store.add("job.zip", content, 0)
     assert store.list() == ()
 
 
 def test_one_module_is_no_larger_than_what_is_parsed(store: ProgramStore) -> None:
-    source = PIPELINE + b"#" * program_archive.MAX_SOURCE_BYTES
+    source = PIPELINE + b"#" * program_store.MAX_SOURCE_BYTES
     with pytest.raises(InvalidRequest, match="at most 1048576"):
         store.add("job.py", source, 0)
     with pytest.raises(InvalidRequest, match=r"'main\.py' has \d+ bytes.*at most 1048576"):
@@ -171,7 +170,7 @@ def test_the_number_of_files_is_limited(tmp_path: Path) -> None:
 def test_source_that_takes_too_much_memory_to_parse_ends_its_own_process(
     store: ProgramStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program_archive, "LIMITS", replace(program_archive.LIMITS, memory_bytes=16 << 20))
+    monkeypatch.setattr(program_store, "LIMITS", replace(program_store.LIMITS, memory_bytes=16 << 20))
     with pytest.raises(InvalidRequest, match="MemoryError|within the limits"):
         store.add("job.py", PIPELINE + b"x\n" * 500_000, 0)
 

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ckpt_runtime.jobmaster.slot_allocation import (
+from ckpt_runtime.jobmaster.slots import (
     Allocation,
     Supply,
     allocate,

@@ -30,6 +30,7 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
+from ckpt_runtime.network.connections import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
     DumpThreads,
@@ -41,7 +42,6 @@ from ckpt_runtime.network.control_messages import (
     WorkerCommand,
     WorkerHeartbeat,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 
 LONG_AGO = -1e9
 ENDED = EndOfDataReport(1, "v", 0)

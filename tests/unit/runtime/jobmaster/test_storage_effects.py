@@ -30,7 +30,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import make_directory, resolve
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, TIMEOUT_S, opened
 
 

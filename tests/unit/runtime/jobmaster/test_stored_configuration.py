@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
-from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway_errors import NotReady

@@ -13,7 +13,7 @@ from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
 from ckpt_runtime.jobmaster.slots import Slot, Worker
 from ckpt_runtime.jobmaster.task_gateway import SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
-from ckpt_runtime.network.connections import message_length
+from ckpt_runtime.network.connections import MalformedMessageError, message_length
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     CancelDeployment,
@@ -25,7 +25,6 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerHeartbeat,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 
 GRAPH = JobGraph("job", (JobVertex("s", (OperatorNode("s", "s", "source"),), 2),), ())

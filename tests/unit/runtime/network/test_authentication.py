@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.network.authentication import AuthenticationError, Handshake, new_secret
+from ckpt_runtime.network.framing import AuthenticationError, Handshake, new_secret
 
 
 def both(client_secret: str = "s", server_secret: str = "s") -> tuple[Handshake, Handshake]:

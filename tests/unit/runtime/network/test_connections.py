@@ -17,17 +17,17 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
     MAX_MESSAGE_BYTES,
     ControlConnection,
+    MalformedMessageError,
     authenticate,
     framed,
     message_length,
     receive_exactly,
 )
-from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.network.framing import AuthenticationError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.network.credit import ReceiverCredit, SenderCredit
+from ckpt_runtime.network.elements import ReceiverCredit, SenderCredit
 
 
 def test_sending_without_credit_is_an_error() -> None:

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from ckpt_runtime.network import incoming
+from ckpt_runtime.network import transport as data_transport
 from ckpt_runtime.network.connections import authenticate
 from ckpt_runtime.network.transport import Address, DataTransport
 
@@ -54,7 +54,7 @@ def test_unauthenticated_connections_use_no_thread_and_the_oldest_is_closed(tran
     with ExitStack() as opened:
         strangers = [
             opened.enter_context(socket.create_connection(transport.address))
-            for _ in range(incoming.MAX_HANDSHAKES + 20)
+            for _ in range(data_transport.MAX_HANDSHAKES + 20)
         ]
         for stranger in strangers:
             stranger.send(b"CKPT1")
@@ -67,7 +67,7 @@ def test_unauthenticated_connections_use_no_thread_and_the_oldest_is_closed(tran
 
 
 def test_a_handshake_has_its_time(transport: DataTransport, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(incoming, "HANDSHAKE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(data_transport, "HANDSHAKE_TIMEOUT_S", 0.05)
     with socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
         stranger.send(b"C")
         while stranger.recv(4096):

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, Watermark
+from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, SenderCredit, Watermark
 from ckpt_runtime.network.output_queue import OutputQueue
 
 OPTIONS = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True)

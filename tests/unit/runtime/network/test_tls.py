@@ -21,10 +21,9 @@ from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import TO_AGENT, Ping, ProcessIdentity, RegisterAgent
-from ckpt_runtime.network.authentication import AuthenticationError
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.elements import EndOfPartition
-from ckpt_runtime.network.framing import channel_id
+from ckpt_runtime.network.framing import AuthenticationError, channel_id
 from ckpt_runtime.network.tls import TlsFilesError, TlsSocket, credentials, internal_context, rest_context
 from ckpt_runtime.network.transport import DataTransport
 from tests.support.certificates import Authority, internal_options, rest_options

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.network.connections import authenticate, receive_exactly
-from ckpt_runtime.network.credit import SenderCredit
-from ckpt_runtime.network.elements import EndOfPartition
+from ckpt_runtime.network.elements import EndOfPartition, SenderCredit
 from ckpt_runtime.network.framing import HEADER_BYTES, FrameKind, channel_id, encode_header
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition

@@ -42,7 +42,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_complete_aggregation_gives_changed_groups_before_the_barrier_and_drops_no_late_row() -> None:
-    job = GroupJob(GROUP)
+    job = GroupJob(GROUP, combines=False)
     assert job.process({"k": "a", "v": 1}, {"k": None, "v": 2}) == []
     job.watermark(10_000)
     job.process({"k": "a", "v": 4})

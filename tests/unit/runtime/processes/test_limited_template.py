@@ -17,11 +17,11 @@ from ckpt_runtime.processes import limited_process
 from ckpt_runtime.processes.limited_process import (
     LimitedProcessError,
     ProcessLimits,
+    ProcessTemplate,
     drop_templates,
     keep_templates,
     run_limited,
 )
-from ckpt_runtime.processes.limited_template import ProcessTemplate
 from tests.support.processes import children, living
 
 LIMITS = ProcessLimits(time_s=60, memory_bytes=256 << 20, answer_bytes=10_000)

@@ -14,9 +14,9 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import (
     CheckpointConfiguration,
     CheckpointConfigurationError,
+    CheckpointOverrides,
     CheckpointRetention,
 )
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
@@ -27,10 +27,8 @@ from ckpt_runtime.checkpoint.statistics import (
 )
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration, effective_options
 from ckpt_runtime.configuration.differences import differences
-from ckpt_runtime.configuration.effective import effective_options
-from ckpt_runtime.configuration.own_configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.configuration.rest_options import RestAuthentication
+from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.auth import BindingRefused, check_binding
 from tests.unit.runtime.rest.conftest import send_to, sender

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway

@@ -19,8 +19,7 @@ from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
 from ckpt_runtime.rest import metrics
 from ckpt_runtime.rest.handlers import jobs as handlers
-from ckpt_runtime.rest.responses import FlinkResponse
-from ckpt_runtime.rest.serialized_throwable import serialized_throwable
+from ckpt_runtime.rest.responses import FlinkResponse, serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway

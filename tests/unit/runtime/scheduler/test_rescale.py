@@ -20,10 +20,10 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
+from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from ckpt_runtime.scheduler.job_plan import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import (
     ParallelismBounds,

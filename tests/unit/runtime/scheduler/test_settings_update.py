@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-from ckpt_runtime.checkpoint.overrides import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import (
+    CheckpointConfiguration,
+    CheckpointConfigurationError,
+    CheckpointOverrides,
+)
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS, OUTCOME_UNKNOWN, SettingsUpdate

@@ -24,7 +24,7 @@ from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
 from ckpt_runtime.state.registry import register_backend
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 from tests.support.golden import DIRECTORY, placed
 from tests.support.pipelines.file_backend import NAME, FileKeyedStateBackend
 from tests.support.snapshots import UID, completed, write_file

@@ -21,9 +21,8 @@ from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.metadata import encode
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
-from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
+from ckpt_runtime.storage.metadata import encode, read_metadata
+from ckpt_runtime.task.restored_input import StateRestoreError, StateUnavailableError, create_keyed_backend
 from tests.support.golden import DIRECTORY
 from tests.support.snapshots import write_keyed_state
 
@@ -39,7 +38,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     directory = tmp_path_factory.mktemp("forms")
     convert_snapshot(str(SAVEPOINT), resolve(directory / "canonical"), SavepointFormat.CANONICAL, "hashmap")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ckpt_runtime.snapshots.snapshot_files.DEFAULT_MEMORY_THRESHOLD", 0)
+        patch.setattr("ckpt_runtime.snapshots.snapshot.DEFAULT_MEMORY_THRESHOLD", 0)
         write_keyed_state("rocksdb", resolve(directory / "rocksdb"), [KeyGroupRange(0, 127)])
     return {"pages": SAVEPOINT, "canonical": directory / "canonical", "rocksdb": directory / "rocksdb"}
 

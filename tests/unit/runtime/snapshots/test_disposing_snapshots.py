@@ -11,8 +11,8 @@ from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_storage import initialize_savepoint
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import has_metadata
 from ckpt_runtime.storage.publish import publish, replace
-from ckpt_runtime.storage.snapshot_metadata import has_metadata
 from tests.support.snapshots import JOB, write_snapshot
 
 

@@ -36,10 +36,10 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.publish import replace as replace_file
 from ckpt_runtime.storage.savepoint_entry import MAX_MARKS, Mark, MarkKind, SavepointEntry, entry_document, read_entry
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.snapshots import JOB, completed, keyed, write_file
 
 FACTS = SavepointFacts("flights", "5bfa03f3a0324da19bf4d4cb96cbace4_flights.zip", 3, "session 1", "ana")

@@ -19,8 +19,8 @@ from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError
 from ckpt_runtime.storage.filesystem import Location, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.savepoint_entry import read_entry
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.snapshots import UID, keyed, write_file
 from tests.unit.runtime.connectors.split_jobs import Job, metadata_of
 

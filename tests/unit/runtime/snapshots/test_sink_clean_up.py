@@ -22,7 +22,7 @@ from ckpt_runtime.snapshots.clean_up import clean_up_sinks, sink_lineages, sink_
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
+from ckpt_runtime.storage.metadata import write_metadata
 
 JOB, FORMER = "a" * 32, "b" * 32
 SINK = "0123456789abcdef"

@@ -27,8 +27,8 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claim, Claimant, ClaimedError, acquire, read_claim
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, resolve
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.savepoint_entry import change_entry, delete_entry
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.snapshots import write_file, write_snapshot
 
 OWNER, OTHER = "1" * 32, "2" * 32

@@ -15,13 +15,13 @@ from ckpt_runtime.snapshots.authoring import NewState, check_base, give_up, open
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state.canonical import CanonicalWriter
 from ckpt_runtime.state.errors import StateValueError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import write_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import write_metadata
 from tests.support.golden import DIRECTORY, placed
 from tests.support.written_states import PREFIX, content, new_state, table, write
 

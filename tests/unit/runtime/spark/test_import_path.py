@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.spark.import_path import import_path, prefer_installed_pyspark
+from ckpt_runtime.spark.installation import import_path, prefer_installed_pyspark
 from ckpt_runtime.spark.worker_processes import worker_environment
 
 ZIPPED = ["/spark/python/lib/pyspark.zip", "/spark/python/lib/py4j-0.10.9-src.zip"]

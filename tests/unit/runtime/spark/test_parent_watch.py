@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.client.process_id import started
 from ckpt_runtime.network.agent_messages import ProcessIdentity
 from ckpt_runtime.processes import handles
-from ckpt_runtime.spark.parent_watch import ParentWatch
+from ckpt_runtime.spark.worker_main import ParentWatch
 
 TIMEOUT_S = 60
 FOREVER_S = 1000.0

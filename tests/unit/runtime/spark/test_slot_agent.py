@@ -31,8 +31,8 @@ from ckpt_runtime.network.agent_messages import (
     SpawnWorker,
     WorkerExited,
 )
-from ckpt_runtime.network.authentication import AuthenticationError
-from ckpt_runtime.network.listeners import MalformedMessageError
+from ckpt_runtime.network.connections import MalformedMessageError
+from ckpt_runtime.network.framing import AuthenticationError
 from ckpt_runtime.processes import handles
 from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.spark import slot_agent, worker_processes

@@ -12,9 +12,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.snapshots import KeyedSnapshot
 from tests.support.inline_snapshots import handles_of, restore, written
 
 MAX_PARALLELISM = 128

@@ -19,9 +19,8 @@ from msgspec import structs
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, RowGroup, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
-from ckpt_runtime.state.canonical import parquet_form, writer
-from ckpt_runtime.state.canonical.reader import canonical_states
-from ckpt_runtime.state.canonical.writer import CanonicalWriter
+from ckpt_runtime.state import canonical
+from ckpt_runtime.state.canonical import CanonicalWriter, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
@@ -229,8 +228,8 @@ def test_key_groups_of_others_and_out_of_order_are_not_written(strange: list[int
 
 
 def test_rows_stream_through_in_groups_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ROWS_PER_GROUP", 64)
-    monkeypatch.setattr(writer, "BYTES_PER_GROUP", 64 * 24)
+    monkeypatch.setattr(canonical, "ROWS_PER_GROUP", 64)
+    monkeypatch.setattr(canonical, "BYTES_PER_GROUP", 64 * 24)
     streamed, sorted_at_once = writer_of(), writer_of()
     streamed.write_batches("s", DESCRIPTOR, STORED, in_order(KEYS))
     groups = np.array(groups_of(KEYS), np.int32)
@@ -261,7 +260,7 @@ class Counting(InlineReader):
 
 
 def test_other_key_groups_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "ROWS_PER_GROUP", 2_000)
+    monkeypatch.setattr(canonical, "ROWS_PER_GROUP", 2_000)
     keys = range(50_000)
     written = writer_of()
     written.write_table(
@@ -306,7 +305,7 @@ def rewritten(change: Callable[[pa.Table], pa.Table]) -> CanonicalKeyedStateHand
     handle = valid()
     table = pq.read_table(io.BytesIO(handle.file.inline or b""))
     sink = io.BytesIO()
-    about = parquet_form.description("op", "s", ALL, DESCRIPTOR)
+    about = canonical.description("op", "s", ALL, DESCRIPTOR)
     changed = change(table)
     with pq.ParquetWriter(sink, changed.schema, store_schema=False) as made:
         made.add_key_value_metadata({"ckpt.state": about})

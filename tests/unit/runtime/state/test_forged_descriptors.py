@@ -13,7 +13,7 @@ import pytest
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.memory.aggregate_table import evolved_rows
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
+from ckpt_runtime.storage.metadata import read_metadata
 from tests.support.golden import DIRECTORY
 
 _MISSING = object()

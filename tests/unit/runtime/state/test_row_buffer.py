@@ -10,8 +10,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers
-from ckpt_runtime.state.memory.row_segments import RowSegments
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, RowSegments
 from ckpt_runtime.state.states import RowBufferSpec
 from tests.support import reference_kernels as reference
 from tests.unit.runtime.state.conftest import Snapshots

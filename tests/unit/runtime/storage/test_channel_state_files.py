@@ -20,20 +20,18 @@ from msgspec import convert, structs, to_builtins
 
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.storage import channel_state_writer
-from ckpt_runtime.storage.channel_state_reader import (
+from ckpt_runtime.storage import channel_state
+from ckpt_runtime.storage.channel_state import (
     HEADER_BYTES,
+    CapturedStream,
     ChannelStateReader,
     ElementKind,
+    InFlightElement,
     InFlightWatermark,
     PersistedElement,
+    WrittenChannelState,
     frame_header,
     watermark_body,
-)
-from ckpt_runtime.storage.channel_state_writer import (
-    CapturedStream,
-    InFlightElement,
-    WrittenChannelState,
     write_channel_state,
 )
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
@@ -254,7 +252,7 @@ READ_ALL = """
 import json, resource, sys
 from msgspec import convert
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 reader = ChannelStateReader(resolve(sys.argv[1]), convert(json.loads(sys.argv[2]), ChannelStateStream))
 reader.read()
@@ -421,7 +419,7 @@ class TestDamage:
 def test_an_element_that_is_too_large_is_refused_and_nothing_is_left(
     job: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(channel_state_writer, "MAX_BODY_BYTES", 1_000)
+    monkeypatch.setattr(channel_state, "MAX_BODY_BYTES", 1_000)
     with pytest.raises(StorageError, match="larger than the 1000 allowed"):
         write(job, [captured(rows(1), rows(*range(1_000)))])
     assert list_names(job.child("shared")) == []

@@ -39,8 +39,8 @@ from ckpt_runtime.storage.filesystem import (
     read_range,
     resolve,
 )
+from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.storage.publish import publish, replace
-from ckpt_runtime.storage.snapshot_metadata import read_metadata
 from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 
 

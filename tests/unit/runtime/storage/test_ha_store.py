@@ -15,7 +15,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.storage import leader_store, versioned_document
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer, Counters
-from ckpt_runtime.storage.documents import decode_document, encode_document
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -32,7 +31,7 @@ from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import LeaderInfo
 from ckpt_runtime.storage.publish import publish
 from ckpt_runtime.storage.publish import replace as replace_file
-from ckpt_runtime.storage.versioned_document import VersionedDocument
+from ckpt_runtime.storage.versioned_document import VersionedDocument, decode_document, encode_document
 
 JOB = "0123456789abcdef" * 2
 OTHER = "fedcba9876543210" * 2

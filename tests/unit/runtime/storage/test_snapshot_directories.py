@@ -24,8 +24,8 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, exists, list_names, make_directory, resolve
+from ckpt_runtime.storage.metadata import has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.publish import publish
-from ckpt_runtime.storage.snapshot_metadata import has_metadata, read_metadata, write_metadata
 from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 
 JOB = "0123456789abcdef" * 2

@@ -163,6 +163,15 @@ class Recorder(Operator):
         self.calls = calls
         self.raises_in: set[str] = set()
         self.at: dict[str, Callable[[], None]] = {}
+        self.full = self.commits = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.full
+
+    @property
+    def has_commits_left(self) -> bool:
+        return self.commits
 
     def note(self, call: str, *details: Any) -> None:
         self.calls.append((self.name, call, *details))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ckpt_runtime.task.batch_size import BatchSizer
+from ckpt_runtime.task.output import BatchSizer
 
 
 def test_rows_of_fixed_width_count_by_their_number() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.network.elements import Watermark
-from ckpt_runtime.storage.channel_state_reader import PersistedElement
+from ckpt_runtime.storage.channel_state import PersistedElement
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
 from tests.unit.runtime.task.conftest import TaskKit
 

@@ -12,13 +12,13 @@ from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProp
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
-from ckpt_runtime.state.snapshots import SnapshotFiles
-from ckpt_runtime.storage.channel_state_reader import HEADER_BYTES, ChannelStateReader
+from ckpt_runtime.state.backend import SnapshotFiles
+from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.task import snapshot_writer
+from ckpt_runtime.task import snapshot_files
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -154,7 +154,7 @@ def test_failing_to_write_in_flight_data_leaves_no_file(
     storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen = Frozen()
-    monkeypatch.setattr("ckpt_runtime.storage.channel_state_writer.MAX_BODY_BYTES", 500)
+    monkeypatch.setattr("ckpt_runtime.storage.channel_state.MAX_BODY_BYTES", 500)
     channels = [CapturedChannel(0, None, [kit.rows(1), kit.rows(*range(1_000))])]
     with pytest.raises(StorageError, match="in-flight element of .* bytes is larger"):
         storage.write(1, channels, operators=[frozen])
@@ -168,7 +168,7 @@ def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
     def no_room(*_: Any, **__: Any) -> Any:
         raise StorageError("no space left", "x")
 
-    monkeypatch.setattr(snapshot_writer, "write_channel_state", no_room)
+    monkeypatch.setattr(snapshot_files, "write_channel_state", no_room)
     with pytest.raises(StorageError, match="no space left"):
         storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[Frozen()])
     assert storage.files() == []

@@ -14,15 +14,21 @@ from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader, InFlightWatermark, PersistedElement
-from ckpt_runtime.storage.channel_state_writer import CapturedStream, write_channel_state
+from ckpt_runtime.storage.channel_state import (
+    CapturedStream,
+    ChannelStateReader,
+    InFlightWatermark,
+    PersistedElement,
+    write_channel_state,
+)
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError
 from ckpt_runtime.task.restored_input import (
     EdgeKeys,
     RestoredInput,
     RestoredRows,
     RestoredWatermark,
+    StateRestoreError,
+    StateUnavailableError,
     UnreadableInFlightDataError,
     check_schema,
 )

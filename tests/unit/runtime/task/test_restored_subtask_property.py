@@ -21,10 +21,10 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
-from ckpt_runtime.storage.channel_state_reader import ChannelStateReader
+from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.filesystem import delete_tree, make_directory, resolve
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput
-from ckpt_runtime.task.snapshot_writer import write_snapshot
+from ckpt_runtime.task.snapshot_files import write_snapshot
 from tests.support.effort import examples
 from tests.unit.runtime.task.conftest import Bench, TaskKit, Wire
 

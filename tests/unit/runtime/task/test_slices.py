@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.operators.slice_size import FIRST_ROWS
-from ckpt_runtime.task.current_buffer import CurrentBuffer
+from ckpt_runtime.task.output import CurrentBuffer
 from tests.unit.runtime.task.conftest import Bench, TaskKit
 
 

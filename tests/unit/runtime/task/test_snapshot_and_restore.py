@@ -19,20 +19,19 @@ from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle,
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
+from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFiles
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import (
+from ckpt_runtime.task.restored_input import (
     StateRestoreError,
     StateUnavailableError,
     create_keyed_backend,
     naming_operator,
 )
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from ckpt_runtime.task.worker import describe_error
 

@@ -18,17 +18,15 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, K
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles
-from ckpt_runtime.state.backend import BackendParameters
+from ckpt_runtime.snapshots.snapshot import StoredFiles
+from ckpt_runtime.state.backend import BackendParameters, SnapshotFiles
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.state.registry import register_backend
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import StateRestoreError, StateUnavailableError, create_keyed_backend
-from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.restored_input import StateRestoreError, StateUnavailableError, create_keyed_backend
+from ckpt_runtime.task.snapshot_files import NewFiles, WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.support.pipelines.file_backend import FileKeyedStateBackend
 

@@ -115,6 +115,40 @@ class TestSource:
             source.process_batch(kit.rows(1), 0)
 
 
+class TestOperatorInTheBackground:
+    def test_nothing_is_taken_or_polled_while_an_operator_is_full_and_mails_are(self, kit: TaskKit) -> None:
+        for bench in (kit.Bench(operators=2).open(), kit.Bench(source=[kit.rows(1)], operators=2).open()):
+            bench.subtask.chain.operators[1].full = True  # type: ignore[attr-defined]
+            seen: list[str] = []
+            if bench.gate.channels:
+                bench.put(0, kit.rows(1))
+            bench.mail(lambda seen=seen: seen.append("mail")).run()  # type: ignore[misc]
+            assert (seen, bench.out.elements) == (["mail"], [])
+            assert bench.subtask.backpressured
+            assert not bench.subtask.has_work
+            wait = bench.subtask.wait_ms()
+            assert wait is not None
+            assert 0 < wait <= 100
+            bench.subtask.chain.operators[1].full = False  # type: ignore[attr-defined]
+            bench.run()
+            assert bench.out.elements == [[1]]
+            assert not bench.subtask.backpressured
+
+    def test_it_ends_when_its_operators_have_committed(self, kit: TaskKit) -> None:
+        bench = kit.Bench(source=[SourceStatus.END_OF_INPUT], operators=2).open()
+        committing = bench.subtask.chain.operators[1]
+        committing.requires_final_checkpoint = bench.head.requires_final_checkpoint = False
+        committing.commits = True  # type: ignore[attr-defined]
+        bench.run()
+        assert bench.subtask.data_ended
+        assert bench.subtask.state is TaskState.RUNNING
+        assert not bench.subtask.has_work
+        assert bench.subtask.wait_ms() is not None
+        committing.commits = False  # type: ignore[attr-defined]
+        bench.subtask.step()
+        assert bench.subtask.state is TaskState.FINISHED
+
+
 class TestBackpressure:
     def test_nothing_is_taken_or_polled_without_room(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=1).open()

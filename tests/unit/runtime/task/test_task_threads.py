@@ -11,8 +11,8 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import SourceStatus
+from ckpt_runtime.task.deployed_job import TaskThread
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.task_thread import TaskThread
 from ckpt_runtime.task.wakeup import Wakeup
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -94,6 +94,15 @@ def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: TaskKit) -> No
     woken.wait()
     woken.mail(woken.bench.subtask.cancel)
     assert thread.join(TIMEOUT_S)
+
+
+def test_a_thread_may_be_given_longer_to_end_than_the_system_can_wait(kit: TaskKit) -> None:
+    """``task.cancellation.timeout`` takes any duration, and an error here would end the worker."""
+    task = Woken(kit)
+    thread = TaskThread("t", [task.bench.subtask], task.wakeup)
+    task.bench.subtask.mail(task.bench.subtask.cancel)
+    thread.start()
+    assert thread.join(2.0**63 / 1000)
 
 
 def test_an_idle_source_is_polled_again_without_being_woken(kit: TaskKit) -> None:

@@ -27,7 +27,7 @@ from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import FROM_UNREGISTERED, ProcessIdentity, RegisterWorker
-from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
+from ckpt_runtime.network.connections import ChannelLostError, ControlConnection, MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     CancelDeployment,
@@ -44,11 +44,10 @@ from ckpt_runtime.network.control_messages import (
     WorkerHeartbeat,
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
-from ckpt_runtime.network.listeners import MalformedMessageError
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.state.snapshots import SnapshotFiles
 from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers

@@ -15,7 +15,7 @@ from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb import keyed_collections
 from ckpt_runtime.state.rocksdb.codec import SPLIT, KeyCodec, RowsCodec, SplitList, number_tail
 from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.elements import ElementTable
+from ckpt_runtime.state.rocksdb.keyed_collections import ElementTable
 from ckpt_runtime.state.states import TimeToLive
 from ckpt_runtime.state.values import user_key_maker, user_key_reader
 from tests.unit.runtime.state.conftest import Snapshots

@@ -8,7 +8,7 @@ import pytest
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.rocksdb.columnar_codec import ColumnarCodec
+from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec
 
 OLD = pa.schema([("key.a", pa.int32()), ("key.b", pa.string()), ("n", pa.int64())])
 NEW = pa.schema([*OLD, ("x", pa.float32()), ("d", pa.decimal128(12, 3)), ("t", pa.large_binary())])

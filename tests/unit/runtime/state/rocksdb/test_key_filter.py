@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.state.hashing import hash_arrays
-from ckpt_runtime.state.rocksdb.key_filter import KeyFilter
+from ckpt_runtime.state.rocksdb.database import KeyFilter
 from tests.support.held_memory import bytes_held
 
 

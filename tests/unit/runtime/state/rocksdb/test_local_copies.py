@@ -9,9 +9,8 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles
-from ckpt_runtime.state.rocksdb.local_copies import MOST_CHECKPOINTS, LocalCopies
-from ckpt_runtime.state.rocksdb.local_files import fetch
+from ckpt_runtime.snapshots.snapshot import StoredFiles
+from ckpt_runtime.state.rocksdb.local_files import MOST_CHECKPOINTS, LocalCopies, fetch
 from ckpt_runtime.storage.checksums import checksum_of
 
 

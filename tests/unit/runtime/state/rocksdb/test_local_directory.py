@@ -18,13 +18,13 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import LOCK
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
-from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
+from ckpt_runtime.state.rocksdb.local_files import LocalDirectory
 from tests.support.inline_snapshots import CHECKPOINT
 
 KEY = pa.schema([("k", pa.int64())])
 HOLDER = """
 import sys
-from ckpt_runtime.state.rocksdb.local_directory import LocalDirectory
+from ckpt_runtime.state.rocksdb.local_files import LocalDirectory
 made = LocalDirectory(sys.argv[1], str)
 print(made.path, flush=True)
 sys.stdin.read()

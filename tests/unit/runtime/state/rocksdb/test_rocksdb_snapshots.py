@@ -24,8 +24,8 @@ from ckpt_runtime.state.rocksdb.backend import RocksDBKeyedStateBackend
 from ckpt_runtime.state.rocksdb.store import Store
 from ckpt_runtime.task import snapshot_files
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
-from ckpt_runtime.task.restore import StateRestoreError, create_keyed_backend
-from ckpt_runtime.task.snapshot_writer import WrittenSnapshot, write_snapshot
+from ckpt_runtime.task.restored_input import StateRestoreError, create_keyed_backend
+from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 
 GROUPS = 32

@@ -11,7 +11,7 @@ import pytest
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.snapshot_files import StoredFiles
+from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.rocksdb.local_files import at_once, fetch
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.task.snapshot_files import NewFiles

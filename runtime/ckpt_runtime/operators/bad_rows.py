@@ -1,0 +1,194 @@
+"""Rows for which an expression fails: they fail the job, or are left out and counted, or are kept with the reason.
+
+A batch in which a row fails is halved until each bad row stands alone, so that the good rows of the batch continue in
+their order. Rows that are kept go to Parquet files of a directory. A file has the rows between two barriers of a
+subtask, is complete in front of the second one, and is named after the first: an attempt that is restored deletes the
+files of earlier attempts behind its checkpoint, since their rows come again.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
+from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.storage.filesystem import (
+    Location,
+    delete_file,
+    exists,
+    list_names,
+    make_directory,
+    move_file,
+    naming,
+    resolve,
+)
+
+T = TypeVar("T")
+
+SCHEMA = pa.schema(
+    [
+        pa.field("at", pa.timestamp("ms", "UTC"), False),
+        pa.field("operator", pa.string(), False),
+        pa.field("condition", pa.string(), False),
+        pa.field("reason", pa.string(), False),
+        pa.field("row", pa.string(), False),
+    ]
+)
+"""A bad row: when it failed, the operator's uid, Spark's name of the error, its message, and the row as JSON."""
+
+_ROWS_HELD = 10_000
+_LOG_EVERY_MS = 10_000
+_LOG = logging.getLogger(__name__)
+
+
+class BadRows:
+    """The bad rows of one operator in one subtask. ``dropped`` counts those that were left out, kept or not."""
+
+    def __init__(self, context: OperatorContext, directory: Location | None) -> None:
+        """``directory`` is None if rows are only counted."""
+        self.dropped = 0
+        self._context = context
+        self._directory = directory
+        self._held: list[dict[str, Any]] = []
+        self._behind = context.restored_checkpoint_id or 0
+        self._files = 0
+        self._log_at_ms = float("-inf")
+        self._prefix = f"bad-{context.job_id}-{quote(context.uid, safe='')}-"
+        if directory is not None:
+            make_directory(directory, private=False)
+            self._delete_what_comes_again(directory)
+
+    @classmethod
+    def of(cls, context: OperatorContext) -> BadRows | None:
+        """Returns what takes the bad rows of an operator; None if they fail the job."""
+        configuration = Configuration(context.configuration)
+        match configuration.get(ExecutionOptions.BAD_ROWS_MODE):
+            case BadRowsMode.DROP:
+                return cls(context, None)
+            case BadRowsMode.DEAD_LETTER:
+                return cls(context, resolve(configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY) or ""))
+        return None
+
+    def left_out(
+        self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
+    ) -> Iterator[tuple[pa.RecordBatch, T]]:
+        """Yields the good rows in parts, in their order, with what was computed from them."""
+        try:
+            result = compute(batch)
+        except EvaluationError as error:
+            if batch.num_rows == 1:
+                self._take(batch, error)
+                return
+            half = batch.num_rows // 2
+            yield from self.left_out(batch.slice(0, half), compute)
+            yield from self.left_out(batch.slice(half), compute)
+            return
+        yield batch, result
+
+    def barrier(self, checkpoint_id: int) -> None:
+        """Writes the rows in front of a barrier."""
+        self.flush()
+        self._behind, self._files = checkpoint_id, 0
+
+    def flush(self) -> None:
+        """Writes the rows that are held."""
+        if not self._held or self._directory is None:
+            return
+        context = self._context
+        place = f"s{context.subtask_index}-a{context.attempt}-after{self._behind}-{self._files}"
+        partial = self._directory.child(f".{self._prefix}{place}")
+        with naming("write", partial), partial.filesystem.open(partial.path, "wb") as stream:
+            pq.write_table(pa.Table.from_pylist(self._held, SCHEMA), stream)
+        move_file(partial, self._directory.child(f"{self._prefix}{place}.parquet"))
+        self._held = []
+        self._files += 1
+
+    def _take(self, row: pa.RecordBatch, error: EvaluationError) -> None:
+        self.dropped += 1
+        now_ms, monotonic_ms = self._context.now_ms(), self._context.monotonic_ms()
+        if monotonic_ms >= self._log_at_ms:
+            self._log_at_ms = monotonic_ms + _LOG_EVERY_MS
+            _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, error)
+        if self._directory is None:
+            return
+        self._held.append(
+            {
+                "at": datetime.fromtimestamp(now_ms / 1000, UTC),
+                "operator": self._context.uid,
+                "condition": error.condition,
+                "reason": str(error),
+                "row": json.dumps(_fields(row), default=_as_text, ensure_ascii=False),
+            }
+        )
+        if len(self._held) >= _ROWS_HELD:
+            self.flush()
+
+    def _delete_what_comes_again(self, directory: Location) -> None:
+        context = self._context
+        if not context.attempt:
+            return
+        pattern = re.compile(re.escape(self._prefix) + r"s([0-9]+)-a([0-9]+)-after([0-9]+)-[0-9]+(\.parquet)?")
+        for name in list_names(directory):
+            found = pattern.fullmatch(name.removeprefix("."))
+            if found is None or int(found[1]) % context.parallelism != context.subtask_index:
+                continue
+            if int(found[2]) < context.attempt and (name.startswith(".") or int(found[3]) >= self._behind):
+                place = directory.child(name)
+                if exists(place):
+                    delete_file(place)
+
+
+class LeavesOutBadRows(Operator):
+    """An operator whose bad rows may be left out. It computes and emits through :meth:`_parts`."""
+
+    _bad_rows: BadRows | None = None
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._bad_rows = BadRows.of(context)
+
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.barrier(checkpoint_id)
+
+    def finish(self) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.flush()
+
+    def _parts(
+        self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
+    ) -> Iterator[tuple[pa.RecordBatch, T]]:
+        """Yields the rows of a batch, bad ones left out, with what was computed. Raises EvaluationError if these fail
+        the job."""
+        if self._bad_rows is None:
+            yield batch, compute(batch)
+            return
+        yield from self._bad_rows.left_out(batch, compute)
+        self.bad_rows_dropped = self._bad_rows.dropped
+
+
+def _fields(row: pa.RecordBatch) -> dict[str, Any]:
+    """The columns of one row by name; the first of those that have one name."""
+    fields: dict[str, Any] = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        fields.setdefault(name, column[0].as_py())
+    return fields
+
+
+def _as_text(value: Any) -> Any:
+    """What JSON has no form for: bytes in base64, and times and decimals as texts."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

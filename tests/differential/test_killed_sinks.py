@@ -1,0 +1,162 @@
+"""Every built-in sink that is exact: killed at each step and at random moments, and restored beside its own job.
+
+The targets are read by libraries that the sinks do not use: DuckDB, deltalake's own reader of the log, psycopg, and for
+Kafka a reader of the broker's log.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.sink_targets import FORMATS, Target, numbers_once, target
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROWS = 4_000
+STEPS = ("write", "prepare", "notify", "publish", "commit", "clean-up")
+KILLS = 20
+
+
+class Numbers:
+    """Jobs that write the numbers below ``ROWS`` to one target."""
+
+    def __init__(self, cluster: MiniCluster, format_: str, place: Target, directory: Path) -> None:
+        self.cluster, self.format, self.target = cluster, format_, place
+        self.faults, self.source = directory / "faults", directory / "numbers.parquet"
+        self.directory = directory
+        self.faults.mkdir()
+        pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), self.source)
+
+    def start(self, rate: int, savepoint: str | None = None, mode: str = "EXACTLY_ONCE") -> str:
+        checkpoints = str(self.directory / "checkpoints")
+        options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=checkpoints)
+        options["execution.checkpointing.mode"] = mode
+        return self.cluster.submit(
+            PIPELINES / "killed_sinks.py",
+            arguments=[self.format, str(self.source), str(rate), json.dumps(self.target.options), str(self.faults)],
+            configuration=options,
+            parallelism=2,
+            savepoint=savepoint,
+        )
+
+    def kill_at(self, job: str, step: str) -> None:
+        """Waits until the process has been killed at the step, and until the job has completed a checkpoint again.
+
+        A clean-up belongs to a restart, for which another kill is needed.
+        """
+        steps = (step, "write") if step == "clean-up" else (step,)
+        for each in steps:
+            (self.faults / each).touch()
+        for each in steps:
+            self.cluster.wait_until(lambda each=each: not (self.faults / each).exists(), f"a kill at {each}")  # type: ignore[misc]
+        self.cluster.wait_for_checkpoints(job, 1)
+
+    def kill_at_random(self, job: str, moments: random.Random) -> None:
+        before = self.cluster.restarts(job)
+        pause = time.monotonic() + moments.uniform(0, 0.5)
+        self.cluster.wait_until(lambda: time.monotonic() > pause, "the moment of a kill")
+        os.kill(moments.choice(self.cluster.worker_pids(job)), signal.SIGKILL)
+        self.cluster.wait_until(lambda: self.cluster.restarts(job) > before, "a restart")
+        self.cluster.wait_for_checkpoints(job, 1)
+
+    def stopped(self, job: str) -> str:
+        return self.cluster.savepoint(job, self.directory / "savepoints", stop=True)
+
+    def finish(self, savepoint: str) -> None:
+        self.cluster.wait_for_status(self.start(0, savepoint), JobStatus.FINISHED)
+
+    def left(self) -> list[str]:
+        """What lies beside the rows, and staged rows of functions."""
+        staged = self.directory / "checkpoints" / "staged"
+        return [*self.target.left(), *(path.name for path in (staged.iterdir() if staged.exists() else ()))]
+
+
+@pytest.fixture
+def numbers(
+    spark: SparkSession, cluster: MiniCluster, request: pytest.FixtureRequest, tmp_path: Path
+) -> Iterator[Numbers]:
+    with target(request.param, tmp_path) as place:
+        yield Numbers(cluster, request.param, place, tmp_path)
+
+
+def each_format(*quick: str) -> list[object]:
+    """All formats; those that are not quick run in ``make test-long``."""
+    return [format_ if format_ in quick else pytest.param(format_, marks=pytest.mark.long) for format_ in FORMATS]
+
+
+@pytest.mark.row("ends.1", "ends.5")
+@pytest.mark.parametrize("numbers", each_format("parquet", "delta", "kafka", "postgresql"), indirect=True)
+def test_target_has_every_row_once_when_the_process_is_killed_at_each_step(numbers: Numbers) -> None:
+    job = numbers.start(20)
+    numbers.cluster.wait_for_checkpoints(job, 2)
+    for step in STEPS:
+        numbers.kill_at(job, step)
+    savepoint = numbers.stopped(job)
+    assert 0 < len(numbers_once(numbers.target)) < ROWS
+    numbers.finish(savepoint)
+    assert numbers_once(numbers.target) == list(range(ROWS))
+    assert numbers.left() == []
+
+
+@pytest.mark.long
+@pytest.mark.row("ends.1", "ends.5")
+@pytest.mark.parametrize("numbers", FORMATS, indirect=True)
+def test_target_has_every_row_once_when_workers_are_killed_at_random_moments(numbers: Numbers) -> None:
+    job, moments = numbers.start(10), random.Random(28)
+    numbers.cluster.wait_for_checkpoints(job, 1)
+    for _ in range(KILLS):
+        numbers.kill_at_random(job, moments)
+    numbers.finish(numbers.stopped(job))
+    assert numbers_once(numbers.target) == list(range(ROWS))
+    assert numbers.left() == []
+
+
+@pytest.mark.long
+@pytest.mark.row("ends.1", "ends.5")
+@pytest.mark.parametrize("numbers", FORMATS, indirect=True)
+def test_rows_of_a_savepoint_that_is_restored_beside_its_job_are_committed_once(numbers: Numbers) -> None:
+    """Rows behind the savepoint come from both jobs, which are independent of each other from there on."""
+    job = numbers.start(50)
+    numbers.cluster.wait_for_checkpoints(job, 3)
+    before = numbers_once(numbers.target)
+    savepoint = numbers.cluster.savepoint(job, numbers.directory / "savepoints")
+    other = numbers.start(0, savepoint)
+    numbers.cluster.wait_for_checkpoints(job, 2)
+    numbers.cluster.wait_for_status(other, JobStatus.FINISHED)
+    numbers.finish(numbers.stopped(job))
+    counts = Counter(numbers.target.numbers())
+    assert sorted(counts) == list(range(ROWS))
+    assert set(counts.values()) == {1, 2}
+    assert {counts[number] for number in before} == {1}
+    assert numbers.left() == []
+
+
+@pytest.mark.long
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("numbers", ["parquet", "delta"], indirect=True)
+def test_no_row_is_lost_in_mode_at_least_once_when_workers_are_killed_at_random_moments(numbers: Numbers) -> None:
+    job, moments = numbers.start(10, mode="AT_LEAST_ONCE"), random.Random(4)
+    numbers.cluster.wait_for_checkpoints(job, 1)
+    for _ in range(8):
+        numbers.kill_at_random(job, moments)
+    numbers.cluster.wait_for_status(numbers.start(0, numbers.stopped(job), "AT_LEAST_ONCE"), JobStatus.FINISHED)
+    assert sorted(set(numbers.target.numbers())) == list(range(ROWS))
+    assert numbers.left() == []

@@ -1,0 +1,67 @@
+"""Rows of Parquet files: which text stays a dictionary, and what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ckpt_runtime.connectors.file_rows import BATCH_ROWS, open_rows
+from ckpt_runtime.storage.filesystem import resolve
+
+SCHEMA = pa.schema([("n", pa.int64()), ("few", pa.string()), ("many", pa.string())])
+ROWS = 3 * BATCH_ROWS
+
+
+def written(path: Path, **options: Any) -> pa.Table:
+    columns = {
+        "n": range(ROWS),
+        "few": [None if n % 7 == 0 else f"value {n % 5}" for n in range(ROWS)],
+        "many": [f"value {n}" for n in range(ROWS)],
+    }
+    table = pa.table(columns, SCHEMA)
+    pq.write_table(table, path, row_group_size=2 * BATCH_ROWS, **options)
+    return table
+
+
+def read(path: Path, schema: pa.Schema = SCHEMA) -> list[pa.RecordBatch]:
+    return list(open_rows("parquet", resolve(str(path)), schema, {}))
+
+
+def test_text_of_few_values_comes_as_one_dictionary_and_text_of_many_as_plain(tmp_path: Path) -> None:
+    table = written(tmp_path / "a.parquet")
+    batches = read(tmp_path / "a.parquet")
+    assert {str(batch.schema.field("many").type) for batch in batches} == {"string"}
+    dictionaries = [batch.column("few").dictionary for batch in batches]
+    assert len(dictionaries) == 3
+    assert len({dictionary.buffers()[2].address for dictionary in dictionaries[:2]}) == 1, "of one row group"
+    decoded = [batch.set_column(1, SCHEMA.field(1), batch.column("few").dictionary_decode()) for batch in batches]
+    assert pa.Table.from_batches(decoded).equals(table)
+
+
+def test_text_that_the_file_holds_plain_comes_plain(tmp_path: Path) -> None:
+    table = written(tmp_path / "a.parquet", use_dictionary=False)
+    assert pa.Table.from_batches(read(tmp_path / "a.parquet")).equals(table)
+
+
+def test_column_whose_dictionary_ends_within_a_row_group_has_the_same_rows(tmp_path: Path) -> None:
+    texts = [f"value {n % 3}" if n < BATCH_ROWS else f"long value number {n}" for n in range(ROWS)]
+    schema = pa.schema([("few", pa.string())])
+    table = pa.table({"few": texts}, schema)
+    pq.write_table(table, tmp_path / "a.parquet", dictionary_pagesize_limit=1_000, data_page_size=1_000)
+    batches = read(tmp_path / "a.parquet", schema)
+    assert [text for batch in batches for text in batch.column(0).to_pylist()] == texts
+
+
+def test_text_that_is_declared_in_another_case_or_wider_is_found(tmp_path: Path) -> None:
+    written(tmp_path / "a.parquet")
+    schema = pa.schema([("FEW", pa.string()), ("missing", pa.string()), ("N", pa.int64())])
+    batch = read(tmp_path / "a.parquet", schema)[0]
+    assert batch.schema.names == schema.names
+    assert batch.slice(6, 3).to_pylist() == [
+        {"FEW": "value 1", "missing": None, "N": 6},
+        {"FEW": None, "missing": None, "N": 7},
+        {"FEW": "value 3", "missing": None, "N": 8},
+    ]

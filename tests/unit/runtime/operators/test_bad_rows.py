@@ -1,0 +1,148 @@
+"""Rows for which an expression fails: they fail the job, are counted, or are kept once through restarts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pytest
+
+from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.nodes import Call, Column
+from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
+from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
+
+KIND = pa.schema([("quotient", pa.float64())])
+QUOTIENT = Call("Divide", (Column(0, "double"), Column(1, "double")), "double", "ansi", {})
+POSITIVE = Call("IsNotNull", (QUOTIENT,), "boolean", "ansi", {})
+
+
+class Taken:
+    """An output, and the operator in front of it in one attempt."""
+
+    def __init__(self, operator: Operator, attempt: int = 0, restored: int | None = None, **options: str) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.operator = operator
+        operator.open(
+            OperatorContext(
+                job_id="j", uid="ratio/x", name="ratio", subtask_index=0, parallelism=1, attempt=attempt,
+                operator_state=OperatorStateStore(), now_ms=lambda: 1_000, monotonic_ms=lambda: 0.0,
+                set_timer=lambda at_ms: None, restored_checkpoint_id=restored, configuration=options,
+            ),
+            self,
+        )  # fmt: skip
+
+    def emit(self, batch: pa.RecordBatch) -> None:
+        batch.validate(full=True)
+        self.rows += batch.to_pylist()
+
+    def emit_watermark(self, timestamp_ms: int) -> None:
+        raise AssertionError
+
+    def emit_end_of_range(self) -> None:
+        raise AssertionError
+
+    def process(self, *pairs: tuple[float | None, float | None]) -> None:
+        left, right = zip(*pairs, strict=True)
+        batch = pa.record_batch({"a": pa.array(left, pa.float64()), "b": pa.array(right, pa.float64())})
+        # A slice with an offset, as operators get them.
+        padded = pa.concat_tables([pa.Table.from_batches([batch.slice(0, 1)]), pa.Table.from_batches([batch])])
+        self.operator.process_batch(padded.combine_chunks().to_batches()[0].slice(1), 0)
+
+
+def evaluate() -> Operator:
+    return EvaluateOperator(EvaluateSpec((("quotient", QUOTIENT),), KIND))
+
+
+def kept(directory: Path) -> list[tuple[float, float]]:
+    if not any(directory.glob("*.parquet")):
+        return []
+    rows = ds.dataset([str(file) for file in directory.glob("*.parquet")]).to_table().to_pylist()
+    assert {row["operator"] for row in rows} == {"ratio/x"}
+    assert {row["condition"] for row in rows} == {"DIVIDE_BY_ZERO"}
+    assert all("DIVIDE_BY_ZERO" in row["reason"] for row in rows)
+    return sorted(tuple(json.loads(row["row"]).values()) for row in rows)
+
+
+def dead_letters(directory: Path) -> dict[str, str]:
+    return {"execution.bad-rows.mode": "DEAD_LETTER", "execution.bad-rows.directory": str(directory)}
+
+
+def test_bad_row_fails_the_job_without_the_option() -> None:
+    run = Taken(evaluate())
+    with pytest.raises(EvaluationError, match="DIVIDE_BY_ZERO"):
+        run.process((1.0, 2.0), (1.0, 0.0))
+
+
+@pytest.mark.row("ends.6")
+@pytest.mark.parametrize(
+    ("make", "columns"),
+    [
+        (evaluate, ["quotient"]),
+        (lambda: ConditionOperator(ConditionSpec(POSITIVE)), ["a"]),
+        (lambda: ExpandOperator(ExpandSpec(((QUOTIENT,), (QUOTIENT,)), KIND)), ["quotient"]),
+    ],
+    ids=["select", "where", "expand"],
+)
+def test_bad_rows_are_left_out_and_counted_and_the_others_continue(
+    make: Callable[[], Operator], columns: list[str]
+) -> None:
+    run = Taken(make(), **{"execution.bad-rows.mode": "DROP"})
+    run.process((4.0, 2.0), (1.0, 0.0), (None, 1.0), (9.0, 3.0), (8.0, 0.0), (7.0, 0.0))
+    assert run.operator.bad_rows_dropped == 3
+    good = {row[columns[0]] for row in run.rows}
+    assert good == ({4.0, 9.0} if columns == ["a"] else {2.0, None, 3.0})
+    run.process((1.0, 0.0))
+    assert run.operator.bad_rows_dropped == 4
+
+
+@pytest.mark.row("ends.6")
+def test_bad_rows_are_kept_once_with_the_reason_through_restarts(tmp_path: Path) -> None:
+    first = Taken(evaluate(), **dead_letters(tmp_path))
+    first.process((1.0, 0.0), (1.0, 1.0))
+    assert kept(tmp_path) == []
+    first.operator.prepare_snapshot(1)
+    assert kept(tmp_path) == [(1.0, 0.0)]
+    first.process((2.0, 0.0))
+    first.operator.prepare_snapshot(2)  # this checkpoint does not complete
+    first.process((3.0, 0.0))
+    # The process ends here: the rows behind checkpoint 1 come again.
+    second = Taken(evaluate(), attempt=1, restored=1, **dead_letters(tmp_path))
+    assert kept(tmp_path) == [(1.0, 0.0)]
+    second.process((2.0, 0.0), (3.0, 0.0))
+    second.operator.prepare_snapshot(3)
+    second.process((4.0, 0.0))
+    second.operator.finish()
+    assert kept(tmp_path) == [(1.0, 0.0), (2.0, 0.0), (3.0, 0.0), (4.0, 0.0)]
+    assert all(not path.name.startswith(".") for path in tmp_path.iterdir())
+
+
+def test_row_of_any_type_is_kept_as_json(tmp_path: Path) -> None:
+    run = Taken(evaluate(), **dead_letters(tmp_path))
+    batch = pa.record_batch(
+        {
+            "a": [1.0],
+            "b": [0.0],
+            "raw": pa.array([b"\xff\x00"]),
+            "price": [Decimal("1.50")],
+            "at": pa.array([0], pa.timestamp("us", "UTC")),
+            "nested": [{"x": [1, None]}],
+        }
+    )
+    run.operator.process_batch(batch, 0)
+    run.operator.finish()
+    [row] = ds.dataset(tmp_path).to_table().column("row").to_pylist()
+    assert json.loads(row) == {
+        "a": 1.0,
+        "b": 0.0,
+        "raw": "/wA=",
+        "price": "1.50",
+        "at": "1970-01-01T00:00:00+00:00",
+        "nested": {"x": [1, None]},
+    }
