@@ -116,6 +116,6 @@ for group in "${GROUPS_OF_TESTS[@]}"; do
 done
 wait
 printf '\nProcessor seconds of each group:\n'
-grep -H ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
-grep -h "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
+grep -Hs ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
+grep -hs "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
 test ! -e "$reports/failed"
