@@ -1,9 +1,10 @@
 """Spark's answers to questions of planned programs, shared by all processes of a test run.
 
 A program that was planned once in the run is planned again without Spark: a driver that a test starts and kills needs
-no Java machine of its own. Answers are JSON texts, each in a file that is named by the digest of its question and of
-Spark's version. A question gets its first answer from Spark itself. Answers that depend on more than the question are
-never kept: errors, tables of the catalog, and rows and columns of what Spark reads.
+no Java machine of its own. Answers are JSON texts, each in a file that is named by the digest of its question, of
+Spark's version and of the SQL options of this process's Spark. A question gets its first answer from Spark itself.
+Answers that depend on more than that are never kept: errors, tables of the catalog, and rows and columns of what Spark
+reads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from uuid import uuid4
 
 import msgspec
 import pyspark
+from pyspark import SparkContext
 
 from ckpt_runtime.frontend.analysis import Analyzer
 from ckpt_runtime.frontend.table_reader import StaticTables
@@ -22,6 +24,8 @@ from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest, StaticTa
 
 VARIABLE = "CKPT_TEST_ANALYSES"
 """Names the directory for the processes that tests start."""
+WAREHOUSE = "spark.sql.warehouse.dir"
+"""Differs between processes, and changes no answer that is kept."""
 
 _ask = Analyzer.analyze
 
@@ -31,7 +35,7 @@ def share(directory: Path) -> None:
     os.environ[VARIABLE] = str(directory)
 
     def analyze(self: Analyzer, request: AnalysisRequest, tables: StaticTables | None = None) -> Analysis:
-        question = msgspec.json.encode([pyspark.__version__, request])
+        question = msgspec.json.encode([pyspark.__version__, _options(), request])
         file = directory / sha256(question).hexdigest()
         known = _read(file)
         if known is not None:
@@ -44,6 +48,13 @@ def share(directory: Path) -> None:
         return answer
 
     Analyzer.analyze = analyze  # type: ignore[method-assign]
+
+
+def _options() -> list[tuple[str, str]]:
+    """The SQL options that the Spark of this process was started with; none if it has yet to start for an analysis."""
+    context = SparkContext._active_spark_context
+    options = [] if context is None else context.getConf().getAll()
+    return sorted(each for each in options if each[0].startswith("spark.sql.") and each[0] != WAREHOUSE)
 
 
 def _read(file: Path) -> Analysis | None:
