@@ -108,7 +108,8 @@ class _Grouping:
             self._keys.append("all")
             self._flat.append(("all", Literal("0", "integer")))
         arguments = sorted({at for aggregate in node.aggregates for at in self._arguments_of(aggregate)})
-        self._arguments = {at: self._argument_name(at, names) for at in arguments}
+        inputs = _UniqueNames([name for name, _ in self._flat])
+        self._arguments = {at: inputs.of(self._argument_name(at, names)) for at in arguments}
         self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
         self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
 
@@ -116,8 +117,8 @@ class _Grouping:
         """Returns the name of an input column that is an argument itself: no projection is needed if all are."""
         expression = self._below.expressions[position]
         if isinstance(expression, Column) and names.count(names[expression.index]) == 1:
-            return self._names.of(names[expression.index])
-        return self._names.of(f"argument{position}")
+            return names[expression.index]
+        return f"argument{position}"
 
     def _add_key(self, position: int) -> None:
         leaves = [
