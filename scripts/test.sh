@@ -20,19 +20,17 @@ ROOMS=("${COMPUTING[@]}" state)
 STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
     "tests/differential/test_p*.py"
-    tests/system
+    "tests/integration/test_[m-z]*.py"
     "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    tests/system
+    tests/fault
     "tests/differential/test_[a-o]*.py"
     "${STORAGE[*]/#/tests/unit/runtime/}"
-    "tests/integration/test_[m-r]*.py"
     "tests/integration/test_[g-l]*.py"
     "tests/integration/test_[a-f]*.py"
     "tests/differential/test_[q-z]*.py"
-    "tests/fault/test_[a-r]*.py"
     tests/unit/provider
-    "tests/fault/test_[s-z]*.py"
     tests/attack
-    "tests/integration/test_[s-z]*.py"
     tests/chaos
     "tests/docs tests/fuzz"
 )

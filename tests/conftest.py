@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,9 @@ from tests.support.effort import examples
 from tests.support.patience import patient, slowness
 from tests.support.processor_time import ProcessorTimes
 from tests.support.run_directory import ENGINES, RUN
+
+if TYPE_CHECKING:
+    from tests.support.kafka_broker import KafkaBroker
 
 # A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
 settings.register_profile(
@@ -93,6 +97,15 @@ def _collect_and_keep() -> None:
 def anyio_backend() -> str:
     """Tests that are coroutines run on asyncio, each module's on a loop of its own."""
     return "asyncio"
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    """A broker without topics."""
+    from tests.support.kafka_broker import kafka_broker
+
+    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,7 +8,8 @@ DAG sees that the program has not changed, whatever was changed at the running j
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -40,7 +41,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.waiting import until_final
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine, RunOptions
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine, RunOptions, UpgradeInProgress
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -128,6 +129,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         self._change = "STARTED"
         self._replaced: Mapping[str, str] = {}
         self._until: float | None = None
+        self._has_looked_again = False
         self._content: tuple[str, bytes] | None = None
 
     # -- what is declared --------------------------------------------------------------------------------------
@@ -192,7 +194,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         name, journal = arguments.text("job_name", self.job_name), Journal(context, JOB_RECORD)
         self._end_if_killed()
         with self.connected(deadline) as client:
-            lines = self.ask(client, requests.list_jobs())
+            lines = self._after_other_runs(context, client, name, deadline)
             found = living(name, lines)
             if len(found) > 1:
                 shown = ", ".join(line.job_id for line in found)
@@ -210,6 +212,31 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return self._wait_for_operation(
             context, self._adopted(context, found[0].job_id, program), deadline, inherited=False
         )
+
+    def _after_other_runs(
+        self, context: Context, client: CkptClient, name: str, deadline: float | None
+    ) -> Sequence[JobLine]:
+        """Wait while another run of this task upgrades the job of the name, as in a backfill; return all jobs then.
+
+        Upgrades that others have begun may wait for a person: those are refused at once when this task needs one.
+        """
+        own, waits = Journal(context, UPGRADE_RECORD).read().get("owner"), False
+        while True:
+            lines = self.ask(client, requests.list_jobs())
+            line = next(iter(living(name, lines)), None) or latest_ended(name, lines)
+            held = None if line is None else self._upgrade_of(client, line.job_id)
+            if held is None or held.requester != self.requester or held.owner == own or _is_over(deadline):
+                return lines
+            if not waits:
+                self.log.info("Another run of this task upgrades job %r; this one waits for the result", name)
+            waits = True
+            time.sleep(self.pause())
+
+    def _upgrade_of(self, client: CkptClient, job_id: str) -> UpgradeInProgress | None:
+        try:
+            return self.ask(client, requests.job_details(job_id)).upgrade
+        except NotFound:
+            return None
 
     def _judged(self, client: CkptClient, line: JobLine, context: Context) -> tuple[str, str | None]:
         """What is to become of the job of this name that lives, as the result's ``change``; and its program."""
@@ -316,7 +343,14 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return super()._continue(context, record, deadline)
 
     def _ended(self, context: Context, record: Upgrade) -> Any:
-        """After an upgrade, report the job that runs as a submission does."""
+        """After an upgrade, report the job that runs as a submission does.
+
+        Another run of this task may have begun one at the same moment: this run looks again then.
+        """
+        if record.lost and not record.stop_requested and self._lost_to_other_run(record):
+            self._record = None
+            Journal(context, UPGRADE_RECORD).forget()
+            return self._deploy(context, self._until)
         runs = super()._ended(context, record)["job_id"]
         upgraded = record.outcome is Outcome.UPGRADED
         self._change = "UPGRADED" if upgraded else "ROLLED_BACK"
@@ -326,6 +360,15 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             return self._wait_for_operation(context, own, self._until, inherited=False)
         with self.connected(self._until) as client:
             return self._succeed(context, own, job_facts(self.ask(client, requests.job_details(runs))))
+
+    def _lost_to_other_run(self, record: Upgrade) -> bool:
+        """Whether the upgrade that came first is one of this task; one that is over already is taken for that once."""
+        if _is_over(self._until):
+            return False
+        with self.connected(self._until) as client:
+            held = self._upgrade_of(client, record.old_job)
+        first, self._has_looked_again = not self._has_looked_again, True
+        return first if held is None else held.requester == self.requester
 
     def _succeed(self, context: Context, record: Json, facts: Json) -> Json:
         return super()._succeed(context, record, facts) | {"change": record.get("change")}
@@ -348,6 +391,10 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             UpgradeJobOperator.on_kill(self)
         else:
             super().on_kill()
+
+
+def _is_over(deadline: float | None) -> bool:
+    return deadline is not None and time.time() > deadline
 
 
 def _is_of_upgrade(event: Json | None) -> bool:

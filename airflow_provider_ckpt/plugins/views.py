@@ -57,6 +57,10 @@ class TaskJob:
     def page(self) -> str:
         return CkptCheckpointsLink().address(pages_path(self.conn_id), self.job_id)
 
+    @property
+    def health_page(self) -> str:
+        return CkptJobLink().address(pages_path(self.conn_id), self.job_id)
+
 
 def add_views(app: FastAPI) -> None:
     """Add the pages to the application of the plugin."""
@@ -101,9 +105,8 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
         return _page("Stream jobs", hidden, reloads=True)
     rows = "".join(_row(job, state, with_run=run_id is None) for job, state in ranked)
     run = "<th scope='col'>Run</th>" if run_id is None else ""
-    heads = (
-        f"<th scope='col'>Job</th><th scope='col'>State</th><th scope='col'>Health</th><th scope='col'>Task</th>{run}"
-    )
+    columns = ("Job", "State", "Health", "Last checkpoint", "Task")
+    heads = "".join(f"<th scope='col'>{column}</th>" for column in columns) + run
     table = f"<table aria-label='Stream jobs'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
     return _page("Stream jobs", f"<div class='scroll'>{table}</div>", reloads=True)
 
@@ -111,12 +114,23 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
 def _row(job: TaskJob, state: dict[str, Any], *, with_run: bool) -> str:
     name = f"<a href='{escape(job.page)}' class='name'>{escape(state.get('name') or job.job_id)}</a>"
     reasons = "".join(f"<small class='reason'>{escape(str(text))}</small>" for text in state.get("reasons", ()))
-    verdict = _badge(state["verdict"]) if state.get("verdict") else "–"
+    verdict = f"<a href='{escape(job.health_page)}'>{_badge(state['verdict'])}</a>" if state.get("verdict") else "–"
+    age_ms = state.get("checkpoint_age_ms")
+    age = "–" if age_ms is None else f"{shown_duration(age_ms)} ago"
     run = f"<td>{escape(job.run_id)}</td>" if with_run else ""
     return (
         f"<tr><td class='grow'>{name}<code class='id'>{escape(job.job_id)}</code></td><td>{_badge(state['state'])}</td>"
-        f"<td>{verdict}{reasons}</td><td>{escape(job.task)}</td>{run}</tr>"
+        f"<td>{verdict}{reasons}</td><td>{age}</td><td>{escape(job.task)}</td>{run}</tr>"
     )
+
+
+def shown_duration(ms: int) -> str:
+    """In the largest unit that has at least two of it."""
+    seconds = ms // 1000
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
 
 
 def _badge(text: str) -> str:
@@ -177,7 +191,8 @@ async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
     if answer.status != 200:
         return {}
     health = json.loads(answer.content)
-    return {"verdict": health["verdict"], "reasons": health["reasons"]}
+    age_ms = health["checkpoints"].get("last-completed-age")
+    return {"verdict": health["verdict"], "reasons": health["reasons"], "checkpoint_age_ms": age_ms}
 
 
 def _stored_jobs(

@@ -98,7 +98,7 @@ def _round(run: Run, names: list[str], goes_on: Callable[[], bool]) -> bool:
     known = min(run.faults, len(names))
     _log(
         f"seed {run.seed}, {run.backend}: {run.faults} faults of {known} kinds in {took_s:.0f} s; the output of "
-        f"{run.rows} orders is exact, and nothing is left over"
+        f"{len(run.ends.fed) if run.ends else run.rows} orders is exact, and nothing is left over"
     )
     return True
 

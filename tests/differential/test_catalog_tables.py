@@ -56,7 +56,7 @@ def facts(spark: SparkSession, table: str) -> list[tuple[str, str]]:
     ("format_", "columns"),
     [
         ("", "country,quantity"),
-        ("json", "country"),
+        pytest.param("json", "country", marks=pytest.mark.long),
         pytest.param("parquet", "", marks=pytest.mark.long),
         pytest.param("csv", "", marks=pytest.mark.long),
     ],

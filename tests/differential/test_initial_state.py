@@ -49,7 +49,7 @@ def in_spark(spark: SparkSession, orders: str, directory: Path, form: str) -> di
 
 
 @pytest.mark.row("ps.3")
-@pytest.mark.parametrize("form", ["rows", "frames"])
+@pytest.mark.parametrize("form", ["rows", pytest.param("frames", marks=pytest.mark.long)])
 def test_processor_gets_the_initial_state_of_each_key_as_in_spark(
     spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path, form: str
 ) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -12,16 +11,10 @@ from ckpt_runtime.connectors.kafka_sink import KafkaDeliveryError, KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
-from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.kafka_broker import KafkaBroker
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 def sink(broker: KafkaBroker, **options: str) -> CommittingSinkOperator:

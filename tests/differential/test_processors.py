@@ -112,6 +112,7 @@ def test_habits_of_user_code_and_null_keys(both: Both) -> None:
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_composite_keys_with_nulls(both: Both) -> None:
     table = pa.table({"k": ["x", None, "x", None], "j": pa.array([1, None, 1, 2], pa.int64()), "v": [1, 2, 3, 4]})
     theirs, ours = both(Case("Habits", [table, table], SCHEMA, keys=("k", "j")))
@@ -227,6 +228,7 @@ def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode
     assert sum(int(row["what"].split()[0]) for row in theirs) == sum(batch.num_rows for batch in EVENTS)
 
 
+@pytest.mark.long
 def test_a_processor_behind_another(both: Both) -> None:
     batches = [words(("x", 1), ("y", 2), ("x", 3)), words(("x", 5), ("y", 1)), words(("z", 1))]
     theirs, ours = both(Case("Total", batches, SCHEMA, mode="Append", second="Total"))
@@ -276,6 +278,7 @@ def test_function_of_groups_continues_from_a_savepoint_with_another_parallelism(
     assert ordered(ours + then.rows()) == ordered(theirs)
 
 
+@pytest.mark.long
 @pytest.mark.row("ps.3")
 def test_function_of_groups_with_a_timeout_of_the_clock_is_called_when_it_is_over(
     cluster: MiniCluster, tmp_path: Path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,48 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
         ResumeJobOperator(task_id="t", job=job.job_id, **FAST).execute(Task().context())
     assert upgraded.holds() == []
     assert job.stopped() == assert_sequence(job.out)
+
+
+def test_two_runs_of_a_task_that_find_a_changed_program_at_once_make_one_upgrade(
+    job: SequenceJob, tmp_path: Path
+) -> None:
+    """As in a backfill: the run that comes second waits, and attaches to the new version."""
+    from airflow_provider_ckpt.operators.deploy import DeployJobOperator
+
+    version = tmp_path / "version"
+    shutil.copytree(PIPELINES, version)
+
+    def deploy(run: str) -> dict[str, Any]:
+        operator = DeployJobOperator(
+            task_id="t",
+            job_name="deployed",
+            pipeline=str(version),
+            entry="sequence:pipeline",
+            args=["--output", str(job.out), "--rate", "500", "--faults", str(job.faults)],
+            parallelism=2,
+            configuration={**fast(), "execution.checkpointing.dir": str(job.checkpoints)},
+            target_directory=str(job.directory / "savepoints"),
+            **FAST,
+        )
+        context = Task().context()
+        context["ti"].run_id = run
+        result: dict[str, Any] = operator.execute(context)
+        return result
+
+    job.job_id = deploy("first")["job_id"]
+    job.running()
+    job.has_output()
+    with (version / "sequence.py").open("a") as file:
+        file.write("# another version\n")
+    with ThreadPoolExecutor(2) as threads:
+        results = list(threads.map(deploy, ["second", "third"]))
+    assert sorted(found["change"] for found in results) == ["UNCHANGED", "UPGRADED"]
+    (job.job_id,) = {found["job_id"] for found in results}
+    cluster = job.cluster
+    lines = cluster.call(cluster.dispatcher.list_jobs())
+    assert len([line for line in lines if line.name == "deployed"]) == 2
+    assert len(list((job.directory / "savepoints").iterdir())) == 1
+    job.stopped()
 
 
 @pytest.mark.long

@@ -23,18 +23,12 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.integration.test_kafka_source import numbers, options, read_until, until, values
 from tests.support.jobs import PIPELINES, all_run, fast
-from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.outputs import visible
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.split_jobs import Job, States, moved
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 @pytest.fixture

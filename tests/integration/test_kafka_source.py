@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -21,18 +21,12 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.integration.test_source_splits import Copy, ended
-from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.kafka_broker import KafkaBroker
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.split_jobs import Job
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 @pytest.fixture
@@ -291,6 +285,9 @@ def test_a_job_reads_each_record_once_through_kills_a_rescale_and_a_savepoint(
         assert hidden(job.out) == []
 
 
+SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
@@ -304,6 +301,7 @@ def test_a_job_reads_each_record_once_through_kills_a_rescale_and_a_savepoint(
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "minPartitions": "3"}, "does not know it"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.sasl.jaas.config": "x"}, "kafka.sasl.username"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "the engine sets it"),
+        ({**SUBSCRIBED, "kafka.topic.metadata.refresh.interval.ms": "-1"}, "no time to wait between two looks"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.nonsense": "x"}, "No such configuration property"),
     ],
 )

@@ -20,7 +20,7 @@ from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.kafka_broker import KafkaBroker, Log, committed, kafka_broker
+from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
 
@@ -29,12 +29,6 @@ pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'
 _ATTEMPTS: list[Attempt] = []
 
 State = Sequence[OperatorListState]
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with kafka_broker(tmp_path_factory.mktemp("kafka")) as started:
-        yield started
 
 
 class Attempt:
@@ -159,6 +153,55 @@ def test_subtasks_of_another_parallelism_commit_all_that_was_prepared(broker: Ka
         attempt.checkpoint(2)
     until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
     assert sorted(values(committed(broker, topic))) == ["covered 0", "covered 1", "covered 2"]
+
+
+@pytest.mark.row("ends.5")
+def test_commit_is_repeated_at_once_although_a_dead_subtask_has_left_a_transaction_open(
+    broker: KafkaBroker, topic: str
+) -> None:
+    """The open transaction hides later messages of the partition from readers: they cannot tell what was committed."""
+    dead = Attempt(broker, topic, subtask=1, parallelism=2)
+    dead.write("uncovered")
+    dead.checkpoint(2, completes=False)
+    first = Attempt(broker, topic, parallelism=2)
+    first.write("1")
+    state = first.checkpoint(1)
+    first.write("2")
+    pool = first.sink.pool
+    assert pool is not None
+    assert pool._next is not None
+    pool._next.result(patient(60))  # which must not have the transactional id of the committed transaction
+    started = time.monotonic()
+    after = [
+        Attempt(
+            broker,
+            topic,
+            subtask=subtask,
+            parallelism=2,
+            attempt=1,
+            restored=1,
+            state=redistributed([state], 2)[subtask],
+        )
+        for subtask in range(2)
+    ]
+    assert time.monotonic() - started < patient(30)
+    after[0].write("2")
+    for attempt in after:
+        attempt.checkpoint(3)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
+    assert values(committed(broker, topic)) == ["1", "2"]
+
+
+@pytest.mark.row("ends.5")
+def test_transactional_ids_are_used_again_behind_later_checkpoints(broker: KafkaBroker, topic: str) -> None:
+    attempt = Attempt(broker, topic)
+    for number in range(1, 9):
+        attempt.write(str(number))
+        attempt.checkpoint(number)
+    pool = attempt.sink.pool
+    assert pool is not None
+    assert len(pool._used) <= 5
+    assert values(committed(broker, topic)) == [str(number) for number in range(1, 9)]
 
 
 @pytest.mark.row("ends.5")

@@ -134,6 +134,11 @@ def test_prometheus_reads_the_names_and_labels_of_flinks_reporter(cluster: MiniC
     assert all(sample.labels.keys() == {*task, "operator_id", "operator_name"} for sample in operators)
     indices = sorted(s.labels["subtask_index"] for s in operators if s.labels["operator_id"] == "numbers")
     assert indices == [str(index) for index in range(PARALLELISM)]
+    for name in ("FullSize", "ProcessedData", "PersistedData", "Size", "Duration"):
+        [latest] = _samples(cluster, live, f"flink_jobmanager_job_lastCheckpoint{name}")
+        assert (latest.labels.keys(), latest.value >= 0) == ({"job_id", "job_name"}, True), name
+    assert _samples(cluster, live, "flink_jobmanager_job_lastCompletedCheckpointId")[0].value >= 2
+    assert _samples(cluster, live, "flink_jobmanager_job_fullRestarts")[0].value == 0
     workers = _samples(cluster, live, "flink_taskmanager_Status_JVM_Memory_Heap_Used")
     assert {sample.labels["tm_id"] for sample in workers} >= {sample.labels["tm_id"] for sample in operators}
     assert [sample.value for sample in _samples(cluster, live, "ckpt_metrics_series_left_out")] == [0]

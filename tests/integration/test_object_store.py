@@ -78,6 +78,7 @@ def wait_for_clean_up(cluster: MiniCluster, bucket: str, job_id: str) -> None:
     cluster.wait_until(lambda: left() == [], f"the clean-up of {left()}")
 
 
+@pytest.mark.long
 def test_what_is_being_uploaded_when_a_job_is_cancelled_does_not_stay(
     cluster: MiniCluster, store: ObjectStore, bucket: str, job: SequenceJob
 ) -> None:
@@ -314,6 +315,7 @@ def test_a_restart_on_the_same_workers_fetches_no_table(
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.row("203.2")
 @pytest.mark.row("203.3")
 @pytest.mark.slow

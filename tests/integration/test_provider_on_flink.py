@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -351,3 +353,40 @@ def test_alerts_the_notifier_and_the_listing_work_on_flink(job: Job) -> None:
     assert messages[0]["message"].startswith("Job numbered rows is RUNNING. Last completed checkpoint: ")
     listed = ListJobsOperator(task_id="t", name="numbered*").execute(Task().context())  # type: ignore[arg-type]
     assert [entry["job_id"] for entry in listed] == [job.job_id]
+
+
+@pytest.mark.long
+@pytest.mark.airflow
+@pytest.mark.row("air.6")
+@pytest.mark.timeout(900)
+def test_the_delivered_dags_do_on_flink_what_it_has_and_name_what_it_lacks(job: Job, flink: FlinkCluster) -> None:
+    from demo.airflow_instance import AirflowInstanceError, LocalAirflow
+
+    dags = job.directory / "dags"
+    dags.mkdir()
+    (dags / "delivered.py").write_text("from airflow_provider_ckpt.dags import *\n")
+    connection = json.dumps({"conn_type": "ckpt", "host": "127.0.0.1", "port": flink.port})
+    root = Path(__file__).parents[2]
+    environment = {"PYTHONPATH": f"{root}:{root / 'runtime'}", "AIRFLOW__CKPT__MIN_DEFERRAL": "0"}
+    airflow = LocalAirflow(job.directory / "airflow", dags, {"ckpt_default": connection}, environment)
+    airflow.create_database()
+    job.submit(WITHOUT_END, 1000)
+    directory = job.directory / "savepoints"
+
+    def run(dag_id: str, **conf: Any) -> str:
+        """What the run says; it may fail."""
+        airflow.log_path("dags").unlink(missing_ok=True)
+        with suppress(AirflowInstanceError):
+            airflow.run_command("dags", "test", dag_id, "--conf", json.dumps({"job": job.job_id} | conf))
+        return airflow.log_tail("dags", 5000)
+
+    said = run("ckpt_savepoint_now", directory=str(directory), verify=False)
+    assert re.search("DagRun Finished: .* state=success", said), said[-3000:]
+    (savepoint,) = directory.iterdir()
+    assert (savepoint / "_metadata").is_file()
+    said = run("ckpt_patch", interval="2 s")
+    assert re.search("DagRun Finished: .* state=failed", said), said[-3000:]
+    assert "FLIP-571" in said
+    said = run("ckpt_restore_drill", savepoint=savepoint.as_uri(), pipeline=str(job.jar))
+    assert re.search("DagRun Finished: .* state=failed", said), said[-3000:]
+    assert "restore drills" in said

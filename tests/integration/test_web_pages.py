@@ -209,6 +209,7 @@ def test_every_living_job_has_its_verdict_and_the_worst_comes_first(page: Visit,
     expect(page.page.get_by_text("healthy", exact=True)).to_have_count(49)
 
 
+@pytest.mark.long
 def test_the_page_distinguishes_a_checkpoint_that_left_the_history_from_one_that_never_existed(
     page: Visit, cluster: MiniCluster, shown: SequenceJob
 ) -> None:
@@ -263,6 +264,7 @@ def test_a_pending_checkpoint_is_followed_live(page: Visit, cluster: MiniCluster
     expect(page.page.locator("rect.part").first).to_be_visible()
 
 
+@pytest.mark.long
 def test_the_plan_is_coloured_by_back_pressure_and_says_where_that_begins(
     page: Visit, cluster: MiniCluster, shown: SequenceJob
 ) -> None:
@@ -291,6 +293,7 @@ def test_the_plan_is_coloured_by_back_pressure_and_says_where_that_begins(
     page.shot("plan")
 
 
+@pytest.mark.long
 def test_bars_lead_to_the_checkpoint_by_keyboard_too(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     go(page, cluster, f"/jobs/{shown.job_id}")
     bar = page.page.locator("svg.chart a").first
@@ -299,6 +302,7 @@ def test_bars_lead_to_the_checkpoint_by_keyboard_too(page: Visit, cluster: MiniC
     expect(page.page.locator("section.vertex").first).to_be_visible()
 
 
+@pytest.mark.long
 def test_what_is_open_stays_open_while_figures_change(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     go(page, cluster, f"/jobs/{shown.job_id}/configuration")
     page.page.get_by_text("options have their default").click()
@@ -322,6 +326,7 @@ def later(opened: Visit) -> None:
         pass
 
 
+@pytest.mark.long
 def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     go(page, cluster)
     hidden = """(value) => {
@@ -356,6 +361,7 @@ def test_the_page_shows_that_the_session_is_away_and_recovers_when_it_is_back(
     page.complaints.clear()
 
 
+@pytest.mark.long
 def test_the_page_shows_that_the_session_answers_slowly(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     """In the place of a first page, which would be blank for as long as that takes."""
     held: list[Route] = []
@@ -435,6 +441,7 @@ def test_login_and_logout(page: Visit, guarded: str, shown: SequenceJob) -> None
 UNAUTHORIZED = "error: Failed to load resource: the server responded with a status of 401"
 
 
+@pytest.mark.long
 def test_the_catalogue_is_shown_where_there_is_one(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     mark = {"timestamp": 1_795_197_699_641, "passed": False, "by": "a drill", "detail": "no checkpoint", "duration": 1}
     entry = {

@@ -29,7 +29,8 @@ def main() -> None:
     if kept := os.environ.get(analyses.VARIABLE):
         analyses.share(Path(kept))
     ended = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    # Of a thread of its own: the main thread may be interrupted where it holds the lock of the event.
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=ended.set).start())
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")

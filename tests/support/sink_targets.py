@@ -84,7 +84,7 @@ class _Files:
         return [n for (n,) in duckdb.execute(f"SELECT n FROM read_parquet({files!r})").fetchall()]
 
     def left(self) -> list[str]:
-        names = [path.name for path in self.place.rglob("*")]
+        names = [path.name for path in self.place.rglob("*") if path.suffix != ".crc"]  # Spark's own checksums
         return [name for name in names if name.startswith((".part", "_ckpt"))]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,92 @@ def test_the_form_refuses_a_bad_duration_and_starts_a_run_that_works(
     submit(form)
     expect(form).to_contain_text("Invalid input for param interval: '5 parsecs' does not match")
     opened.shot("form-refuses-a-duration")
-    before = runs(airflow)
+    before = runs(airflow, "ckpt_patch")
     open_section(form, "Times").locator("#element_interval").fill("350 ms")
     form.locator("#element_interval").blur()
     submit(form)
-    (run,) = until(lambda: runs(airflow) - before, "the run")
+    (run,) = until(lambda: runs(airflow, "ckpt_patch") - before, "the run")
     opened.page.goto("about:blank")  # Airflow's page would go on asking, and drawing, for as long as the run takes
     assert airflow.wait_run(DagRun("ckpt_patch", run), 240) == "success"
     config = job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id))
     assert config.settings.interval_ms == 350
 
 
-def runs(airflow: LocalAirflow) -> set[str]:
-    """Of the DAG that changes settings."""
-    return {run["dag_run_id"] for run in airflow.api.call("GET", "/dags/ckpt_patch/dagRuns")["dag_runs"]}
+def runs(airflow: LocalAirflow, dag_id: str) -> set[str]:
+    """The ids of all runs of a DAG."""
+    return {run["dag_run_id"] for run in airflow.api.call("GET", f"/dags/{dag_id}/dagRuns")["dag_runs"]}
+
+
+def wrong_value(schema: dict[str, Any]) -> str | None:
+    """What a person may type into the field and must not; ``None`` where the form has only right values to choose."""
+    if "enum" in schema or "boolean" in schema["type"]:
+        return None
+    if "minimum" in schema:
+        return str(schema["minimum"] - 1)
+    if "pattern" in schema:
+        return "5 parsecs!"
+    if schema["type"] == "string" and schema.get("minLength"):
+        return ""
+    return None
+
+
+def said_of(wrong: str, schema: dict[str, Any]) -> str:
+    """The value and what is allowed, as a pattern."""
+    if "minimum" in schema:
+        return f"{wrong} is less than the minimum of {schema['minimum']}"
+    if "pattern" in schema:
+        return re.escape(f"{wrong!r} does not match ")
+    return "('' (should be non-empty|is too short)|None is not of type 'string')"
+
+
+VALID = {"job": "some job"}
+"""What a form asks for and has no default for."""
+
+
+@pytest.mark.long
+@pytest.mark.row("air.6")
+@pytest.mark.parametrize("name", DAGS)
+def test_a_wrong_value_in_any_field_is_refused_with_the_field_the_value_and_what_is_allowed(
+    name: str, airflow: LocalAirflow, opened: Visit
+) -> None:
+    """No run is started. What only the run can know, such as a job that does not exist, its task says."""
+    dag_id = f"ckpt_{name}"
+    params = params_of(airflow, dag_id)
+    known = runs(airflow, dag_id)
+    form = trigger_form(airflow, opened, dag_id)
+
+    def type_in(field: str, text: str) -> Locator:
+        open_section(form, params[field]["section"])
+        element = form.locator(f"#element_{field}")
+        element.fill(text)
+        element.blur()
+        return element
+
+    for field in VALID.keys() & params.keys():
+        type_in(field, VALID[field])
+    default = {field: form_value(airflow, dag_id, field) for field in params}
+    refused = []
+    for field, schema in params.items():
+        wrong = wrong_value(schema)
+        if wrong is None:
+            continue
+        element = type_in(field, wrong)
+        if element.input_value() != wrong:  # the field itself does not let it in
+            assert float(element.input_value()) >= schema["minimum"]
+            continue
+        submit(form)
+        expect(form).to_contain_text(re.compile(f"Invalid input for param {field}: {said_of(wrong, schema)}"))
+        refused.append(field)
+        type_in(field, VALID.get(field, default[field]))
+    opened.shot(f"form-refused-{dag_id}")
+    assert refused
+    assert runs(airflow, dag_id) == known
+
+
+def form_value(airflow: LocalAirflow, dag_id: str, field: str) -> str:
+    """The default of a field, as it is typed."""
+    value = airflow.api.call("GET", f"/dags/{dag_id}/details")["params"][field]["value"]
+    return "" if value is None else str(value)
 
 
 @pytest.mark.row("air.1")

@@ -18,6 +18,7 @@ from ckpt_runtime.snapshots.catalogue import list_savepoints
 from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
+from tests.support.axe import findings
 from tests.support.browser import chromium, open_browser, visit
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.system.airflow_instance import until, wait_state
@@ -347,3 +348,34 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
     held.release("processor")
     assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+
+
+@pytest.mark.long
+@pytest.mark.row("air.7", "air.15")
+@pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_no_page_of_the_plugin_has_a_finding_of_axe(
+    airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path, dark: bool
+) -> None:
+    """The list of connections, the jobs of a DAG and of a run, pages without anything to show, the card."""
+    guarded_connection(airflow, session, f"axe_{dark}".lower())
+    run = trigger(airflow, "system_savepoint", held)
+    wait_state(airflow, run, "savepoint", "deferred")
+    of_run = f"of/{run.dag_id}/{quote(run.run_id, safe='')}"
+    paths = ["", f"of/{run.dag_id}", of_run, f"{of_run}/another/-1", "of/system_sensor", "ckpt_default/web/"]
+    screenshots = Path(os.environ.get("CKPT_SCREENSHOTS", tmp_path / "screenshots"))
+    found: list[str] = []
+    with open_browser() as browser, visit(browser, screenshots, dark=dark, without=(airflow.base_url,)) as opened:
+        page = opened.page
+        for number, path in enumerate(paths):
+            page.goto(f"{airflow.base_url}/ckpt/{path}")
+            expect(page.locator("h1")).to_be_visible()
+            opened.shot(f"plugin-{'dark' if dark else 'light'}-{number}")
+            found += findings(page, f"/ckpt/{path}")
+        page.goto(airflow.base_url)
+        expect(page.get_by_role("heading", name="Stream jobs that need attention")).to_be_visible()
+        opened.shot(f"plugin-{'dark' if dark else 'light'}-card")
+        found += findings(page, "the card", 'section[aria-label="Stream jobs that need attention"]')
+    assert not found, "\n".join(found)
+    held.release("processor")
+    assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)

@@ -196,6 +196,7 @@ print("imported")
     assert ended.stdout.splitlines()[-1:] == ["imported"], ended.stderr
 
 
+@pytest.mark.long
 def test_operators_and_the_command_line_work(environment: Path, tmp_path: Path, job_manager: JobManager) -> None:
     code = f"""
 import os, sys
@@ -216,6 +217,7 @@ entry_point()
     assert JOB in ended.stdout, ended.stderr
 
 
+@pytest.mark.long
 def test_the_leader_is_found_in_its_directory(environment: Path, tmp_path: Path, job_manager: JobManager) -> None:
     store = HaStore(str(tmp_path / "ha")).leader.signed_by(LeaseSignature("token", "default"))
     store.claim(f"http://127.0.0.1:{job_manager.port}", "app", "1", after=0)

@@ -119,9 +119,9 @@ class ExecutionOptions:
         "execution.bad-rows.mode",
         EnumType(BadRowsMode),
         BadRowsMode.FAIL,
-        "What happens to a row for which an expression of select, withColumn, where and the like fails, as Spark in "
-        "ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in numBadRecordsDropped. "
-        "DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory.",
+        "What happens to a row for which an expression or a Python function of select, withColumn, where and the like "
+        "fails, as Spark in ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in "
+        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory.",
     )
     BAD_ROWS_DIRECTORY = ConfigOption(
         "execution.bad-rows.directory",

@@ -16,8 +16,9 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
 
 BATCH_ROWS = 8192
-COUNTABLE = frozenset({"parquet", "orc"})
-"""The formats whose files say how many rows they have."""
+SAMPLE_BYTES = 1 << 18
+"""How much of a file of lines is read in order to estimate its number of rows."""
+_MOST_SAMPLED_BYTES = 1 << 22
 _MOST_VALUES = 1024
 """A column of text with more distinct values than that in a row group is read as plain text, not as a dictionary."""
 _BLOCK_BYTES = 1 << 20
@@ -46,20 +47,56 @@ def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict
             raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
 
 
-def count_rows(format_: str, location: Location) -> int:
-    """The number of rows in a file of one of the :data:`COUNTABLE` formats. Reads its footer only.
+def count_rows(format_: str, location: Location, size: int, options: dict[str, Any]) -> int:
+    """The number of rows in a file of ``size`` bytes, at least 1 of them.
 
-    Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
+    Parquet and ORC files have the number in their footer. That of other files is estimated from the lines of their
+    first :data:`SAMPLE_BYTES`; it is exact for a shorter file without blank lines and bad records. Raises StorageError
+    for a file that cannot be opened, and FileFormatError for one in another format, or whose lines cannot be told.
     """
     with naming("read", location), closing(location.filesystem.open(location.path, "rb")) as stream:
         try:
             if format_ == "parquet":
                 return int(pq.read_metadata(stream).num_rows)
+            if format_ != "orc":
+                return _estimated_rows(stream.read(SAMPLE_BYTES), location, size, options)
             from pyarrow import orc
 
             return int(orc.ORCFile(stream).nrows)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
             raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
+
+
+def _estimated_rows(head: bytes, location: Location, size: int, options: dict[str, Any]) -> int:
+    """The rows of a file of lines, by the lines in its first bytes."""
+    if options.get("wholetext"):
+        return 1
+    text, end = _decompressed(head, location), (options["lineSep"] or "").encode()
+    lines = len(text.removesuffix(end).split(end) if end else text.splitlines())
+    if len(head) < size:
+        lines = max(1, lines - 1) * size // len(head)  # the last line of the sample is a part of one
+    return max(0, lines - bool(options.get("header")))
+
+
+def _decompressed(head: bytes, location: Location) -> bytes:
+    """As much of a file's text as its first bytes hold, up to a limit."""
+    compression = _compression_of(location)
+    if compression is None:
+        return head
+    text = bytearray()
+    with pa.CompressedInputStream(pa.BufferReader(head), compression) as stream:
+        # Read piece by piece: the piece in which the bytes end is an error, and lost.
+        while len(text) < _MOST_SAMPLED_BYTES:
+            try:
+                piece = stream.read(1024)
+            except OSError:
+                break
+            if not piece:
+                break
+            text += piece
+    if not text:
+        raise FileFormatError(location, f"its first {len(head)} bytes cannot be decompressed without those behind")
+    return bytes(text)
 
 
 def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:  # noqa: ARG001
@@ -247,13 +284,17 @@ def _csv(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iter
         number += len(lines)
 
 
-@contextmanager
-def _opened(location: Location) -> Iterator[Any]:
-    """The bytes of a file, decompressed if its name says that it is compressed."""
+def _compression_of(location: Location) -> str | None:
     name = location.name.lower()
     if name.endswith(_UNREADABLE):
         raise FileFormatError(location, "it is compressed in a way that cannot be read; use .gz, .bz2 or .zst")
-    compression = next((kind for end, kind in _COMPRESSIONS.items() if name.endswith(end)), None)
+    return next((kind for end, kind in _COMPRESSIONS.items() if name.endswith(end)), None)
+
+
+@contextmanager
+def _opened(location: Location) -> Iterator[Any]:
+    """The bytes of a file, decompressed if its name says that it is compressed."""
+    compression = _compression_of(location)
     with closing(location.filesystem.open(location.path, "rb")) as raw:
         if compression is None:
             yield raw

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import COUNTABLE, batch_of, open_rows
+from ckpt_runtime.connectors.file_rows import batch_of, open_rows
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
@@ -223,16 +223,14 @@ class FileReader(SplitReader):
         self._waiting: deque[tuple[Split, int]] = deque()
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
-        self._waiting_rows = WaitingRows(format_, self.location) if format_ in COUNTABLE else None
+        self._waiting_rows = WaitingRows(format_, self.location, options)
 
     def add(self, split: Split, position: Any) -> None:
         self._waiting.append((split, position or 0))
-        if self._waiting_rows is not None:
-            self._waiting_rows.added(split)
+        self._waiting_rows.added(split)
 
     def backlog(self) -> int | None:
-        """The rows of other formats than Parquet and ORC are not known before they are read."""
-        return None if self._waiting_rows is None else self._waiting_rows.count(self._waiting)
+        return self._waiting_rows.count(self._waiting)
 
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._waiting:
@@ -245,8 +243,7 @@ class FileReader(SplitReader):
         if self._rest is None:
             self._waiting.popleft()
             self._batches = None
-            if self._waiting_rows is not None:
-                self._waiting_rows.ended(split)
+            self._waiting_rows.ended(split, position)
             return SplitRows(split.id, position, ended=True)
         batch, rest = self._rest.slice(0, most_rows), self._rest.slice(most_rows)
         self._rest = rest if rest.num_rows else None
@@ -271,8 +268,7 @@ class FileReader(SplitReader):
     def close(self) -> None:
         self._batches = self._rest = None
         self._waiting.clear()
-        if self._waiting_rows is not None:
-            self._waiting_rows.close()
+        self._waiting_rows.close()
 
     def location(self, split: Split) -> Location:
         """The file that a split stands for."""

@@ -5,8 +5,9 @@ checkpoint holds its transactional id and its producer's id and epoch, which lib
 checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is sent with the stored ids.
 
 * Each producer writes one transaction. The next producer with the same transactional id gets a higher epoch, so a
-  repeated commit can only end that one transaction. A subtask has a small pool of transactional ids; their names have
-  the sink's id, the job, the attempt and the subtask, so that no two running producers share one.
+  repeated commit can only end that one transaction. An id is used again when no restore of the job repeats its commit.
+  A subtask has a small pool of transactional ids; their names have the sink's id, the job, the attempt and the subtask,
+  so that no two running producers share one.
 * If brokers report that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
   message tells which: it is visible to a read-committed consumer only after a commit.
 * Transactions that earlier attempts left open are aborted when the first checkpoint has completed: by then all subtasks
@@ -277,6 +278,8 @@ class _ProducerPool:
         self.settings = settings
         self._prefix = prefix
         self._used: set[int] = set()
+        self._committed: dict[int, int | None] = {}
+        """The slots of committed transactions, with the first snapshot behind the commit."""
         self._next: Future[_TransactionalProducer] | None = None
         self.prepared: dict[OpenTransaction, _TransactionalProducer] = {}
         """The producers of transactions that wait for their commit."""
@@ -307,9 +310,27 @@ class _ProducerPool:
         return producer
 
     def release(self, producer: _TransactionalProducer) -> None:
-        """Returns the transactional id of an ended transaction to the pool, for a producer with a higher epoch."""
+        """Closes the producer of a committed transaction, whose transactional id is used again later.
+
+        A job that is restored from a checkpoint commits again what it covers. A repeated commit is only answered as
+        long as no other producer has the transactional id. Otherwise it has to be looked for among the messages, where
+        open transactions of dead producers may hide it until brokers abort them.
+        """
         producer.close()
-        self._used.discard(producer.slot)
+        self._committed[producer.slot] = None
+
+    def snapshot_taken(self, checkpoint_id: int) -> None:
+        """Notes a snapshot, which does not cover the transactions that were committed before."""
+        for slot, first in self._committed.items():
+            self._committed[slot] = checkpoint_id if first is None else first
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Frees the transactional ids that no later restore of the job commits: a checkpoint behind the first snapshot
+        without them has completed, so that it does not matter if that one was a savepoint."""
+        for slot, first in list(self._committed.items()):
+            if first is not None and first < checkpoint_id:
+                del self._committed[slot]
+                self._used.discard(slot)
 
     def poll(self) -> None:
         """Polls the producers that are not being written to, so that their statistics and logs do not pile up."""
@@ -343,6 +364,7 @@ class _TransactionWriter(_KafkaWriter):
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[OpenTransaction]:
         """Flushes the transaction, which stays open, and returns it if it has messages."""
+        self._pool.snapshot_taken(checkpoint_id)
         producer = self._producer
         if producer is None:
             return ()
@@ -390,7 +412,8 @@ class TransactionCommitter(SinkCommitter):
         return CommitOutcome.COMMITTED if any(committed) else CommitOutcome.ALREADY_COMMITTED
 
     def completed(self, checkpoint_id: int) -> None:
-        """Aborts what earlier attempts of the job have left open, once."""
+        """Aborts what earlier attempts of the job have left open, once, and frees transactional ids."""
+        self._pool.completed(checkpoint_id)
         if not self._cleaned:
             self._cleaned = True
             if self._context.attempt:

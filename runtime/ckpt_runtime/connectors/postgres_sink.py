@@ -15,6 +15,7 @@ it tells a repeated commit that the rows are there, until the checkpoint is reco
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -31,6 +32,8 @@ from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, 
 
 COMMITS, STAGED = "ckpt_commits", "ckpt_staged"
 _ORDER = "ckpt_order"
+_PREPARED = re.compile(r"ckpt:(?P<sink>\w+):(?P<job>\w+):(?P<attempt>[0-9]+):(?P<checkpoint>[0-9]+):\w+")
+"""The name of a prepared transaction."""
 _LOCK = 0x636B7074
 """The advisory lock under which the tables beside the target are created: CREATE TABLE IF NOT EXISTS may collide."""
 
@@ -76,12 +79,12 @@ class PostgresSink(Sink):
             database.prepare()
             restored = context.restored_checkpoint_id or 0
             covered = max(restored, context.savepoint_id)
-            for name in database.prepared_transactions():
-                _, sink_id, job_id, attempt, checkpoint_id, _ = name.split(":")
-                own = job_id == context.job_id and int(attempt) < context.attempt and int(checkpoint_id) > covered
-                former = job_id in context.ended_jobs and int(checkpoint_id) > restored
-                if sink_id == context.sink_id and (own or former):
-                    database.end_prepared(name, "ROLLBACK")
+            for prepared in database.prepared_transactions():
+                checkpoint_id = int(prepared["checkpoint"])
+                own = prepared["job"] == context.job_id and int(prepared["attempt"]) < context.attempt
+                former = prepared["job"] in context.ended_jobs and checkpoint_id > restored
+                if prepared["sink"] == context.sink_id and (former or (own and checkpoint_id > covered)):
+                    database.end_prepared(prepared[0], "ROLLBACK")
             found = database.run(
                 "SELECT name FROM {staged} WHERE sink_id = %s AND ("
                 "(job_id = %s AND attempt < %s AND checkpoint_id > %s) OR (job_id = ANY(%s) AND checkpoint_id > %s))",
@@ -154,12 +157,10 @@ class Database:
                 "job_id text NOT NULL, attempt integer NOT NULL, checkpoint_id bigint NOT NULL)"
             )
 
-    def prepared_transactions(self) -> list[str]:
-        """The names of the prepared transactions of sinks in this database."""
-        rows = self.connection.execute(
-            "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() AND gid LIKE 'ckpt:%:%:%:%:%'"
-        )
-        return [name for (name,) in rows]
+    def prepared_transactions(self) -> list[re.Match[str]]:
+        """The names of the prepared transactions of sinks in this database, with their parts."""
+        rows = self.connection.execute("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()")
+        return [match for (name,) in rows if (match := _PREPARED.fullmatch(name))]
 
     def end_prepared(self, name: str, action: str) -> bool:
         """Commits or rolls back (``action``) a prepared transaction; returns whether there was one of this name."""

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.connectors.sink_operators import CHECK_EVERY_MS, CommitterOperator, PreparingSinkOperator
+from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.sinks import Transaction
 
@@ -43,7 +44,7 @@ class _CallerThread:
         self._stopped = False
         # The thread keeps what log lines say of the subtask. A call that never returns must not keep the process.
         run = contextvars.copy_context().run
-        self._thread = threading.Thread(target=run, args=(self._run,), name=name, daemon=True)
+        self._thread = HelperThread(target=run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
 
     def add(self, transaction: Transaction, call: Callable[[], None]) -> None:

@@ -1,8 +1,9 @@
-"""How many rows of Parquet and ORC files wait to be read. The footer of a file says how many rows it has.
+"""How many rows of files wait to be read. A Parquet or ORC file is counted by its footer, others by their first lines.
 
-One thread reads the footers of the next files, while the reader reads rows: reading never waits for a count. Files
-further behind are estimated from their sizes and from the rows per byte of the files that were counted. In an object
-store a count costs a HEAD and a GET of the last 64 kB; each file is counted at most once, and one at a time.
+One thread counts the next files, while the reader reads rows: reading never waits for a count. Files further behind,
+and those that cannot be counted, are estimated from their sizes and from the rows per byte of the files that were
+counted or read. In an object store a count costs a HEAD and a GET of the last 64 kB or the first 256 kB; each file is
+counted at most once, and one at a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from typing import Any
 
 from ckpt_runtime.connectors.file_rows import count_rows
 from ckpt_runtime.sources import Split
@@ -25,10 +27,12 @@ class WaitingRows:
     A file that cannot be counted is estimated like those behind: its fault is raised when its rows are read.
     """
 
-    def __init__(self, format_: str, location: Callable[[Split], Location]) -> None:
-        """``location`` returns the file of a split."""
+    def __init__(self, format_: str, location: Callable[[Split], Location], options: dict[str, Any]) -> None:
+        """``location`` returns the file of a split; ``options`` are those of the format."""
         self._format = format_
         self._location = location
+        self._options = options
+        # Starts its thread with the first count.
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows of files")
         self._counts: dict[str, Future[int]] = {}
         self._waiting_bytes = 0
@@ -38,8 +42,14 @@ class WaitingRows:
     def added(self, split: Split) -> None:
         self._waiting_bytes += split.description["size"]
 
-    def ended(self, split: Split) -> None:
-        self._waiting_bytes -= split.description["size"]
+    def ended(self, split: Split, rows: int) -> None:
+        """A file was read to the end; it had so many rows."""
+        size = split.description["size"]
+        self._waiting_bytes -= size
+        counted = self._counts.get(split.id)
+        if counted is None or not counted.done() or counted.exception() is not None:
+            self._rows_of_counted += rows
+            self._bytes_of_counted += size
 
     def count(self, waiting: Iterable[tuple[Split, int]]) -> int | None:
         """Returns the rows of the waiting files, each given with its number of read rows; None before the first count.
@@ -78,7 +88,8 @@ class WaitingRows:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _count(self, split: Split) -> int:
-        rows = count_rows(self._format, self._location(split))
+        size = split.description["size"]
+        rows = count_rows(self._format, self._location(split), size, self._options)
         self._rows_of_counted += rows
-        self._bytes_of_counted += split.description["size"]
+        self._bytes_of_counted += size
         return rows

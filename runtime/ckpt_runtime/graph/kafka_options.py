@@ -32,6 +32,7 @@ KAFKA_SOURCE_OPTIONS = (
     Option("includeHeaders", bool, False),
 )
 
+_REFRESH = "topic.metadata.refresh.interval.ms"
 _OWN = (
     "auto.offset.reset",
     "enable.auto.commit",
@@ -107,7 +108,13 @@ def kafka_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
         raise PlanError("schema", "format 'kafka' has columns of its own; leave the schema out")
     subscription(options)
     start(options)
-    check_client("Consumer", consumer_settings(options))
+    settings = consumer_settings(options)
+    check_client("Consumer", settings)
+    if float(settings[_REFRESH]) <= 0:
+        raise PlanError(
+            f"option 'kafka.{_REFRESH}'",
+            f"{settings[_REFRESH]} ms is no time to wait between two looks for partitions; assign names fixed ones",
+        )
     return kafka_columns(headers=options["includeHeaders"])
 
 
@@ -154,7 +161,7 @@ def consumer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": 16_384,
-        "topic.metadata.refresh.interval.ms": 5_000,
+        _REFRESH: 5_000,
         "group.id": "ckpt",
         **given,
         "auto.offset.reset": "error" if options["failOnDataLoss"] else "earliest",

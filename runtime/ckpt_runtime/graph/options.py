@@ -77,8 +77,10 @@ def _number(option: Option, text: str, field: str) -> int | float:
     return value  # type: ignore[no-any-return]
 
 
-_DURATION = re.compile(r"(\d+)\s*(us|ms|s|m|min|h|d)?")
+_DURATION = re.compile(r"(\d{1,30})\s*(us|ms|s|m|min|h|d)?")
 _MS_OF = {"us": 0.001, "ms": 1.0, "s": 1e3, "m": 6e4, "min": 6e4, "h": 3.6e6, "d": 8.64e7}
+_GREATEST_MS = 100_000 * _MS_OF["d"]
+"""A thread cannot wait for more than 292 years."""
 
 
 def duration_ms(key: str, text: str, without_unit: str) -> float:
@@ -86,4 +88,7 @@ def duration_ms(key: str, text: str, without_unit: str) -> float:
     match = _DURATION.fullmatch(text.strip().lower())
     if match is None:
         raise PlanError(f"option {key!r}", f"{text!r} is not a duration such as 10s, 5m or 7d")
-    return int(match[1]) * _MS_OF[match[2] or without_unit]
+    number, factor = int(match[1]), _MS_OF[match[2] or without_unit]
+    if number * factor > _GREATEST_MS:
+        raise PlanError(f"option {key!r}", f"{text!r} is longer than 100000d, the longest time that can be waited for")
+    return number * factor

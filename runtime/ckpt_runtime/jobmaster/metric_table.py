@@ -102,25 +102,27 @@ PROCESS: tuple[Metric[ProcessFigures], ...] = (
 )
 """Metrics of a process; the driver's are served below ``/jobmanager``, those of workers below ``/taskmanagers``."""
 
+
+def _of_latest(name: str, read: Callable[[CheckpointStats], int], what: str) -> Metric[JobFigures]:
+    """A metric of the last completed checkpoint."""
+    meaning = f"{what} of the last completed checkpoint; -1 before the first."
+    return Metric(name, _GAUGE, lambda j: -1 if j.latest is None else read(j.latest), meaning)
+
+
 JOB: tuple[Metric[JobFigures], ...] = (
     Metric("numRestarts", _COUNTER, lambda j: j.restarts, "The restarts since the submission."),
+    Metric("fullRestarts", _COUNTER, lambda j: j.restarts, "The same: each restart is one of the whole job."),
     Metric("uptime", _GAUGE, lambda j: j.uptime_ms, "Milliseconds since the job is running; 0 while it is not."),
     Metric("totalNumberOfCheckpoints", _COUNTER, lambda j: j.counts.total, "All checkpoints that were triggered."),
     Metric("numberOfCompletedCheckpoints", _COUNTER, lambda j: j.counts.completed, "The checkpoints that completed."),
     Metric("numberOfFailedCheckpoints", _COUNTER, lambda j: j.counts.failed, "The checkpoints that failed."),
     Metric("numberOfInProgressCheckpoints", _GAUGE, lambda j: j.counts.in_progress, "The checkpoints in progress."),
-    Metric(
-        "lastCheckpointDuration",
-        _GAUGE,
-        lambda j: -1 if j.latest is None else j.latest.end_to_end_duration,
-        "Milliseconds that the last completed checkpoint took; -1 before the first.",
-    ),
-    Metric(
-        "lastCheckpointSize",
-        _GAUGE,
-        lambda j: -1 if j.latest is None else j.latest.checkpointed_size,
-        "Bytes that the last completed checkpoint wrote; -1 before the first.",
-    ),
+    _of_latest("lastCompletedCheckpointId", lambda c: c.id, "The id"),
+    _of_latest("lastCheckpointDuration", lambda c: c.end_to_end_duration, "The milliseconds from trigger to end"),
+    _of_latest("lastCheckpointSize", lambda c: c.checkpointed_size, "The newly written bytes"),
+    _of_latest("lastCheckpointFullSize", lambda c: c.state_size, "The bytes of all state"),
+    _of_latest("lastCheckpointProcessedData", lambda c: c.processed_data, "The bytes processed in alignments"),
+    _of_latest("lastCheckpointPersistedData", lambda c: c.persisted_data, "The bytes of data in flight"),
 )
 """``lastCheckpointExternalPath`` is served beside these; it is a text."""
 
@@ -189,7 +191,6 @@ ABSENT = (
     ("buffers.inputExclusiveBuffersUsage, inputFloatingBuffersUsage", "Each channel has a fixed window of buffers."),
     ("softBackPressuredTimeMsPerSecond, hardBackPressuredTimeMsPerSecond", "Both are backPressuredTimeMsPerSecond."),
     ("mailboxMailsPerSecond, mailboxQueueSize", "The queue of a task's mails is not measured."),
-    ("lastCheckpointFullSize, lastCheckpointProcessedData", "GET /jobs/:jobid/checkpoints has them."),
 )
 """Flink's metrics that have no meaning here or are not measured."""
 

@@ -1,4 +1,4 @@
-"""Rows for which an expression fails: they fail the job, or are left out and counted, or are kept with the reason.
+"""Rows for which an expression or a Python function fails: they fail the job, are counted, or are kept with the reason.
 
 A batch in which a row fails is halved until each bad row stands alone, so that the good rows of the batch continue in
 their order. Rows that are kept go to Parquet files of a directory. A file has the rows between two barriers of a
@@ -22,7 +22,9 @@ import pyarrow.parquet as pq
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
+from ckpt_runtime.configuration.registry import RESTORE_DRILL
 from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -46,9 +48,11 @@ SCHEMA = pa.schema(
         pa.field("row", pa.string(), False),
     ]
 )
-"""A bad row: when it failed, the operator's uid, Spark's name of the error, its message, and the row as JSON."""
+"""A bad row: when it failed, the operator's uid, Spark's name of the error or the class of a Python function's, its
+message, and the row as JSON."""
 
 _ROWS_HELD = 10_000
+_MAX_REASON_CHARS = 2_000
 _LOG_EVERY_MS = 10_000
 _LOG = logging.getLogger(__name__)
 
@@ -56,8 +60,11 @@ _LOG = logging.getLogger(__name__)
 class BadRows:
     """The bad rows of one operator in one subtask. ``dropped`` counts those that were left out, kept or not."""
 
-    def __init__(self, context: OperatorContext, directory: Location | None) -> None:
-        """``directory`` is None if rows are only counted."""
+    def __init__(
+        self, context: OperatorContext, directory: Location | None, caught: type[Exception] = EvaluationError
+    ) -> None:
+        """``directory`` is None if rows are only counted. ``caught`` is what a bad row raises."""
+        self._caught = caught
         self.dropped = 0
         self._context = context
         self._directory = directory
@@ -71,14 +78,17 @@ class BadRows:
             self._delete_what_comes_again(directory)
 
     @classmethod
-    def of(cls, context: OperatorContext) -> BadRows | None:
-        """Returns what takes the bad rows of an operator; None if they fail the job."""
+    def of(cls, context: OperatorContext, caught: type[Exception]) -> BadRows | None:
+        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill counts them."""
         configuration = Configuration(context.configuration)
+        drill = configuration.get_text(RESTORE_DRILL) == "true"
         match configuration.get(ExecutionOptions.BAD_ROWS_MODE):
             case BadRowsMode.DROP:
-                return cls(context, None)
+                return cls(context, None, caught)
+            case BadRowsMode.DEAD_LETTER if drill:
+                return cls(context, None, caught)
             case BadRowsMode.DEAD_LETTER:
-                return cls(context, resolve(configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY) or ""))
+                return cls(context, resolve(configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY) or ""), caught)
         return None
 
     def left_out(
@@ -87,7 +97,7 @@ class BadRows:
         """Yields the good rows in parts, in their order, with what was computed from them."""
         try:
             result = compute(batch)
-        except EvaluationError as error:
+        except self._caught as error:
             if batch.num_rows == 1:
                 self._take(batch, error)
                 return
@@ -115,20 +125,21 @@ class BadRows:
         self._held = []
         self._files += 1
 
-    def _take(self, row: pa.RecordBatch, error: EvaluationError) -> None:
+    def _take(self, row: pa.RecordBatch, error: Exception) -> None:
         self.dropped += 1
+        reason = printable(str(error), _MAX_REASON_CHARS)
         now_ms, monotonic_ms = self._context.now_ms(), self._context.monotonic_ms()
         if monotonic_ms >= self._log_at_ms:
             self._log_at_ms = monotonic_ms + _LOG_EVERY_MS
-            _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, error)
+            _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, reason)
         if self._directory is None:
             return
         self._held.append(
             {
                 "at": datetime.fromtimestamp(now_ms / 1000, UTC),
                 "operator": self._context.uid,
-                "condition": error.condition,
-                "reason": str(error),
+                "condition": error.condition if isinstance(error, EvaluationError) else type(error).__name__,
+                "reason": reason,
                 "row": json.dumps(_fields(row), default=_as_text, ensure_ascii=False),
             }
         )
@@ -151,13 +162,17 @@ class BadRows:
 
 
 class LeavesOutBadRows(Operator):
-    """An operator whose bad rows may be left out. It computes and emits through :meth:`_parts`."""
+    """An operator whose bad rows may be left out. It computes through :meth:`_parts`.
 
+    ``caught_for_bad_rows`` is what computing a bad row raises.
+    """
+
+    caught_for_bad_rows: type[Exception] = EvaluationError
     _bad_rows: BadRows | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        self._bad_rows = BadRows.of(context)
+        self._bad_rows = BadRows.of(context, self.caught_for_bad_rows)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         if self._bad_rows is not None:
@@ -170,8 +185,8 @@ class LeavesOutBadRows(Operator):
     def _parts(
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
-        """Yields the rows of a batch, bad ones left out, with what was computed. Raises EvaluationError if these fail
-        the job."""
+        """Yields the rows of a batch, bad ones left out, with what was computed. Raises the error of a bad row if
+        these fail the job."""
         if self._bad_rows is None:
             yield batch, compute(batch)
             return

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.specs import PythonFunction, PythonFunctionsSpec, SparkForm
-from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.row_functions import row_functions
 from ckpt_runtime.operators.task_context import new_task, running
 from ckpt_runtime.state.columns import plain
@@ -28,9 +28,10 @@ ZONE = "spark.sql.session.timeZone"
 WorkerFunction = Callable[[int, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-class PythonFunctionsOperator(Operator):
+class PythonFunctionsOperator(LeavesOutBadRows):
     """Built from a :class:`PythonFunctionsSpec`."""
 
+    caught_for_bad_rows = Exception
     requires_final_checkpoint = False
 
     def __init__(self, spec: PythonFunctionsSpec) -> None:
@@ -47,6 +48,10 @@ class PythonFunctionsOperator(Operator):
             self._call = worker_function(spec.eval_type, spec.functions, spec.settings, input_type)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        for _, arrays in self._parts(batch, self._computed):
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema))
+
+    def _computed(self, batch: pa.RecordBatch) -> list[pa.Array]:
         names = ", ".join(function.name for function in self._spec.functions)
         try:
             with running(new_task(self.context.subtask_index, self.context.attempt)):
@@ -55,10 +60,10 @@ class PythonFunctionsOperator(Operator):
             error.add_note(f"in the Python function {names} of operator {self.context.uid!r}")
             raise
         results = pa.Table.from_batches(parts).combine_chunks()
-        arrays = batch.columns[: self._carried]
+        arrays: list[pa.Array] = batch.columns[: self._carried]
         for column, field in zip(results.columns, list(self._spec.schema)[self._carried :], strict=True):
             arrays.append(pa.concat_arrays(column.chunks).cast(field.type))
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._spec.schema))
+        return arrays
 
     def _argument_batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         if not self._arguments:

@@ -22,6 +22,13 @@ def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) ->
 
 
 def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
-    """Expressions that fail for some lines: they are no number, or zero."""
+    """Expressions and a function that fail for some lines: they are no number, zero, or 13."""
+
+    def twice(n: int) -> int:
+        if n == 13:
+            raise ValueError("13 has no double")
+        return 2 * n
+
     parsed = spark.readStream.format("text").load(lines).hint("uid", "lines").selectExpr("CAST(value AS INT) AS n")
-    parsed.where("100 / n > 0").select("n").writeStream.format("parquet").queryName("ratios").start(ratios)
+    doubled = parsed.where("100 / n > 0").select("n", F.udf(twice, "INT")("n").alias("twice"))
+    doubled.writeStream.format("parquet").queryName("ratios").start(ratios)

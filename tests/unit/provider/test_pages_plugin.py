@@ -231,6 +231,23 @@ def test_a_job_is_replaced_by_a_later_job_of_its_name_but_not_by_a_restore_drill
     assert [job_id for job_id, line in by_id(lines).items() if line["replaced"]] == ["2"]
 
 
+@pytest.mark.parametrize(
+    ("ms", "shown"),
+    [
+        (0, "0 s"),
+        (119_999, "119 s"),
+        (120_000, "2 min"),
+        (7_200_000, "2 h"),
+        (172_799_000, "47 h"),
+        (172_800_000, "2 d"),
+    ],
+)
+def test_the_age_of_a_checkpoint_is_shown_in_the_largest_unit_that_has_two(ms: int, shown: str) -> None:
+    from airflow_provider_ckpt.plugins.views import shown_duration
+
+    assert shown_duration(ms) == shown
+
+
 @pytest.mark.row("air.15")
 def test_jobs_of_tasks_are_ranked_whatever_their_number_with_one_request_for_their_states(
     job_manager: JobManager,

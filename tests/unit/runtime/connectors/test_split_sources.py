@@ -91,11 +91,6 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
 
 
 def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, "text", "a", 0, 5)
-    files = Job("text", {"path": str(tmp_path)}, most_rows=1)
-    files.discover()
-    files.read()
-    assert files.readers[0].pending_rows is None, "the lines of a file are known when they have been read"
     now_s = 1_000.0
     monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now_s)
     rate = Job("rate", {"rowsPerSecond": "100", "numPartitions": "4"}, parallelism=2, most_rows=10)
@@ -269,6 +264,7 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
         ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
         ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the least"),
         ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "not a duration"),
+        ({"path": "/a", "maxFileAge": "100001d"}, NUMBERS, "longer than 100000d"),
         ({"path": "/a", "cleanSource": "archive"}, NUMBERS, "needs it"),
         ({"path": "/a", "cleanSource": "archive", "sourceArchiveDir": "/a/b"}, NUMBERS, "contain each other"),
     ],

@@ -1,9 +1,13 @@
-"""How many rows of files wait to be read: exact where footers were read, estimated behind, unknown in other formats."""
+"""How many rows of files wait to be read: exact where footers were read, estimated from lines and from sizes."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -38,8 +42,8 @@ def write(file: Path, rows: int) -> Split:
     return split_of(file)
 
 
-def reader_of(format_: str, directory: Path) -> FileReader:
-    return FileReader(format_, source_options(format_, {"path": str(directory)}), SCHEMA)
+def reader_of(format_: str, directory: Path, schema: pa.Schema = SCHEMA) -> FileReader:
+    return FileReader(format_, source_options(format_, {"path": str(directory)}), schema)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -70,9 +74,9 @@ def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice
 ) -> None:
     counted: list[str] = []
 
-    def counting(format_: str, location: Location) -> int:
+    def counting(format_: str, location: Location, size: int, options: dict[str, Any]) -> int:
         counted.append(location.name)
-        return count_rows(format_, location)
+        return count_rows(format_, location, size, options)
 
     monkeypatch.setattr(waiting_rows, "count_rows", counting)
     reader = reader_of("parquet", tmp_path)
@@ -99,17 +103,77 @@ def test_file_that_cannot_be_counted_is_no_backlog_and_fails_when_it_is_read(tmp
     reader.add(split_of(tmp_path / "bad.parquet"), None)
     assert reader.backlog() is None
     with pytest.raises(FileFormatError, match=r"bad\.parquet: it cannot be read as format 'parquet'"):
-        count_rows("parquet", resolve(str(tmp_path / "bad.parquet")))
+        count_rows("parquet", resolve(str(tmp_path / "bad.parquet")), 1, {})
     with pytest.raises(FileFormatError, match=r"bad\.parquet: it cannot be read as format 'parquet'"):
         reader.read(10)
     assert reader.backlog() is None
     reader.close()
 
 
-def test_rows_of_a_file_without_a_footer_are_not_known(tmp_path: Path) -> None:
-    (tmp_path / "a.text").write_text("1\n2\n")
-    reader = FileReader("text", source_options("text", {"path": str(tmp_path)}), pa.schema([("value", pa.string())]))
-    assert reader.backlog() is None
-    reader.add(split_of(tmp_path / "a.text"), None)
-    assert reader.backlog() is None
+def lines(first: int, rows: int) -> bytes:
+    """One row a line, each in as many bytes as the others."""
+    return b"".join(b"%08d\n" % number for number in range(first, first + rows))
+
+
+COMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": lambda text: text,
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": lambda text: pa.compress(text, "zstd", asbytes=True),
+}
+
+
+@pytest.mark.row("571.4")
+@pytest.mark.parametrize(
+    ("format_", "options", "rows"),
+    [
+        ("text", {}, 500),
+        ("text", {"lineSep": "1\n"}, 51),  # which ends each tenth line, and not the last one
+        ("text", {"wholetext": "true"}, 1),
+        ("csv", {}, 500),
+        ("csv", {"header": "true"}, 499),
+        ("json", {}, 500),
+    ],
+)
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_rows_of_a_small_file_of_lines_are_known_and_become_fewer_as_they_are_read(
+    tmp_path: Path, format_: str, options: dict[str, str], rows: int, suffix: str
+) -> None:
+    schema = pa.schema([("value", pa.string())])
+    file = tmp_path / f"a.{format_}{suffix}"
+    text = lines(0, 500)
+    if format_ == "json":
+        text = b"".join(b'{"value": "%s"}\n' % line for line in text.splitlines())
+    file.write_bytes(COMPRESS[suffix](text))
+    reader = FileReader(format_, source_options(format_, {"path": str(tmp_path), **options}), schema)
+    assert reader.backlog() == 0
+    reader.add(split_of(file), None)
+    wait_for(lambda: reader.backlog() == rows)
+    waiting = rows
+    while (found := reader.read(70)) is not None:
+        waiting -= 0 if found.batch is None else found.batch.num_rows
+        assert reader.backlog() == waiting
+    assert waiting == 0
+    reader.close()
+
+
+@pytest.mark.parametrize("suffix", COMPRESS)
+def test_rows_of_a_large_file_of_lines_are_estimated_from_its_beginning(tmp_path: Path, suffix: str) -> None:
+    """A block of zstd that is cut off is not counted. One of bzip2 is larger than what is looked at: such a file counts
+    like the one that was read before.
+    """
+    generator = Random(0)
+    reader = reader_of("text", tmp_path, pa.schema([("value", pa.string())]))
+    for name in ("a", "b"):
+        text = b"".join(generator.randbytes(4).hex().encode() + b"\n" for _ in range(150_000))
+        (tmp_path / f"{name}{suffix}").write_bytes(COMPRESS[suffix](text))
+        reader.add(split_of(tmp_path / f"{name}{suffix}"), None)
+    if suffix == ".bz2":
+        assert reader.backlog() is None
+    else:
+        wait_for(lambda: reader.backlog() is not None)
+        assert reader.backlog() == pytest.approx(300_000, rel=0.25)
+    while (found := reader.read(10_000)) is not None and not found.ended:
+        pass
+    assert reader.backlog() == pytest.approx(150_000, rel=0.25)
     reader.close()

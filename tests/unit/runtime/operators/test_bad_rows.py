@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
+from ckpt_runtime.configuration.registry import RESTORE_DRILL
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
@@ -146,3 +147,13 @@ def test_row_of_any_type_is_kept_as_json(tmp_path: Path) -> None:
         "at": "1970-01-01T00:00:00+00:00",
         "nested": {"x": [1, None]},
     }
+
+
+@pytest.mark.row("air.9")
+def test_restore_drill_counts_bad_rows_and_writes_none(tmp_path: Path) -> None:
+    directory = tmp_path / "dead"
+    run = Taken(evaluate(), **{**dead_letters(directory), RESTORE_DRILL: "true"})
+    run.process((1.0, 0.0), (1.0, 1.0))
+    run.operator.prepare_snapshot(1)
+    assert (run.operator.bad_rows_dropped, run.rows) == (1, [{"quotient": 1.0}])
+    assert not directory.exists()
