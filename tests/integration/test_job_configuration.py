@@ -223,9 +223,9 @@ def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
     (tmp_path / "changing.py").write_text(
         "def pipeline(spark):\n"
         "    rows = spark.readStream.format('numbers').option('rowsPerSecond', 100).load().hint('uid', 'numbers')\n"
-        "    if spark.conf.get('my.filter', None) == 'yes':\n"
+        "    if spark.conf.get('my.filter', '') == 'yes':\n"
         "        rows = rows.select('value').hint('uid', 'select')\n"
-        "    if spark.conf.get('my.filter', None) == 'broken':\n"
+        "    if spark.conf.get('my.filter', '') == 'broken':\n"
         "        raise ValueError('not with me')\n"
         "    rows.writeStream.format('noop').queryName('rows').start()\n"
     )

@@ -352,8 +352,10 @@ class Service:
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
                 known = {**_DEFAULTS, **self._capture.conversions, **self._capture.configuration}
-                value = known.get(key, default)
-                response.pairs.add(key=key, value=value)
+                value = known.get(key)
+                if value is None and not key.startswith("spark."):
+                    value = self._capture.option(key)  # one of the job's, as it was submitted or set
+                response.pairs.add(key=key, value=default if value is None else value)
         elif kind == "is_modifiable":
             for key in operation.is_modifiable.keys:
                 response.pairs.add(key=key, value="true")

@@ -60,7 +60,7 @@ def pipeline(spark: SparkSession, *arguments: str) -> None:
     options = parser.parse_args(arguments)
 
     counter = SeenCounter(options.faults, float(options.sleep_ms))
-    mark = spark.conf.get("sequence.mark", None)
+    mark = spark.conf.get("sequence.mark", "") or None
 
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

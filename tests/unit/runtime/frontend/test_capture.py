@@ -131,6 +131,17 @@ def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_sp
     assert os.environ["MASTER"] == "local[2]"
 
 
+def test_program_reads_options_of_its_job_and_gets_its_own_default_for_others() -> None:
+    made = capture({})
+    made.option = {"acme.region": "east", "parallelism.default": "2"}.get
+    with captured_session(made, lambda _: None) as spark:
+        keys = ("acme.region", "parallelism.default")
+        assert [spark.conf.get(key, "other") for key in keys] == ["east", "2"]
+        assert spark.conf.get("acme.region") == "east"
+        assert spark.conf.get("acme.none", "other") == "other"
+        assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
 def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
     with captured_session(capture({}), lambda _: None) as spark:
         query = (
