@@ -243,7 +243,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         config = self.ask(client, requests.job_config(line.job_id))
         labels: Mapping[str, str] = config.execution_config.get("user-config") or {}
         declared, named = self._declared(), f"job {line.job_id} ({line.name!r}, {line.state})"
-        why = self._difference(config.pipeline_id, labels.get(PROGRAM), declared)
+        why = self._difference(client, config.pipeline_id, labels.get(PROGRAM), declared)
         if why is None:
             return "UNCHANGED", config.pipeline_id
         choice = arguments.choice("on_change", self.on_change, ON_CHANGE)
@@ -262,15 +262,19 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         self._replaced = labels
         return "UPGRADED", config.pipeline_id
 
-    def _difference(self, running: str | None, known: str | None, declared: str) -> str | None:
+    def _difference(self, client: CkptClient, running: str | None, known: str | None, declared: str) -> str | None:
         """How the living job differs from what is declared, as the end of a sentence; None if it does not."""
         if known is None:
             return "was not started by such a task"
         if known != declared:
             return "has another program, entry point, parallelism or configuration, or other arguments"
-        digest = self._uploaded() or hashlib.sha256(self.packed()[1]).hexdigest()[:_DIGITS]
-        # A person may have upgraded the job, which keeps its labels then. A session makes the id of the content.
-        return None if running is None or running.startswith(digest) else "runs another program since it was upgraded"
+        if running is None:
+            return None
+        # A person may have upgraded the job, which keeps its labels then. A session makes the id of the content, in the
+        # form in which it stores it: only an upload tells it.
+        program = self._uploaded() or self._upload(client)
+        is_same = running.partition("_")[0] == program.partition("_")[0]
+        return None if is_same else "runs another program since it was upgraded"
 
     def _was_cleared(self, context: Context, declared: str) -> bool:
         """Whether this task instance has made the upgrade to this version that was rolled back."""

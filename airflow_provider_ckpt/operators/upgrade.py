@@ -13,7 +13,7 @@ from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
 from airflow_provider_ckpt.upgrades.steps import begin, decide
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
@@ -171,6 +171,12 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
 
     def _program(self, client: CkptClient) -> str:
         return self._uploaded() or self._upload(client)
+
+    async def upload_again(self, client: AsyncCalls, program: str) -> bool:
+        if self._uploaded() is not None:
+            return False
+        self.log.info("The session does not have the program %s any more: it is uploaded again", program)
+        return await client.upload_pipeline(*self.packed()) == program
 
 
 class FinishUpgradeOperator(CkptStepsOperator):

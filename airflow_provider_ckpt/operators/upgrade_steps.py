@@ -24,7 +24,7 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.lineage import Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.tasks import Journal
-from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim
+from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim, Hold, JobMissing
 from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform, wall_clock_ms
 from airflow_provider_ckpt.upgrades.record import (
     Goal,
@@ -37,7 +37,7 @@ from airflow_provider_ckpt.upgrades.record import (
     standing,
 )
 from airflow_provider_ckpt.upgrades.steps import READS, WATCHES, drive, take_step
-from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -88,6 +88,10 @@ class CkptStepsOperator(CkptJobOperator):
     def check_arguments(self) -> None:
         """Raise an error for a bad argument before anything is sent."""
         self.limits()
+
+    async def upload_again(self, client: AsyncCalls, program: str) -> bool:
+        """Upload a program that the session does not have; tell whether it has it now."""
+        return False
 
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """Tell whether this try is to return the result that an earlier try has reached."""
@@ -146,6 +150,12 @@ class CkptStepsOperator(CkptJobOperator):
             async def ask(action: Action) -> Answer:
                 nonlocal asked
                 answer = await perform(client.calls, action, self.pause(), self.requester)
+                if (
+                    isinstance(action, Hold)
+                    and isinstance(answer, JobMissing)  # the session that it was uploaded to has ended since
+                    and await self.upload_again(client.calls, action.program)
+                ):
+                    answer = await perform(client.calls, action, self.pause(), self.requester)
                 if not isinstance(action, (*READS, Claim)):
                     asked = type(action).__name__
                 return answer

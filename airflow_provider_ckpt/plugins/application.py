@@ -8,18 +8,15 @@ and only the paths that the pages request.
 from __future__ import annotations
 
 from functools import cache
-from html import escape
-from urllib.parse import quote
 
-from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection
+from airflow.api_fastapi.core_api.security import requires_access_connection
 from fastapi import Depends, FastAPI, Request
-from fastapi.responses import JSONResponse, RedirectResponse
-from starlette.concurrency import run_in_threadpool
+from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed, known_connections
+from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed
 from airflow_provider_ckpt.plugins.views import add_views
-from ckpt_runtime.web.files import INDEX, PageFile, page_files
+from ckpt_runtime.web.files import INDEX, page_files
 
 _MAY_READ = Depends(requires_access_connection("GET"))
 _ROOT = "/{connection_id}"
@@ -31,7 +28,6 @@ _THEME = "theme.js"
 def application() -> FastAPI:
     """The application of this process."""
     app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
-    app.add_api_route("/", _listing, methods=["GET"])
     app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
     app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
     add_views(app)
@@ -84,20 +80,3 @@ async def _through(request: Request, connection_id: str, path: str) -> Response:
 
 def _refusal(status: int, message: str) -> Response:
     return JSONResponse({"errors": [message]}, status_code=status)
-
-
-async def _listing(user: GetUserDep) -> Response:
-    """The connections whose pages the user may see; the pages at once when there is just one."""
-    found = await run_in_threadpool(known_connections, user)
-    if len(found) == 1:
-        return RedirectResponse(f"{quote(found[0], safe='')}/web/", status_code=303)
-    items = "".join(f'<li><a href="{quote(name, safe="")}/web/">{escape(name)}</a></li>' for name in found)
-    nothing = "<p>There is no connection of the type ckpt that you may read.</p>"
-    body = (
-        '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>Checkpoints</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<link rel="stylesheet" href="{_STYLE}"><script type="module" src="{_THEME}"></script></head>'
-        f"<body><main><h1>Job managers</h1>{f'<ul>{items}</ul>' if found else nothing}</main></body></html>"
-    )
-    page = PageFile(body.encode(), "text/html; charset=utf-8", '""')
-    return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})

@@ -15,6 +15,7 @@ from functools import cache
 from html import escape
 from importlib.resources import files
 from typing import Any
+from urllib.parse import quote
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
@@ -38,8 +39,9 @@ _MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
 _KEYS = ("job_id", "ckpt_conn_id")
 _MOST_JOBS = 500
 _MOST_ROWS = 4000
+_MOST_NAMED = 5
+_MOST_SECONDS = 5
 _AT_A_TIME = 8
-_SECONDS_BETWEEN = 10
 _ORDER = {"UNHEALTHY": 0, "FAILED": 0, "DEGRADED": 1}
 _KINDS = {"HEALTHY": "good", "RUNNING": "good", "UNHEALTHY": "bad", "FAILED": "bad", "DEGRADED": "warn"}
 
@@ -65,11 +67,54 @@ class TaskJob:
 def add_views(app: FastAPI) -> None:
     """Add the pages to the application of the plugin."""
     may_read = [_MAY_READ_DAG]
+    app.add_api_route("/", _connections, methods=["GET"])
     app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
+    app.add_api_route("/refresh.js", _refresh, methods=["GET"])
     app.add_api_route("/trouble", _trouble, methods=["GET"])
     app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
     app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
     app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
+
+
+# --- the job managers of all connections
+
+
+async def _connections(user: GetUserDep) -> Response:
+    """The connections whose pages the user may see, with the jobs that need attention; the pages at once for one."""
+    found = await run_in_threadpool(known_connections, user)
+    if len(found) == 1:
+        return RedirectResponse(f"{quote(found[0], safe='')}/web/", status_code=303)
+    if not found:
+        return _page("Job managers", "<p>There is no connection of the type ckpt that you may read.</p>")
+    looks = zip(found, await _in_turn(_soon_in_trouble, found), strict=True)
+    ranked = sorted(looks, key=lambda look: (not (look[1][0] or look[1][1]), look[0]))
+    rows = "".join(_connection_row(conn_id, *look) for conn_id, look in ranked)
+    return _page("Job managers", _table("Job managers", ("Connection", "Jobs", "Need attention"), rows), refreshes=True)
+
+
+async def _soon_in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
+    """The list does not wait long for a job manager, because the others are of interest too."""
+    try:
+        async with asyncio.timeout(_MOST_SECONDS):
+            return await _in_trouble(conn_id)
+    except TimeoutError:
+        return [], f"The job manager of {conn_id!r} has not answered within {_MOST_SECONDS} s.", 0
+
+
+def _connection_row(conn_id: str, in_trouble: list[dict[str, Any]], problem: str, looked_at: int) -> str:
+    worst = sorted(in_trouble, key=_rank)
+    shown = "".join(
+        f"<div><a href='{escape(job['link'])}'>{escape(job['name'])}</a> {_badge(job['verdict'] or job['state'])}"
+        f"{_reasons(job)}</div>"
+        for job in worst[:_MOST_NAMED]
+    )
+    more = f"<div>and {len(worst) - _MOST_NAMED} more</div>" if len(worst) > _MOST_NAMED else ""
+    attention = shown + more or "none"
+    if problem:
+        attention = f"<small class='reason'>{escape(problem)}</small>"
+    number = "–" if problem else str(looked_at)
+    address = f'<a href="{quote(conn_id, safe="")}/web/" class="name">{escape(conn_id)}</a>'
+    return f"<tr><td>{address}</td><td>{number}</td><td class='grow'>{attention}</td></tr>"
 
 
 # --- the jobs of a DAG, a run or a task
@@ -80,7 +125,7 @@ async def _of_task(user: GetUserDep, dag_id: str, run_id: str, task_id: str, map
     index = int(map_index) if map_index.isascii() and map_index.isdigit() else -1
     found = await run_in_threadpool(_stored_jobs, dag_id, run_id, task_id, index)
     if not found:
-        return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", reloads=True)
+        return _page("Stream job", "<p>This task has no stream job, or does not know it yet.</p>", refreshes=True)
     if not await run_in_threadpool(_readable, user, {found[0].conn_id}):
         return _page("Stream job", f"<p>You may not read the connection {escape(found[0].conn_id)} of this job.</p>")
     return RedirectResponse(found[0].page, status_code=303)
@@ -102,26 +147,32 @@ async def _listed(user: BaseUser, dag_id: str, run_id: str | None, nothing: str)
     ranked = sorted(zip(shown, states, strict=True), key=lambda pair: _rank(pair[1]))
     if not ranked:
         hidden = "<p>You may not read the connections of its jobs.</p>" if found else f"<p>{escape(nothing)}</p>"
-        return _page("Stream jobs", hidden, reloads=True)
+        return _page("Stream jobs", hidden, refreshes=True)
     rows = "".join(_row(job, state, with_run=run_id is None) for job, state in ranked)
-    run = "<th scope='col'>Run</th>" if run_id is None else ""
-    columns = ("Job", "State", "Health", "Last checkpoint", "Task")
-    heads = "".join(f"<th scope='col'>{column}</th>" for column in columns) + run
-    table = f"<table aria-label='Stream jobs'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
-    return _page("Stream jobs", f"<div class='scroll'>{table}</div>", reloads=True)
+    columns = ("Job", "State", "Health", "Last checkpoint", "Task", *(("Run",) if run_id is None else ()))
+    return _page("Stream jobs", _table("Stream jobs", columns, rows), refreshes=True)
+
+
+def _table(name: str, columns: Iterable[str], rows: str) -> str:
+    heads = "".join(f"<th scope='col'>{column}</th>" for column in columns)
+    table = f"<table aria-label='{name}'><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return f"<div class='scroll'>{table}</div>"
 
 
 def _row(job: TaskJob, state: dict[str, Any], *, with_run: bool) -> str:
     name = f"<a href='{escape(job.page)}' class='name'>{escape(state.get('name') or job.job_id)}</a>"
-    reasons = "".join(f"<small class='reason'>{escape(str(text))}</small>" for text in state.get("reasons", ()))
     verdict = f"<a href='{escape(job.health_page)}'>{_badge(state['verdict'])}</a>" if state.get("verdict") else "–"
     age_ms = state.get("checkpoint_age_ms")
     age = "–" if age_ms is None else f"{shown_duration(age_ms)} ago"
     run = f"<td>{escape(job.run_id)}</td>" if with_run else ""
     return (
         f"<tr><td class='grow'>{name}<code class='id'>{escape(job.job_id)}</code></td><td>{_badge(state['state'])}</td>"
-        f"<td>{verdict}{reasons}</td><td>{age}</td><td>{escape(job.task)}</td>{run}</tr>"
+        f"<td>{verdict}{_reasons(state)}</td><td>{age}</td><td>{escape(job.task)}</td>{run}</tr>"
     )
+
+
+def _reasons(state: dict[str, Any]) -> str:
+    return "".join(f"<small class='reason'>{escape(str(text))}</small>" for text in state.get("reasons", ()))
 
 
 def shown_duration(ms: int) -> str:
@@ -234,11 +285,11 @@ def _readable(user: BaseUser, conn_ids: Collection[str]) -> set[str]:
     }
 
 
-def _page(title: str, body: str, *, reloads: bool = False) -> Response:
+def _page(title: str, body: str, *, refreshes: bool = False) -> Response:
     base = escape(pages_path())
-    reload = f'<meta http-equiv="refresh" content="{_SECONDS_BETWEEN}">' if reloads else ""
+    refresh = f'<script type="module" src="{base}refresh.js"></script>' if refreshes else ""
     text = (
-        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{reload}'
+        f'<!DOCTYPE html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>{refresh}'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<link rel="stylesheet" href="{base}style.css"><script type="module" src="{base}theme.js"></script></head>'
         f"<body><main><h1>{escape(title)}</h1>{body}</main></body></html>"
@@ -247,19 +298,27 @@ def _page(title: str, body: str, *, reloads: bool = False) -> Response:
     return Response(page.content, headers=page.headers(may_be_framed=True) | {"Cache-Control": "no-store"})
 
 
-# --- the card on the home page
+async def _refresh() -> Response:
+    return _script("refresh.js")
 
 
-async def _dashboard() -> Response:
-    file = _dashboard_file()
+def _script(name: str) -> Response:
+    file = _own_file(name)
     return Response(file.content, headers=file.headers())
 
 
 @cache
-def _dashboard_file() -> PageFile:
-    content = files("airflow_provider_ckpt.plugins").joinpath("static", "dashboard.js").read_bytes()
+def _own_file(name: str) -> PageFile:
+    content = files("airflow_provider_ckpt.plugins").joinpath("static", name).read_bytes()
     media_type = page_files()["theme.js"].media_type
     return PageFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+# --- the card on the home page
+
+
+async def _dashboard() -> Response:
+    return _script("dashboard.js")
 
 
 async def _trouble(user: GetUserDep) -> Response:

@@ -119,6 +119,14 @@ class SinkCommitter(ABC):
         All subtasks have committed by then what the restored snapshot covers.
         """
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether background work has to end before the subtask ends, if each subtask commits for itself.
+
+        It is asked when the data has ended, or the job is being stopped; not when the job fails or is cancelled.
+        """
+        return False
+
     def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
         """Discards rows that no snapshot covers and that will never be committed. It may be called again."""
 

@@ -15,7 +15,7 @@ of one object come from one thread and should return within milliseconds: the en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -36,18 +36,31 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
+class BadRow:
+    """A row that cannot be read: why, where it is in the source if that is known, and what was found there, as it is.
+
+    The option ``badRows`` of ``readStream`` decides what happens to it; without the option it fails the job.
+    """
+
+    reason: str
+    position: str | None
+    raw: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SplitRows:
     """What a reader has read: rows of one split, and the ``position`` behind them, as a value of JSON.
 
     ``batch`` None stands for no rows. Columns of text may be dictionary-encoded: expressions over such a column are
     evaluated once for each value of the dictionary, and once for all batches that share one. ``ended``: the split has
-    no more rows; the reader has forgotten it.
+    no more rows; the reader has forgotten it. ``bad`` are rows that could not be read, and lie before ``position`` too.
     """
 
     split_id: str
     position: Any
     batch: pa.RecordBatch | None = None
     ended: bool = False
+    bad: Sequence[BadRow] = ()
 
 
 PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
@@ -65,6 +78,14 @@ class StartPosition:
     kind: PositionKind
     time_ms: int | None = None
     offsets: Any = None
+
+
+def single_offset(offsets: Any, name: str, *, least: int | None = None) -> int:
+    """The number in a position such as ``{"version": 12}``. Raises ValueError for any other value."""
+    value = offsets.get(name) if isinstance(offsets, dict) and len(offsets) == 1 else None
+    if type(value) is not int or (least is not None and value < least):
+        raise ValueError(f"offsets {offsets!r} are not of the form {{{name!r}: a whole number}}")
+    return value
 
 
 class SplitEnumerator(ABC):
@@ -151,6 +172,12 @@ class Source(ABC):
     """The type of :attr:`Split.description`."""
     position_type: Any = Any
     """The type of :attr:`SplitRows.position`."""
+    finds_bad_rows: ClassVar[bool] = False
+    """Whether readers may report rows as bad (:attr:`SplitRows.bad`). Otherwise the option ``badRows`` is refused."""
+    reports_bad: bool = False
+    """Whether the program has said what happens to bad rows; set by the engine before a reader is opened. Otherwise the
+    first one that a reader reports fails the job."""
+    _spark: Callable[[], Any] | None = None
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset()
     """The kinds of positions that :meth:`repositioned` takes. Snapshots record them for the tools."""
 
@@ -169,6 +196,26 @@ class Source(ABC):
 
         Called when the program is planned, in each worker, too. Raises ValueError for a schema that it cannot have.
         """
+
+    @property
+    def spark(self) -> Callable[[], Any]:
+        """Returns a session of the session's own Spark, a session of this subtask; it waits until Spark serves.
+
+        Only enumerators and readers of a PySpark program may call it, in a thread of their own, since it may wait.
+        """
+        if self._spark is None:
+            raise RuntimeError(f"source {self.name()!r} has no Spark: it works in PySpark programs, while the job runs")
+        return self._spark
+
+    @spark.setter
+    def spark(self, connect: Callable[[], Any]) -> None:
+        """Set by the engine."""
+        self._spark = connect
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether it ends by itself, whatever the trigger of its queries says."""
+        return False
 
     @property
     def acknowledges(self) -> bool:

@@ -45,7 +45,7 @@ class Numbers:
         self.faults.mkdir()
         pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), self.source)
 
-    def start(self, rate: int, savepoint: str | None = None, mode: str = "EXACTLY_ONCE") -> str:
+    def start(self, rate: int, savepoint: str | None = None, mode: str = "EXACTLY_ONCE", *, fork: bool = False) -> str:
         checkpoints = str(self.directory / "checkpoints")
         options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=checkpoints)
         options["execution.checkpointing.mode"] = mode
@@ -55,6 +55,7 @@ class Numbers:
             configuration=options,
             parallelism=2,
             savepoint=savepoint,
+            fork=fork,
         )
 
     def kill_at(self, job: str, step: str) -> None:
@@ -135,10 +136,10 @@ def test_target_has_every_row_once_when_workers_are_killed_at_random_moments(num
 def test_rows_of_a_savepoint_that_is_restored_beside_its_job_are_committed_once(numbers: Numbers) -> None:
     """Rows behind the savepoint come from both jobs, which are independent of each other from there on."""
     job = numbers.start(50)
-    numbers.cluster.wait_for_checkpoints(job, 3)
+    numbers.cluster.wait_until(lambda: len(numbers.target.numbers()) > 0, "visible rows")
     before = numbers_once(numbers.target)
     savepoint = numbers.cluster.savepoint(job, numbers.directory / "savepoints")
-    other = numbers.start(0, savepoint)
+    other = numbers.start(0, savepoint, fork=True)
     numbers.cluster.wait_for_checkpoints(job, 2)
     numbers.cluster.wait_for_status(other, JobStatus.FINISHED)
     numbers.finish(numbers.stopped(job))

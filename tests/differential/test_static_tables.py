@@ -84,7 +84,7 @@ def result(directory: Path, name: str) -> Counter[str]:
 
 FEW = (
     *("using", "left", "right", "semi", "anti", "aggregated", "nulls_match", "mixed", "cross", "decimals", "arrays"),
-    *("sql", "not_in", "empty"),
+    *("sql", "not_in", "empty", "one_value", "value_of_key", "in_or"),
 )
 OTHERS = (
     *("joined_statics", "two_in_a_row", "range", "between", "pandas", "times", "doubles", "nothing", "text"),

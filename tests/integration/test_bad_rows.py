@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ckpt_runtime.jobmaster.metric_table import TASK, values
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, all_run, fast
@@ -30,6 +31,7 @@ def write_file(directory: Path, number: int) -> list[str]:
     return lines[::5]
 
 
+@pytest.mark.long
 @pytest.mark.row("ends.6")
 def test_bad_rows_are_kept_once_in_a_directory_of_their_own_through_kills(cluster: MiniCluster, tmp_path: Path) -> None:
     source, orders, dead = tmp_path / "in", tmp_path / "orders", tmp_path / "dead"
@@ -97,3 +99,54 @@ def test_rows_that_an_expression_fails_for_are_kept_once_with_the_reason_through
     conditions = {"CAST_INVALID_INPUT": '{"value": "x"}', "DIVIDE_BY_ZERO": '{"n": 0}'}
     assert Counter(zip(bad.condition, bad.row, strict=True)) == Counter(dict.fromkeys(conditions.items(), 2))
     assert hidden(good) == hidden(dead) == []
+
+
+@pytest.mark.row("ends.6")
+def test_records_that_a_source_cannot_read_are_kept_once_by_its_option_through_kills(
+    cluster: MiniCluster, tmp_path: Path
+) -> None:
+    """The source keeps what is no JSON of its types, the job what is no number in an expression."""
+    source, orders, unread, failed = (tmp_path / name for name in ("in", "orders", "unread", "failed"))
+    source.mkdir()
+    job = cluster.submit(
+        PIPELINES / "bad_rows.py",
+        entry="bad_rows:options",
+        arguments=[str(source), str(orders), str(unread)],
+        configuration={
+            **fast(),
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "execution.bad-rows.mode": "DEAD_LETTER",
+            "execution.bad-rows.directory": str(failed),
+        },
+        parallelism=2,
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    bad: Counter[str] = Counter()
+    for number in range(3):
+        bad.update(write_file(source, number))
+        cluster.wait_until(lambda: all_run(cluster, job), "all subtasks to run")
+        if number < 2:
+            os.kill(cluster.worker_pids(job)[number % 2], signal.SIGKILL)
+        wanted = 80 * (number + 1)
+        cluster.wait_until(lambda wanted=wanted: len(visible(orders)) >= wanted, "the rows of the file", patient(120))  # type: ignore[misc]
+    cluster.wait_until(lambda: counted(cluster, job) >= len(BAD) * 5, "the metric of the last file's bad rows")
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    lines, rows = visible(unread), visible(failed)
+    no_numbers = Counter({line: times for line, times in bad.items() if "much" in line})
+    assert Counter(raw.decode() for raw in lines.raw) == bad - no_numbers
+    assert {position.rsplit("/", 1)[-1] for position in lines.position} == {
+        f"{number}, line {at + 1}" for number in range(3) for at in range(0, 100, 5) if at % 20 != 15
+    }
+    assert set(lines.operator) == {"lines.reader"}
+    expected = {("CAST_INVALID_INPUT", '{"order_id": 1, "amount": "much"}'): no_numbers.total()}
+    assert Counter(zip(rows.condition, rows.row, strict=True)) == Counter(expected)
+    assert sorted(visible(orders).order_id) == [number for number in range(300) if number % 5]
+    assert hidden(orders) == hidden(unread) == hidden(failed) == []
+
+
+def counted(cluster: MiniCluster, job: str) -> int:
+    """The metric of bad rows, of all subtasks since they were deployed."""
+    details = cluster.call(cluster.dispatcher.job_details(job))
+    measures = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
+    return sum(int(values(TASK, measure)["numBadRecordsDropped"]) for measure in measures if measure is not None)

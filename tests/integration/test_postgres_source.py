@@ -27,7 +27,7 @@ from tests.integration.test_source_splits import Copy, ended
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 from tests.support.postgres_server import postgres_server
-from tests.unit.runtime.connectors.split_jobs import Job
+from tests.unit.runtime.connectors.split_jobs import Job, moved
 
 psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
 
@@ -336,3 +336,28 @@ def test_a_job_reads_each_committed_row_once_through_kills_a_rescale_and_commits
         job.stop()
         assert Counter(visible(job.out).value.tolist()) == writers.committed
         assert hidden(job.out) == []
+
+
+@pytest.mark.row("ends.7")
+def test_table_is_read_from_the_position_that_was_set(table: Table) -> None:
+    table.insert(1, 2, 3)
+    with table.job() as job:
+        read_until(job, 3)
+        state = job.checkpoint(1)
+    table.insert(4)
+
+    def rows(to: str) -> list[int]:
+        with table.job(restored=moved(state, to), availableNow="true") as job:
+            job.run()
+            return values(job)
+
+    assert rows("earliest") == [1, 2, 3, 4]
+    assert rows("latest") == []
+    assert rows('{"value": 2}') == [3, 4]
+    for to, problem in (("2026-01-01T00:00", "holds no times"), ('{"value": "x"}', "are not of the form")):
+        with pytest.raises(ValueError, match=problem):
+            rows(to)
+    with table.job(restored=moved(state, "latest")) as job:
+        table.insert(5)
+        read_until(job, 1)
+        assert values(job) == [5]

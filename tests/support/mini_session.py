@@ -21,6 +21,7 @@ from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
 from tests.support import analyses
 
 STUCK_S = 90
+LOOK_S = 0.1
 
 
 def main() -> None:
@@ -29,8 +30,8 @@ def main() -> None:
     if kept := os.environ.get(analyses.VARIABLE):
         analyses.share(Path(kept))
     ended = threading.Event()
-    # Of a thread of its own: the main thread may be interrupted where it holds the lock of the event.
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=ended.set).start())
+    terminated: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))
     ready = Path(sys.argv[1])
     given = Configuration.from_properties(sys.argv[3:])
     start_logging(LogSettings(given.get(LoggingOptions.FORMAT), APPLICATION_ID), "driver")
@@ -49,7 +50,9 @@ def main() -> None:
         partial.write_text(cluster.rest_url)
         partial.replace(ready)
         faulthandler.cancel_dump_traceback_later()
-        ended.wait()
+        # A signal that comes as the main thread falls asleep is handled when it wakes.
+        while not ended.wait(LOOK_S) and not terminated:
+            pass
 
 
 if __name__ == "__main__":

@@ -75,7 +75,11 @@ class _Files:
         self.place = place
 
     def files(self) -> list[str]:
-        return sorted(str(path) for path in self.place.rglob("*.parquet") if not path.name.startswith((".", "_")))
+        found = (path.relative_to(self.place) for path in self.place.rglob("*.parquet"))
+        # Hidden files, and the directories in which Spark is writing.
+        return sorted(
+            str(self.place / path) for path in found if not any(part.startswith((".", "_")) for part in path.parts)
+        )
 
     def numbers(self) -> list[int]:
         files = self.files()

@@ -19,7 +19,7 @@ from ckpt_runtime.storage.ha_store import HaStore
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.axe import findings
-from tests.support.browser import chromium, open_browser, visit
+from tests.support.browser import PATIENCE_MS, chromium, open_browser, visit
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.system.airflow_instance import until, wait_state
 from tests.system.conftest import TOKEN, Session
@@ -320,6 +320,7 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         page.get_by_role("menuitem", name="Checkpoints").click()
         frame = page.frame_locator("iframe")
         frame.get_by_role("link", name=conn_id).click()
+        expect(frame.locator("#page:not([aria-busy])")).to_be_visible()
         frame.get_by_role("link", name="sequence").first.click()
         expect(frame.locator("#page")).to_contain_text("Durations")
         expect(frame.locator(".pending").first).to_contain_text("subtasks are done")
@@ -376,6 +377,11 @@ def test_no_page_of_the_plugin_has_a_finding_of_axe(
         expect(page.get_by_role("heading", name="Stream jobs that need attention")).to_be_visible()
         opened.shot(f"plugin-{'dark' if dark else 'light'}-card")
         found += findings(page, "the card", 'section[aria-label="Stream jobs that need attention"]')
+        page.goto(f"{airflow.base_url}/ckpt/of/{run.dag_id}")
+        expect(page.locator("table")).to_contain_text("sequence")
+        page.evaluate("() => { window.isTheSamePage = true; }")
+        held.release("processor")
+        expect(page.get_by_text("healthy", exact=True)).to_be_visible(timeout=PATIENCE_MS * 4)
+        assert page.evaluate("() => window.isTheSamePage")
     assert not found, "\n".join(found)
-    held.release("processor")
     assert airflow.wait_run(run, 240) == "success", airflow.failure_report(run)

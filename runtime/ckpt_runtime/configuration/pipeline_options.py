@@ -88,6 +88,20 @@ class PipelineOptions:
         fallback_keys=("pipeline.operator-chaining",),
         fixed_because="other chains are other vertices than those of the checkpoints",
     )
+    IDLE_TIMEOUT = ConfigOption(
+        "pipeline.source.idle-timeout",
+        DURATION,
+        0,
+        "A subtask of withWatermark that has had no row for this time is idle: event time does not wait for it until "
+        "its next row. 0: event time waits for all subtasks.",
+    )
+    SOURCE_RATES = ConfigOption(
+        "pipeline.source.rates",
+        MAP,
+        None,
+        "How many rows per second sources read at most, all subtasks of one together, by the uids of sources: "
+        "orders:1000,clicks:0. A source with 0 is paused. Sources that are not named read as fast as they can.",
+    )
 
 
 class ExecutionOptions:
@@ -121,7 +135,8 @@ class ExecutionOptions:
         BadRowsMode.FAIL,
         "What happens to a row for which an expression or a Python function of select, withColumn, where and the like "
         "fails, as Spark in ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in "
-        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory.",
+        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory. "
+        "It holds for records too that a source in the mode FAILFAST cannot read, unless the source has badRows.",
     )
     BAD_ROWS_DIRECTORY = ConfigOption(
         "execution.bad-rows.directory",

@@ -48,6 +48,8 @@ def pipeline(spark: SparkSession) -> None:
         spark.client.execute_command(ParseDict(command, Command()))
 '''
 _MOST_PROGRESS = 100
+_LATEST_MS = 253_402_300_799_999
+"""The end of the year 9999."""
 """Number of progress reports that a query keeps, as Spark does by default."""
 
 
@@ -193,6 +195,12 @@ class Queries:
         edges = details.graph.edges
         sources = [vertex for vertex in details.vertices if all(edge.target != vertex.vertex_id for edge in edges)]
         sinks = [vertex for vertex in details.vertices if all(edge.source != vertex.vertex_id for edge in edges)]
+        watermarks = [
+            subtask.measures.input_watermark
+            for vertex in details.vertices
+            for subtask in vertex.subtasks
+            if subtask.measures is not None and subtask.measures.input_watermark is not None
+        ]
         measures = [subtask.measures for vertex in sources for subtask in vertex.subtasks]
         read = sum(measure.rows_out for measure in measures if measure is not None)
         now = latest.trigger_timestamp
@@ -200,25 +208,41 @@ class Queries:
         since = query.reported_at_ms or details.overview.start_time_ms
         rate = rows * 1000 / max(1, now - since)
         query.reported, query.reported_at_ms = latest.id, now
+        everywhere = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
+        bad = sum(measure.bad_rows_dropped for measure in everywhere if measure is not None)
         rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+        figures = {"metrics": {"numBadRecordsDropped": str(bad)}}
         offsets = {"startOffset": None, "endOffset": None, "latestOffset": None, "numInputRows": rows}
         report = {
             "id": query.id,
             "runId": query.id,
             "name": query.name or None,
-            "timestamp": datetime.fromtimestamp(now / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z",
+            "timestamp": _time(now),
             "batchId": latest.id,
             "batchDuration": latest.end_to_end_duration,
             "durationMs": {"triggerExecution": latest.end_to_end_duration},
-            "eventTime": {},
+            "eventTime": _event_time(watermarks),
             "stateOperators": [],
             "numInputRows": rows,
             **rates,
-            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates}],
+            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates, **figures}],
             "sink": {"description": ", ".join(vertex.name for vertex in sinks), "numOutputRows": -1},
         }
         query.progress = [*query.progress, json.dumps(report)][-_MOST_PROGRESS:]
         return query.progress
+
+
+def _time(millis: int) -> str:
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+def _event_time(watermarks: Sequence[int]) -> dict[str, str]:
+    """The time that all operators have reached, at least 1970 as in Spark; nothing without event time.
+
+    The end of data is a watermark, too, which lies behind all times that have a text.
+    """
+    reached = min((watermark for watermark in watermarks if watermark <= _LATEST_MS), default=None)
+    return {} if reached is None else {"watermark": _time(max(0, reached))}
 
 
 def _message(result: ExecutionResult) -> str:

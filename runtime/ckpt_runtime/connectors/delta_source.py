@@ -12,8 +12,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import date
-from typing import Any, TypedDict
+from datetime import UTC, date, datetime
+from typing import Any, ClassVar, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -32,7 +32,15 @@ from ckpt_runtime.graph.delta_options import (
 )
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader
+from ckpt_runtime.sources import (
+    PositionKind,
+    Source,
+    Split,
+    SplitEnumerator,
+    SplitReader,
+    StartPosition,
+    single_offset,
+)
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, list_entries, read_bytes, resolve
 
@@ -71,6 +79,7 @@ class DeltaSource(Source):
     state_type: Any = _ReadUpTo
     description_type: Any = _AddedFile
     position_type: Any = NonNegative
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -85,6 +94,21 @@ class DeltaSource(Source):
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return DeltaEnumerator(self._values, schema, state, bounded=bounded)
+
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """As a new job with one of the options does: ``earliest`` are all rows that the table has now."""
+        start: dict[str, str | None] = {"startingVersion": None, "startingTimestamp": None}
+        match position.kind:
+            case "latest":
+                start["startingVersion"] = LATEST_VERSION
+            case "timestamp":
+                assert position.time_ms is not None
+                start["startingTimestamp"] = datetime.fromtimestamp(position.time_ms / 1000, UTC).isoformat()
+            case "offsets":
+                start["startingVersion"] = str(single_offset(position.offsets, "version", least=0))
+        return DeltaEnumerator({**self._values, **start}, schema, None, bounded=False).snapshot()
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         return DeltaReader(self._values, schema)

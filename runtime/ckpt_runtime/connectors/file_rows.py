@@ -10,8 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.graph.csv_rows import BadRecordError, CsvRows
-from ckpt_runtime.graph.json_rows import json_rows
+from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
+from ckpt_runtime.graph.csv_rows import CsvRows
+from ckpt_runtime.graph.json_rows import JsonRows
+from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
 
@@ -33,16 +35,24 @@ class FileFormatError(StorageError):
         super().__init__(f"{location.url}: {problem}", location.url)
 
 
-def open_rows(format_: str, location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    """Yields batches of at most :data:`BATCH_ROWS` rows, none empty, in the order of the file.
+def open_rows(
+    format_: str, location: Location, schema: pa.Schema, options: dict[str, Any], *, report_bad: bool = False
+) -> Iterator[pa.RecordBatch]:
+    """Yields batches of at most :data:`BATCH_ROWS` lines or rows, none empty, in the order of the file.
+
+    With ``report_bad``, which ``csv`` and ``json`` know, bad records are rows too, and batches have the column that
+    says so (``graph/bad_rows.py``).
 
     Text of few distinct values comes as dictionaries, if the file has them; then their batches share one.
     Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
     """
-    read = {"parquet": _parquet, "orc": _orc, "text": _text, "json": _json, "csv": _csv}[format_]
+    read = {"parquet": _parquet, "orc": _orc, "text": _text}.get(format_)
     with naming("read", location):
         try:
-            yield from read(location, schema, options)
+            if read is None:
+                yield from _records(format_, location, schema, options, report_bad=report_bad)
+            else:
+                yield from read(location, schema, options)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, EOFError) as error:
             raise FileFormatError(location, f"it cannot be read as format {format_!r}: {error}") from error
 
@@ -248,40 +258,48 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
         yield pa.RecordBatch.from_arrays([pa.array([whole], pa.string())], schema=schema)
         return
     for lines in lines_of(location, options["lineSep"]):
-        yield pa.RecordBatch.from_arrays([pa.array(_decoded(lines), pa.string())], schema=schema)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([line.decode("utf-8", "replace") for line in lines], pa.string())], schema=schema
+        )
 
 
-def _decoded(lines: list[bytes]) -> list[str]:
-    return [line.decode("utf-8", "replace") for line in lines]
-
-
-def _json(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    rows = json_rows(options, schema)
-    for lines in lines_of(location, options["lineSep"]):
-        batch = rows(_decoded(lines))
-        if batch.num_rows:
-            yield batch
-
-
-def _csv(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
-    reader = CsvRows(options, schema)
-    header_comes = options["header"]
+def _records(
+    format_: str, location: Location, schema: pa.Schema, options: dict[str, Any], *, report_bad: bool
+) -> Iterator[pa.RecordBatch]:
+    """The rows of a file with a record in each line."""
+    reader = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema)
+    header_comes = format_ == "csv" and options["header"]
     number = 1
     for lines in lines_of(location, options["lineSep"]):
         start = 0
         while header_comes and start < len(lines):
+            assert isinstance(reader, CsvRows)
             problem = reader.header(lines[start])
             if problem:
                 raise FileFormatError(location, problem)
             header_comes = problem is None
             start += 1
         try:
-            batch = reader.rows(lines[start:])
+            if report_bad:
+                batch = _reported(reader, lines[start:], location, number + start)
+            else:
+                batch = reader.rows(lines[start:])
         except BadRecordError as error:
             raise FileFormatError(location, f"line {number + start + error.line}: {error}") from error
         if batch.num_rows:
             yield batch
         number += len(lines)
+
+
+def _reported(reader: CsvRows | JsonRows, lines: list[bytes], location: Location, first: int) -> pa.RecordBatch:
+    """The rows of lines, with the column that says which are bad; ``first`` is the number of the first line."""
+    batch, bad = reader.parsed(lines)
+    if not bad:
+        return marked(batch)
+    found = {
+        row: BadRow(line.reason, f"{location.url}, line {first + line.line}", line.raw) for row, line in bad.items()
+    }
+    return marked(batch, letters_of(batch.num_rows, found))
 
 
 def _compression_of(location: Location) -> str | None:

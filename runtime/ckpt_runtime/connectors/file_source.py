@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ckpt_runtime.connectors.file_rows import batch_of, open_rows
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
+from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
@@ -75,6 +76,7 @@ class FileSource(Source):
         super().__init__(options)
         self._format = format_
         self._values = source_options(format_, options)
+        self._finds_bad = str(self._values.get("mode")).upper() == "FAILFAST"
 
     @classmethod
     def name(cls) -> str:
@@ -106,7 +108,7 @@ class FileSource(Source):
         return there.snapshot()
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
-        return FileReader(self._format, self._values, schema)
+        return FileReader(self._format, self._values, schema, reports_bad=self.reports_bad and self._finds_bad)
 
 
 class FileEnumerator(SplitEnumerator):
@@ -216,10 +218,11 @@ def _is_visible(name: str) -> bool:
 class FileReader(SplitReader):
     """Reads one file after the other."""
 
-    def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema) -> None:
+    def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema, *, reports_bad: bool = False) -> None:
         self._format = format_
         self._options = options
         self._schema = schema
+        self._reports_bad = reports_bad
         self._waiting: deque[tuple[Split, int]] = deque()
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
@@ -249,7 +252,10 @@ class FileReader(SplitReader):
         self._rest = rest if rest.num_rows else None
         position += batch.num_rows
         self._waiting[0] = (split, position)
-        return SplitRows(split.id, position, batch)
+        if not self._reports_bad:
+            return SplitRows(split.id, position, batch)
+        good, letters = taken_apart(batch)
+        return SplitRows(split.id, position, good, bad=bad_rows_of(letters))
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
         """Deletes or archives files that were read. If that fails, the file stays and a warning is logged."""
@@ -295,7 +301,7 @@ class FileReader(SplitReader):
         inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
         values = {name.lower(): text for name, text in partition.items()}
         skip = position
-        for batch in open_rows(self._format, location, inside, self._options):
+        for batch in open_rows(self._format, location, inside, self._options, report_bad=self._reports_bad):
             if skip >= batch.num_rows:
                 skip -= batch.num_rows
                 continue
@@ -317,4 +323,5 @@ class FileReader(SplitReader):
             except pa.ArrowException as error:
                 raise ValueError(f"{url}: {text!r} is no {field.type} for column {field.name!r}") from error
             columns.append(pa.repeat(value, batch.num_rows))
-        return batch_of(columns, self._schema)
+        whole = batch_of(columns, self._schema)
+        return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole

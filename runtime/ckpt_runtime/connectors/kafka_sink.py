@@ -403,7 +403,7 @@ class TransactionCommitter(SinkCommitter):
         self._pool = pool
         self._context = context
         self._ignore_lost = ignore_lost
-        self._cleaned = False
+        self._cleaning: HelperThread | None = None
         pool.prepare_next()
 
     def commit(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> CommitOutcome:
@@ -414,10 +414,15 @@ class TransactionCommitter(SinkCommitter):
     def completed(self, checkpoint_id: int) -> None:
         """Aborts what earlier attempts of the job have left open, once, and frees transactional ids."""
         self._pool.completed(checkpoint_id)
-        if not self._cleaned:
-            self._cleaned = True
-            if self._context.attempt:
-                HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True).start()
+        if self._cleaning is None and self._context.attempt:
+            self._cleaning = HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True)
+            self._cleaning.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether transactions of earlier attempts are being aborted: a job that continues from a savepoint of this one
+        has other transactional ids, and does not look for them."""
+        return self._cleaning is not None and self._cleaning.is_alive()
 
     def abort(self, transaction: Transaction, committables: Sequence[OpenTransaction]) -> None:
         for committable in committables:

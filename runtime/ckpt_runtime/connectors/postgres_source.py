@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from queue import Empty, Full, Queue, SimpleQueue
 from threading import Event
-from typing import Any, TypedDict
+from typing import Any, ClassVar, TypedDict
 
 import pyarrow as pa
 
@@ -29,7 +30,16 @@ from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, SplitRows
+from ckpt_runtime.sources import (
+    PositionKind,
+    Source,
+    Split,
+    SplitEnumerator,
+    SplitReader,
+    SplitRows,
+    StartPosition,
+    single_offset,
+)
 
 _LOG = logging.getLogger(__name__)
 _RECONNECT_S = 1.0
@@ -85,6 +95,7 @@ class PostgresSource(Source):
     state_type: Any = _ReadUpTo
     description_type: Any = _ValueRange
     position_type: Any = int
+    start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest", "latest", "timestamp", "offsets"})
 
     def __init__(self, options: Mapping[str, str]) -> None:
         super().__init__(options)
@@ -99,6 +110,32 @@ class PostgresSource(Source):
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
         return PostgresEnumerator(self._values, schema, state, bounded=bounded)
+
+    def repositioned(
+        self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
+    ) -> Any:
+        """``offsets`` are a value of the growing column, behind whose row the source continues."""
+        column = self._values["growingColumn"]
+        is_time = pa.types.is_timestamp(schema.field(column).type)
+        upto: int | None = None
+        match position.kind:
+            case "latest":
+                options = {**self._values, "startingValue": LATEST}
+                before = {"looked": False, "upto": None, "splits": state["splits"]}
+                with closing(PostgresEnumerator(options, schema, before, bounded=True)) as there:
+                    while there.discover():
+                        pass  # transactions that may still commit smaller values are waited for
+                    return there.snapshot()
+            case "timestamp":
+                if not is_time:
+                    raise ValueError(f"its growing column {column!r} holds no times: give a value as offsets")
+                assert position.time_ms is not None
+                upto = position.time_ms * 1000 - 1
+            case "offsets":
+                if is_time:
+                    raise ValueError(f"its growing column {column!r} holds times: give a time")
+                upto = single_offset(position.offsets, "value")
+        return {"looked": True, "upto": upto, "splits": state["splits"]}
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         return PostgresReader(self._values, schema)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.graph.formats import options_of_source
+from ckpt_runtime.graph.formats import options_of_source, strict_options
 from ckpt_runtime.graph.specs import (
     FILE_FORMATS,
     STAGED_FORMATS,
@@ -54,7 +54,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
 def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:
     from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 
-    source = _source_of(spec.format, options_of_source(spec.options))
+    source = _source_of(spec.format, options_of_source(strict_options(spec.format, spec.options)))
     assert spec.schema is not None
     if isinstance(spec, EnumeratorSpec):
         return SplitEnumeratorOperator(spec, source, spec.schema)

@@ -194,6 +194,10 @@ class CommittingSinkOperator(_WriterOperator):
     def notify_aborted(self, checkpoint_id: int) -> None:
         self._taken.discard(checkpoint_id)
 
+    @property
+    def has_commits_left(self) -> bool:
+        return self._committer is not None and self._committer.is_busy
+
     def close(self) -> None:
         try:
             super().close()

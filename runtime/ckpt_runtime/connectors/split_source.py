@@ -8,21 +8,27 @@ distributes the readers' splits with their positions. A checkpoint may be taken 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from msgspec import Struct, to_builtins
 
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_values import restored_items
+from ckpt_runtime.connectors.pacing import Pacer
 from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
-from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
+from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
+from ckpt_runtime.operators.bad_rows import BadRows
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
-from ckpt_runtime.sources import Source, Split, SplitEnumerator, SplitReader, StartPosition
+from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
 _REPOSITIONED = 2
@@ -95,7 +101,8 @@ class SplitEnumeratorOperator(SourceOperator):
     def __init__(self, spec: EnumeratorSpec, source: Source, schema: pa.Schema) -> None:
         self._source = source
         self._schema = schema
-        self._bounded = available_now(spec.options)
+        self._bounded = available_now(spec.options) or source.is_bounded
+        self._program = spec.program
         self._enumerator: SplitEnumerator | None = None
         self._splits = 0
         self._ended = False
@@ -104,6 +111,7 @@ class SplitEnumeratorOperator(SourceOperator):
         super().open(context, output)
         state = None
         source = self._source
+        _connect(source, self._program, context)
         stored = _StoredEnumerator[source.state_type, source.description_type, source.position_type]  # type: ignore[name-defined]
         for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
             state, self._splits = item.state, item.splits
@@ -181,6 +189,9 @@ class SplitReaderOperator(SplitHost):
         self._source = source
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
+        self._policy = reader_policy(spec.options)
+        self._bad_rows: BadRows | None = None
+        self._program = spec.program
         self.requires_final_checkpoint = self._acknowledges
         self._reader: SplitReader | None = None
         self._open: dict[str, _OpenSplit] = {}
@@ -188,6 +199,8 @@ class SplitReaderOperator(SplitHost):
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._size = SliceSize(_FIRST_ROWS, _MOST_ROWS, _SLICE_MS)
         self._in_range = False
+        self._pacer: Pacer | None = None
+        self._paused = False
         self._counted_at: float | None = None
 
     @property
@@ -205,6 +218,14 @@ class SplitReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
+        rate = rates.get(context.uid.removesuffix(READER_SUFFIX))
+        if rate is not None:
+            self._paused = not float(rate)
+            self._pacer = Pacer(float(rate) / context.parallelism, context.monotonic_ms)
+        _connect(self._source, self._program, context)
+        self._bad_rows = BadRows.of(context, ValueError, self._policy)
+        self._source.reports_bad = self._bad_rows is not None
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
@@ -227,7 +248,15 @@ class SplitReaderOperator(SplitHost):
 
     def read_step(self) -> int | None:
         assert self._reader is not None
-        rows = self._reader.read(self._size.rows)
+        most = self._size.rows
+        if self._pacer is not None:
+            most = 0 if self._paused else min(most, self._pacer.allowance())
+            if most < 1:
+                self._count_pending(now=False)
+                return self._pacer.idle_ms()
+        rows = self._reader.read(most)
+        if self._pacer is not None and rows is not None:
+            self._pacer.spend(len(rows.bad) + (0 if rows.batch is None else rows.batch.num_rows))
         self._count_pending(now=rows is None or rows.ended)
         if rows is None:
             if not self._reader.holds_event_time:
@@ -245,6 +274,8 @@ class SplitReaderOperator(SplitHost):
                 self._ended.append(opened.split)
         if rows.batch is not None and rows.batch.num_rows:
             self._emit(rows.batch)
+        if rows.bad:
+            self._leave_out(rows.bad)
         return None
 
     def snapshot(self, checkpoint_id: int) -> None:
@@ -290,6 +321,22 @@ class SplitReaderOperator(SplitHost):
             assert self._reader is not None
             self._counted_at, self.pending_rows = at, self._reader.backlog()
 
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.barrier(checkpoint_id)
+
+    def finish(self) -> None:
+        if self._bad_rows is not None:
+            self._bad_rows.flush()
+
+    def _leave_out(self, bad: Sequence[BadRow]) -> None:
+        """Counts and keeps bad rows. Raises ValueError if they have to fail the job."""
+        if self._bad_rows is None:
+            first = bad[0]
+            raise ValueError(f"source {self.context.uid!r}: bad row at {first.position}: {first.reason}")
+        self._bad_rows.take_unread(bad)
+        self.bad_rows_dropped = self._bad_rows.dropped
+
     def _emit(self, batch: pa.RecordBatch) -> None:
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""
         before = self.context.monotonic_ms()
@@ -305,6 +352,22 @@ def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartP
         "ended_in": None,
         "reposition": {"position": to_builtins(position), "reading": reading},
     }
+
+
+def _connect(source: Source, program: UserFunction | None, context: OperatorContext) -> None:
+    """Lets a source of a PySpark program reach the session's own Spark, with a session for this subtask."""
+    if program is None:
+        return
+    place = f"{context.uid}/{context.subtask_index}"
+
+    def session() -> Any:
+        # Most sources have no use for Spark, whose client takes a second to import.
+        from ckpt_runtime.frontend.live_session import session_of_query
+
+        assert context.spark_url is not None
+        return session_of_query(program.session, context.spark_url(), context.job_id, place, program.configuration)
+
+    source.spark = lru_cache(session)
 
 
 def _item_of(split: Split) -> dict[str, Any]:

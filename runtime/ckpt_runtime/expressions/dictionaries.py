@@ -136,3 +136,38 @@ class OneColumn(Sequence[pa.Array]):
 
     def field(self, index: int, ordinal: int) -> pa.Array:
         return self._values
+
+
+def _schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
+    """The schema with plain types in place of dictionary encodings at any depth; None when there are none."""
+    kinds = [plain_type(field.type) for field in schema]
+    # Compared by value, because Arrow makes a new object each time the type of a field is read.
+    if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
+        return None
+    fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]
+    return pa.schema(fields, schema.metadata)
+
+
+class BatchDecoder:
+    """Decodes dictionaries at any depth in batches. Those of one schema object cost one comparison."""
+
+    __slots__ = ("_checked", "_plain")
+
+    def __init__(self) -> None:
+        self._checked: pa.Schema | None = None
+        self._plain: pa.Schema | None = None
+
+    def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with plain columns."""
+        schema = batch.schema
+        if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
+            self._checked, self._plain = schema, _schema_without_dictionaries(schema)
+        return batch if self._plain is None else _decoded(batch, self._plain)
+
+
+def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    columns = []
+    for column, field in zip(batch.columns, schema, strict=True):
+        decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        columns.append(decoded if decoded.type == field.type else decoded.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
+from ckpt_runtime.expressions.types import SparkType
 
 TABLES = "tables"
 """Name of the setting with Spark's constants by name; they are not part of what an aggregate computes."""
@@ -33,21 +34,27 @@ _EVAL_MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"
 _SAME_WHEN_DISTINCT = frozenset({"Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"})
 
 
-def aggregate_call(expression: Any, function: Expression, condition: Expression | None) -> Call:
+REPLACED_AGGREGATES = frozenset({"RegrCount", "RegrAvgX", "RegrAvgY", "RegrSXX", "RegrSYY", "PercentileCont"})
+"""Functions that Spark's optimizer replaces by other aggregates, which their nodes know."""
+
+
+def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: Expression | None) -> Call:
     """Returns the call of an aggregate, with the setting ``aggregate``.
 
-    ``expression`` is Spark's ``AggregateExpression``, ``function`` the call inside of it. Raises
-    UnsupportedExpressionError for what the engine does not compute as Spark does.
+    ``expression`` is Spark's ``AggregateExpression``, ``jvm`` the function in it or what replaces that function, and
+    ``function`` the call of ``jvm``. Raises UnsupportedExpressionError for what the engine does not compute as Spark
+    does.
     """
     assert isinstance(function, Call)
-    jvm = expression.aggregateFunction()
     name, arguments = function.function, function.arguments
     settings: dict[str, Any] = {"aggregate": True}
     settings |= {key: read(jvm) for key, read in _ASKED.get(name, {}).items()}
+    if name == "ListAgg":
+        settings |= _separator(jvm, arguments)
+        arguments = arguments[:1]
     if expression.isDistinct() and name not in _SAME_WHEN_DISTINCT:
-        if name != "Count" or len(arguments) != 1:
-            raise UnsupportedExpressionError(f"{name} with DISTINCT", "only a count of one column takes DISTINCT")
-        name = "CountDistinct"
+        name, arguments, distinct = _of_distinct(name, arguments)
+        settings |= distinct
     if settings.get("ignoreNulls") is False and name in ("CollectList", "CollectSet"):
         raise UnsupportedExpressionError(f"{name} with RESPECT NULLS")
     if settings.pop("reverse", False):
@@ -70,6 +77,47 @@ def aggregate_call(expression: Any, function: Expression, condition: Expression 
         arguments = tuple(_only_if(condition, argument) for argument in arguments)
         arguments, settings[FILTERED] = (*arguments, condition), True
     return Call(name, arguments, function.type, mode, settings)
+
+
+def _of_distinct(name: str, arguments: tuple[Expression, ...]) -> tuple[str, tuple[Expression, ...], dict[str, Any]]:
+    """Returns a function with DISTINCT as the engine has it: its name, arguments and settings."""
+    if name == "Count":
+        return "CountDistinct", (_as_one(arguments),), {}
+    if len(arguments) != 1:
+        raise UnsupportedExpressionError(f"{name} with DISTINCT", "only functions of one column take DISTINCT")
+    return name, arguments, {"distinct": True}
+
+
+def _as_one(arguments: tuple[Expression, ...]) -> Expression:
+    """The arguments of a count of distinct values as one: a struct, which is null if one of them is."""
+    if len(arguments) == 1:
+        return arguments[0]
+    fields = [
+        {"name": str(at), "type": each.type, "nullable": True, "metadata": {}} for at, each in enumerate(arguments)
+    ]
+    named = [part for at, each in enumerate(arguments) for part in (Literal(str(at), "string"), each)]
+    kind: SparkType = {"type": "struct", "fields": fields}
+    struct: Expression = Call("CreateNamedStruct", tuple(named), kind)
+    for each in arguments:
+        struct = Call("If", (Call("IsNull", (each,), "boolean"), Literal(None, kind), struct), kind)
+    return struct
+
+
+def _separator(jvm: Any, arguments: tuple[Expression, ...]) -> dict[str, Any]:
+    """The settings of ``listagg``: its separator (hexadecimal digits for binaries) and the order of its own values."""
+    separator = arguments[1]
+    while isinstance(separator, Call) and separator.function == "Cast":
+        separator = separator.arguments[0]
+    if not isinstance(separator, Literal) or not isinstance(separator.value, str | None):
+        raise UnsupportedExpressionError("listagg", "its separator must be a constant")
+    settings: dict[str, Any] = {"separator": separator.value or ""}
+    orders = jvm.orderExpressions()
+    if orders.size():
+        [order, *more] = [orders.apply(at) for at in range(orders.size())]
+        if more or not order.child().semanticEquals(jvm.child()):
+            raise UnsupportedExpressionError("listagg", "WITHIN GROUP can only order by the values themselves")
+        settings["order"] = str(order.direction().toString()).lower()
+    return settings
 
 
 def _only_if(condition: Expression, argument: Expression) -> Expression:

@@ -29,6 +29,7 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisRequest,
     CatalogTable,
     Filter,
+    Join,
     PlanNode,
     Project,
     Repartition,
@@ -298,7 +299,10 @@ class _Planner:
         return self._without_subqueries(plan)
 
     def _without_subqueries(self, plan: Any) -> Any:
-        """Returns a plan with ``WITH`` inlined and ``IN (SELECT ...)`` and ``EXISTS`` as joins, by Spark's rules."""
+        """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
+
+        ``SELECT DISTINCT`` becomes an aggregation, as in Spark.
+        """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = _companion(catalyst.trees, "TreePattern")
         if plan.containsPattern(patterns.CTE()):
@@ -306,6 +310,11 @@ class _Planner:
         if plan.containsPattern(patterns.IN_SUBQUERY()) or plan.containsPattern(patterns.EXISTS_SUBQUERY()):
             plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
             plan = _companion(catalyst.optimizer, "RewritePredicateSubquery").apply(plan)
+        if plan.containsPattern(patterns.SCALAR_SUBQUERY()):
+            plan = _companion(catalyst.optimizer, "PullupCorrelatedPredicates").apply(plan)
+            plan = _companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
+        if plan.containsPattern(patterns.DISTINCT_LIKE()):
+            plan = _companion(catalyst.optimizer, "ReplaceDistinctWithAggregate").apply(plan)
         return plan
 
     def table(self, request: TableRequest, relation: bytes, new: NewTables) -> CatalogTable:
@@ -384,11 +393,11 @@ class PlanReader:
         columns, ids = output(plan.output())
         match name:
             case "Project":
-                expressions = self.expressions(items(plan.projectList()), inputs[0])
-                return self.add(Project(columns=columns, inputs=inputs, plan_id=plan_id, expressions=expressions), ids)
+                input_, expressions = self._with_subqueries(items(plan.projectList()), inputs[0])
+                project = Project(columns=columns, inputs=(input_,), plan_id=plan_id, expressions=expressions)
+                return self.add(project, ids)
             case "Filter":
-                condition = self.expressions([plan.condition()], inputs[0])[0]
-                return self.add(Filter(columns=columns, inputs=inputs, plan_id=plan_id, condition=condition), ids)
+                return self._filter(plan, inputs[0])
             case "EventTimeWatermark":
                 column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)
@@ -410,6 +419,38 @@ class PlanReader:
                 return read_functional(self, name, plan, inputs)
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
+    def _filter(self, plan: Any, below: int) -> int:
+        """Adds a filter; the values of subqueries in its condition are dropped behind it."""
+        columns, ids = output(plan.output())
+        input_, [condition] = self._with_subqueries([plan.condition()], below)
+        wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
+        if input_ == below:
+            narrow = msgspec.structs.replace(wide, columns=columns, plan_id=self.plan_id(plan))
+            return self.add(narrow, ids)
+        kept = self.add(wide, self.ids[input_])
+        trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
+        return self.add(Project(columns=columns, inputs=(kept,), plan_id=self.plan_id(plan), expressions=trees), ids)
+
+    def _with_subqueries(self, expressions: Sequence[Any], input_: int) -> tuple[int, tuple[Expression, ...]]:
+        """Reads expressions that may have subqueries with one value over static tables.
+
+        Returns the node that they are over: the input, or its join with the tables of those values.
+        """
+        subqueries: list[Any] = []
+        trees = self.expressions(expressions, input_, subqueries=subqueries)
+        for plan in subqueries:
+            if plan.isStreaming():
+                raise UnsupportedExpressionError("a scalar subquery", "it has to read static tables, not a stream")
+            if not plan.maxRows().isDefined() or int(plan.maxRows().get()) > 1:
+                raise UnsupportedExpressionError(
+                    "a scalar subquery", "it may have several rows: select an aggregate without GROUP BY, or LIMIT 1"
+                )
+            table = self._node(plan)
+            columns, ids = (*self.nodes[input_].columns, *self.nodes[table].columns), self.ids[input_] + self.ids[table]
+            joined = Join(columns=columns, inputs=(input_, table), how="LeftOuter", condition=None)
+            input_ = self.add(joined, ids)
+        return input_, trees
+
     def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
         """Adds a node whose columns have these ids of Spark's, and returns its position."""
         self.nodes.append(node)
@@ -421,9 +462,20 @@ class PlanReader:
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
-    def expressions(self, expressions: Sequence[Any], *inputs: int, aggregates: bool = False) -> tuple[Expression, ...]:
-        """Reads expressions over the columns of the nodes ``inputs``."""
+    def expressions(
+        self,
+        expressions: Sequence[Any],
+        *inputs: int,
+        aggregates: bool = False,
+        subqueries: list[Any] | None = None,
+    ) -> tuple[Expression, ...]:
+        """Reads expressions over the columns of the nodes ``inputs``.
+
+        ``subqueries`` gets the plans of subqueries with one value, which are columns behind those of the inputs.
+        """
         columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
         positions = {id_: at for at, id_ in enumerate(columns)}
-        reader = ExpressionReader(positions, ansi=self._ansi, aggregates=aggregates, places=self._places)
+        reader = ExpressionReader(
+            positions, ansi=self._ansi, aggregates=aggregates, places=self._places, subqueries=subqueries
+        )
         return tuple(reader.read(expression) for expression in expressions)

@@ -17,7 +17,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import FUNCTIONS
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.aggregate_calls import aggregate_call
+from ckpt_runtime.frontend.aggregate_calls import REPLACED_AGGREGATES, aggregate_call
 from ckpt_runtime.frontend.gaps import with_gap
 from ckpt_runtime.frontend.typed_plan import TypedColumn
 
@@ -51,13 +51,21 @@ class ExpressionReader:
 
     ``columns`` maps Spark's ids of attributes to positions; ``ansi`` is the session's ``spark.sql.ansi.enabled``. With
     ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``. ``places`` gets
-    the author's file and line for each function that the engine may lack.
+    the author's file and line for each function that the engine may lack. ``subqueries`` gets the plans of subqueries
+    with one value: their values are columns behind the others.
     """
 
     def __init__(
-        self, columns: Mapping[int, int], *, ansi: bool, aggregates: bool = False, places: dict[str, str] | None = None
+        self,
+        columns: Mapping[int, int],
+        *,
+        ansi: bool,
+        aggregates: bool = False,
+        places: dict[str, str] | None = None,
+        subqueries: list[Any] | None = None,
     ) -> None:
         self._columns = columns
+        self._subqueries = subqueries
         self._aggregates = aggregates
         self._definitions: list[tuple[int, Expression]] = []
         self._places: dict[str, str] = {} if places is None else places
@@ -108,7 +116,11 @@ class ExpressionReader:
         if name == "AggregateExpression":
             if not self._aggregates:
                 raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
-            return aggregate_call(jvm, children[0], children[1] if len(children) > 1 else None)
+            function = jvm.aggregateFunction()
+            if jvm_name(function) in REPLACED_AGGREGATES:
+                function = function.replacement()
+                children = [self.read(function), *children[1:]]
+            return aggregate_call(jvm, function, children[0], children[1] if len(children) > 1 else None)
         if name == "CommonExpressionDef":
             self._definitions.append((_common_id(jvm), children[0]))
             return children[0]
@@ -118,8 +130,8 @@ class ExpressionReader:
         if name == "UpdateFields":
             return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
         type_ = spark_type(jvm.dataType())
-        if name == "AttributeReference":
-            return self._column(node, type_)
+        if name in ("AttributeReference", "ScalarSubquery"):
+            return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
             return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
         if name == "Literal" or name in _FOLDED:
@@ -127,6 +139,12 @@ class ExpressionReader:
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
         return with_gap(call) if name == "TimestampAddInterval" else call
+
+    def _subquery(self, jvm: Any, type_: SparkType) -> Column:
+        if self._subqueries is None or jvm.children().size():
+            raise UnsupportedExpressionError("a scalar subquery", "select its value as a column first")
+        self._subqueries.append(jvm.plan())
+        return Column(max(self._columns.values(), default=-1) + len(self._subqueries), type_)
 
     def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
         position = self._columns.get(node["exprId"]["id"])

@@ -40,12 +40,9 @@ def check_complete(nodes: Sequence[PlanNode]) -> None:
     places = [at for at, node in enumerate(nodes) if isinstance(node, Aggregate)]
     if not places:
         raise PlanError("outputMode", "complete needs an aggregation, as in Spark; use append")
-    if any(node.session is not None for node in nodes if isinstance(node, Aggregate)):
-        raise PlanError("outputMode", "complete is not supported for session windows, which merge; use append")
     for at, node in enumerate(nodes):
-        if isinstance(node, Sort | Limit) and at < places[0]:
-            what = "orderBy" if isinstance(node, Sort) else "limit"
-            raise PlanError(what, "only the result of the aggregation can have it, not the rows in front of it")
+        if isinstance(node, Sort) and at < places[0]:
+            raise PlanError("orderBy", "only the result of the aggregation can have it, not the rows in front of it")
         if at > places[-1] and not isinstance(node, _BEHIND):
             raise PlanError(
                 "outputMode",
@@ -74,7 +71,13 @@ def add_ordered(
 ) -> tuple[LogicalInput, ...]:
     """Adds the operators that order or limit rows. Keys of an order are first computed, behind the columns."""
     if isinstance(node, Limit):
-        return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+        if mapper.whole:
+            return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+        limited = mapper.apply(specs.LimitSpec(node.rows, in_all=True), inputs, schema, node.plan_id)
+        if limited[0].node.parallelism not in (None, 1):
+            raise PlanError("parallelism", "rows are counted in one subtask behind a limit; leave the hint out")
+        limited[0].node.parallelism = 1
+        return limited
     columns: list[tuple[str, Expression]] = [
         (f"column{at}", Column(at, column.type)) for at, column in enumerate(node.columns)
     ]

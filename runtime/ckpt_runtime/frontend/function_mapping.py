@@ -147,7 +147,7 @@ def _join(
         both += _hashed(mapper.apply(prepared, rows, given.schema, None), given.keys)
     output = join_output_schema(spec)
     joined = mapper.apply(spec, both, output, node.plan_id)
-    for tree in conditions.remaining():
+    for tree in conditions.remaining() if spec.condition is None else ():
         joined = mapper.apply(specs.ConditionSpec(tree), joined, output, None)
     picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
     return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None) + alone

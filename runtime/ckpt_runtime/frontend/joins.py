@@ -2,7 +2,8 @@
 
 Equalities between the sides are keys. Comparisons of the two event time columns, with intervals added, bound the time
 between two rows that match. A condition on one side alone filters that side; where an outer join keeps the side's rows,
-those that fail the condition are emitted alone. Any other condition filters the result of an inner join.
+those that fail the condition are emitted alone. Any other condition filters the result of an inner join, and is part of
+what matches in other joins.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
 from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
-from ckpt_runtime.graph.specs import JoinSide, JoinSpec
+from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 
 HOW = {
     "Inner": "inner",
@@ -83,19 +84,13 @@ class Conditions:
     rest: list[Expression] = field(default_factory=list)
 
     def add(self, condition: Expression | None) -> None:
-        """Splits a condition into its parts. Raises PlanError for one that the engine cannot check."""
+        """Splits a condition into its parts."""
         if condition is None:
             return
         if isinstance(condition, Call) and condition.function == "And":
             for argument in condition.arguments:
                 self.add(argument)
         elif not self._add_bound(condition) and not self._add_key(condition) and not self._add_filter(condition):
-            if self.how != "inner":
-                raise PlanError(
-                    "join",
-                    f"a {self.how.replace('_', ' ')} join of streams takes equalities and bounds on event time; filter "
-                    "rows by other conditions before the join",
-                )
             self.rest.append(condition)
 
     def _side_of(self, tree: Expression) -> int | None:
@@ -109,7 +104,7 @@ class Conditions:
         return rewritten(tree, lambda node: Column(node.index - width, node.type) if isinstance(node, Column) else None)
 
     def _add_key(self, condition: Expression) -> bool:
-        if not isinstance(condition, Call) or condition.function != "EqualTo":
+        if not isinstance(condition, Call) or condition.function not in ("EqualTo", "EqualNullSafe"):
             return False
         one, other = condition.arguments
         if (self._side_of(one), self._side_of(other)) == (1, 0):
@@ -118,8 +113,9 @@ class Conditions:
             return False
         other = self._own(other)
         if not is_window(one.type) or one.type != other.type:
-            self.left.keys.append(one)
-            self.right.keys.append(other)
+            nulls_match = condition.function == "EqualNullSafe"
+            self.left.keys += _compared(one, nulls_match=nulls_match)
+            self.right.keys += _compared(other, nulls_match=nulls_match)
             return True
         self.left.keys += [leaf for _, leaf in leaves_of(one)]
         self.right.keys += [leaf for _, leaf in leaves_of(other)]
@@ -171,15 +167,8 @@ class Conditions:
         """Returns the join. Raises PlanError without keys, or if the bounds do not limit how long rows are kept."""
         if not self.left.keys:
             raise PlanError("join", "a join of streams needs an equality between a column of each side")
-        lower, upper = self.bounds
-        if (lower is None) != (upper is None):
-            missing = "lower" if lower is None else "upper"
-            raise PlanError(
-                "join", f"its condition has no {missing} bound of the time between two rows that match; give both"
-            )
-        within = None
-        if lower is not None and upper is not None:
-            within = (lower // 1000, -(-upper // 1000))
+        exact = self._exact_bounds()
+        within = None if exact is None else (exact[0] // 1000, -(-exact[1] // 1000))
         sides = [
             JoinSide(
                 pa.schema([(name, arrow_type(tree.type)) for name, tree in side.prepared(letter)]),
@@ -188,13 +177,33 @@ class Conditions:
             )
             for letter, side in (("l", self.left), ("r", self.right))
         ]
-        exact = None if lower is None or upper is None else (lower, upper)
-        spec = JoinSpec(self.how, sides[0], sides[1], within, exact)
+        condition = None if self.how == "inner" else all_of(self.remaining())
+        spec = JoinSpec(self.how, sides[0], sides[1], within, exact, condition)
         try:
             join_output_schema(spec)
         except SchemaDerivationError as error:
             raise PlanError("join", str(error)) from None
         return spec
+
+    def _exact_bounds(self) -> tuple[int, int] | None:
+        """Returns the bounds in microseconds, None without any.
+
+        Raises PlanError for an outer join that could never emit a row alone, because a later row might match it.
+        """
+        lower, upper = self.bounds
+        if lower is None and upper is None:
+            return None
+        left = self.how in ("left_outer", "full_outer", "left_semi")
+        right = self.how in ("right_outer", "full_outer")
+        if (upper is None and left) or (lower is None and right):
+            missing, first, second = ("upper", "left", "right") if upper is None else ("lower", "right", "left")
+            raise PlanError(
+                "join",
+                f"its condition has no {missing} bound of the time between two rows that match, so a row of the "
+                f"{first} side is kept for ever and never emitted alone: limit how much later the row of the {second} "
+                "side may be",
+            )
+        return -NO_BOUND_US if lower is None else lower, NO_BOUND_US if upper is None else upper
 
     def joined(self, columns: Sequence[TypedColumn]) -> list[Expression]:
         """Returns the result's columns over those of the join, which has each side's keys behind its columns."""
@@ -218,6 +227,38 @@ def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
     conditions = Conditions(left, right, HOW[node.how], windows)
     conditions.add(node.condition)
     return conditions
+
+
+def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:
+    """Returns the keys by which an equality compares a value; a null among them matches nothing.
+
+    Structs are compared by their fields, in which nulls are equal. Where nulls are equal, a key says whether the value
+    is null, and another one has a constant in place of the null.
+    """
+    kind = tree.type
+    missing = Call("IsNull", (tree,), "boolean")
+    if isinstance(kind, dict) and kind["type"] == "struct":
+        known = missing if nulls_match else Call("If", (missing, Literal(None, "boolean"), missing), "boolean")
+        fields = [
+            Call("GetStructField", (tree,), field["type"], settings={"ordinal": at})
+            for at, field in enumerate(kind["fields"])
+        ]
+        return [known, *(key for field in fields for key in _compared(field, nulls_match=True))]
+    if not nulls_match or not isinstance(kind, str):
+        return [tree]
+    constants: dict[str, str | bool] = {"boolean": False, "string": "", "binary": "", "float": "0.0", "double": "0.0"}
+    constant = Literal(constants.get(kind, "0"), kind)
+    return [missing, Call("Coalesce", (tree, constant), kind)]
+
+
+def all_of(conditions: Sequence[Expression]) -> Expression | None:
+    """Returns a condition that is true where all of these are, None for none."""
+    if not conditions:
+        return None
+    first, *others = conditions
+    for other in others:
+        first = Call("And", (first, other), "boolean")
+    return first
 
 
 def _shifted(tree: Expression) -> tuple[int, int] | None:

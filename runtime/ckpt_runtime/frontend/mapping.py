@@ -17,6 +17,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Lit
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
+from ckpt_runtime.frontend.read_columns import check_pruned
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
@@ -45,6 +46,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.sources import is_source
 
 Resolve = Callable[[str], str | type]
 _DEEPEST = 50
@@ -115,7 +117,7 @@ class QueryMapper:
         self._places: Mapping[str, str] = {}
         self.output_mode = "append"
         self._ends = False
-        self._whole = False
+        self.whole = False
         """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
     def add(self, query: CapturedQuery) -> str:
@@ -134,7 +136,9 @@ class QueryMapper:
         self.output_mode = check_output_mode(output_mode, nodes)
         if self.output_mode == "complete":
             check_complete(nodes)
-        for node in nodes:
+        for at, node in enumerate(nodes):
+            if isinstance(node, Source) and node.plan_id is not None:
+                check_pruned(self.capture.sources[node.plan_id], at, nodes)
             self._inputs.append(self._once(node, nodes))
 
     def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
@@ -218,7 +222,7 @@ class QueryMapper:
         node.uid = hints.get("uid")
         if "parallelism" in hints:
             node.parallelism = int(hints["parallelism"])
-        if self._whole:
+        if self.whole:
             if node.parallelism not in (None, 1):
                 raise PlanError(
                     "parallelism", "behind an aggregation in output mode complete it is 1; leave the hint out"
@@ -250,7 +254,7 @@ class QueryMapper:
 
     def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
         """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
-        self._whole = True
+        self.whole = True
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
         table = self.apply(spec, by_key, spec.schema, None)
         above = inputs[0].node.uid
@@ -273,7 +277,11 @@ class QueryMapper:
                 source.options[AVAILABLE_NOW_OPTION] = "true"
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
-            spec = specs.SourceSpec(self._resolve(source.format), dict(source.options), declared)
+            format_ = self._resolve(source.format)
+            program = specs.UserFunction(None, self.capture.session, dict(self.capture.configuration))
+            spec = specs.SourceSpec(
+                format_, dict(source.options), declared, program=program if is_source(format_) else None
+            )
             known = self.apply(spec, (), read, node.plan_id)[0].node
             self._shared.sources[node.plan_id] = (known, ends)
         assert known.schema is not None
@@ -304,10 +312,10 @@ class QueryMapper:
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
         spec = sink_spec(start, self.capture, self._resolve, schema)
-        if self._whole:
+        if self.whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
-        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self._whole else None))
+        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self.whole else None))
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
@@ -372,6 +380,8 @@ def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
         trees = [tree for _, tree in spec.columns]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
+    if isinstance(spec, specs.JoinSpec) and spec.condition is not None:
+        trees = [spec.condition]
     if isinstance(spec, specs.StaticJoinSpec):
         trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
         trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]

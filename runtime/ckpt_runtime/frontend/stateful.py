@@ -18,15 +18,17 @@ from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
     Expand,
+    Join,
     Limit,
     PlanNode,
     Project,
     Sort,
+    StaticTable,
     TypedAggregate,
     TypedColumn,
 )
 from ckpt_runtime.graph import specs
-from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
+from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate, accepts
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
@@ -56,17 +58,28 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     if mode != "append" and behind:
         raise PlanError("outputMode", f"stateful operations behind an aggregation need append, not {mode}, as in Spark")
     for node in nodes:
-        if isinstance(node, Sort | Limit) and mode != "complete":
-            what = "orderBy" if isinstance(node, Sort) else "limit"
+        if isinstance(node, Sort) and mode != "complete":
             raise PlanError(
-                what, "a stream has no last row: only the result of an aggregation in output mode complete can have it"
+                "orderBy",
+                "a stream has no last row: only the result of an aggregation in output mode complete can have it",
             )
+        if isinstance(node, Join) and mode != "append" and not _reads_table(node, nodes):
+            raise PlanError(
+                "outputMode", f"two streams can be joined in output mode append only, not {mode}, as in Spark"
+            )
+        if isinstance(node, Limit) and mode == "update":
+            raise PlanError("limit", "it needs output mode append or complete, as in Spark")
     for node in groupings:
         if node.session is not None and mode == "update":
             raise PlanError("outputMode", "session windows cannot be updated, as in Spark; use append")
         if node.session is not None and len(node.keys) == 1:
             raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
     return mode
+
+
+def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:
+    """Whether a join is one of a stream with a static table."""
+    return any(isinstance(nodes[at], StaticTable) for at in node.inputs)
 
 
 def add_stateful(
@@ -154,7 +167,8 @@ class _Grouping:
             output = spec.output_schema
         grouped = mapper.apply(spec, by_key, output, node.plan_id)
         if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
-            grouped = mapper.apply_table(specs.TableSpec(output, spec, total=not node.keys), grouped)
+            table = specs.TableSpec(spec, total=not node.keys)
+            grouped, output = mapper.apply_table(table, grouped), table.schema
         places = iter(self._leaf_names)
         columns = [
             rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))
@@ -177,6 +191,8 @@ class _Grouping:
             function = _RUNNING.get(aggregate.function)
             if function is None or len(aggregate.arguments) > 1 or aggregate.filtered or aggregate.mode != "ansi":
                 return None
+            if aggregate.settings.get("distinct"):
+                return None
             column = None if self._counts_rows(aggregate) else self._arguments[aggregate.arguments[0]]
             text = f"{aggregate.function}({', '.join(self._texts[place] for place in aggregate.arguments)})"
             aggregates.append(specs.Aggregate(function, column, names.of(text)))
@@ -198,13 +214,12 @@ class _Grouping:
         return all(isinstance(argument, Literal) and argument.value is not None for argument in arguments)
 
     def _group_aggregate(self, aggregate: TypedAggregate) -> GroupAggregate:
-        function = AGGREGATES.get(aggregate.function)
-        if function is None:
+        if aggregate.function not in AGGREGATES:
             raise PlanError("agg", f"the aggregate {aggregate.function} is not supported yet")
         condition = aggregate.arguments[-1:] if aggregate.filtered else ()
         own = aggregate.arguments[: len(aggregate.arguments) - len(condition)]
         types = tuple(arrow_type(self._below.columns[at].type) for at in own)
-        if not function.accepts(types):
+        if not accepts(aggregate.function, types, distinct=bool(aggregate.settings.get("distinct"))):
             given = ", ".join(map(str, types))
             raise PlanError("agg", f"the aggregate {aggregate.function} does not take columns of type {given}")
         text = f"{aggregate.function}({', '.join(self._texts[at] for at in own)})"

@@ -14,6 +14,7 @@ from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
 from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.joins import all_of
 from ckpt_runtime.frontend.static_tables import path_of
 from ckpt_runtime.frontend.typed_plan import Join, StaticTable, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
@@ -29,9 +30,10 @@ STATIC_HOW = {
     "RightOuter": "outer",
     "LeftSemi": "semi",
     "LeftAnti": "anti",
+    "ExistenceJoin": "existence",
 }
 """The engine's join type for each of Spark's types of joins with a static table."""
-_KEEPS_SIDE = {"LeftOuter": 0, "LeftSemi": 0, "LeftAnti": 0, "RightOuter": 1}
+_KEEPS_SIDE = {"LeftOuter": 0, "LeftSemi": 0, "LeftAnti": 0, "ExistenceJoin": 0, "RightOuter": 1}
 """The side that has to be the stream: left is 0, right is 1."""
 _NOW = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"})
 """Functions of the time at which a row is joined, which is not known when the table is loaded."""
@@ -77,12 +79,12 @@ def static_join_spec(
     both = tuple(range(width + len(table.columns)))
     table_columns = both[width:]
     stream_columns = both[:width]
-    if how in ("semi", "anti"):
+    if how in ("semi", "anti", "existence"):
         output = stream_columns
     else:
         output = (*table_columns, *stream_columns) if table_side == 0 else (*stream_columns, *table_columns)
     return StaticJoinSpec(
-        how, path_of(directory, table.digest), tuple(keys), tuple(filters), _all_of(rest), width, output, schema
+        how, path_of(directory, table.digest), tuple(keys), tuple(filters), all_of(rest), width, output, schema
     )
 
 
@@ -135,12 +137,3 @@ def _calls(tree: Expression, functions: Set[str]) -> bool:
     if not isinstance(tree, Call):
         return False
     return tree.function in functions or any(_calls(argument, functions) for argument in tree.arguments)
-
-
-def _all_of(conditions: Sequence[Expression]) -> Expression | None:
-    if not conditions:
-        return None
-    first, *others = conditions
-    for other in others:
-        first = Call("And", (first, other), "boolean")
-    return first

@@ -54,6 +54,19 @@ def _is_plain(kind: pa.DataType) -> bool:
     return _is_fixed(kind) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
 
 
+def _is_ordered(kind: pa.DataType) -> bool:
+    """Whether Spark orders values of the type, and the engine with it: not maps."""
+    if pa.types.is_struct(kind):
+        return all(_is_ordered(field.type) for field in kind)
+    return _is_ordered(kind.value_type) if pa.types.is_list(kind) else _is_plain(kind)
+
+
+def _has_floats(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_has_floats(kind.field(at).type) for at in range(kind.num_fields))
+    return bool(pa.types.is_floating(kind))
+
+
 def _anything(_: Types) -> bool:
     return True
 
@@ -67,11 +80,24 @@ def _averaged(types: Types) -> bool:
 
 
 def _ordered(types: Types) -> bool:
+    return _is_ordered(types[0])
+
+
+def _collected(types: Types) -> bool:
+    """Inside of structs and arrays, Spark's set distinguishes 0.0 and -0.0."""
+    return _is_plain(types[0]) or (_is_ordered(types[0]) and not _has_floats(types[0]))
+
+
+def _plain(types: Types) -> bool:
     return _is_plain(types[0])
 
 
+def _texts(types: Types) -> bool:
+    return bool(pa.types.is_string(types[0]) or pa.types.is_binary(types[0]))
+
+
 def _ordered_by(types: Types) -> bool:
-    return _is_plain(types[1])
+    return _is_ordered(types[1])
 
 
 def _doubles(types: Types) -> bool:
@@ -125,13 +151,25 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "CovPopulation": _F("comoments", _doubles, "the covariance of all pairs"),
     "CovSample": _F("comoments", _doubles, "the covariance of a sample of pairs"),
     "Corr": _F("comoments", _doubles, "Pearson's correlation"),
+    "RegrReplacement": _F("moments", _doubles, "the sum of the squared deviations from the mean"),
+    "RegrSXY": _F("comoments", _doubles, "the sum of the products of both deviations from the mean"),
+    "RegrSlope": _F("comoments", _doubles, "the slope of the line that fits pairs best"),
+    "RegrIntercept": _F("comoments", _doubles, "where that line crosses zero"),
+    "RegrR2": _F("comoments", _doubles, "the share of the variance that the line explains"),
+    "ListAgg": _F("concatenated", _texts, "all texts that are not null, with a separator between them"),
     "CollectList": _F("list", _anything, "all values that are not null, in the order in which they came"),
-    "CollectSet": _F("set", _ordered, "the distinct values that are not null, in the order in which they came"),
+    "CollectSet": _F("set", _collected, "the distinct values that are not null, in the order in which they came"),
     "CountDistinct": _F("set", _ordered, "the number of distinct values that are not null"),
     "HyperLogLogPlusPlus": _F("registers", _anything, "Spark's estimate of the number of distinct values"),
     "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
     "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
-    "Mode": _F("mode", _ordered, "the most frequent value"),
+    "Mode": _F("mode", _plain, "the most frequent value"),
 }
-"""By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT."""
+"""By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions with DISTINCT
+the setting ``distinct`` is true; their argument is one that can be ordered."""
+
+
+def accepts(function: str, types: Types, *, distinct: bool) -> bool:
+    """Whether the engine computes an aggregate of the table over arguments of these types."""
+    return AGGREGATES[function].accepts(types) and (not distinct or (len(types) == 1 and _collected(types)))

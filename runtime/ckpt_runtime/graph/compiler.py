@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
@@ -26,6 +27,7 @@ from ckpt_runtime.graph.kafka_columns import check_transactions, is_exactly_once
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM, UPPER_BOUND_MAX_PARALLELISM
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
+    READER_SUFFIX,
     CommitterSpec,
     ConditionSpec,
     DrillSinkSpec,
@@ -43,8 +45,8 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
+from ckpt_runtime.sources import is_source
 
-READER_SUFFIX = ".reader"
 COMMITTER_SUFFIX = ".committer"
 
 
@@ -112,6 +114,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
+    _check_rates(configuration, [operator.uid for operator in operators if _is_paced(operator.node.spec)])
     interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
     warnings += graph.warnings(interval_ms)
     for operator in operators:
@@ -129,6 +132,27 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
         },
         warnings=tuple(warnings),
     )
+
+
+def _is_paced(spec: OperatorSpec) -> bool:
+    """Whether ``connectors/split_source.py`` runs a source; PySpark's data sources have readers of their own."""
+    return isinstance(spec, EnumeratorSpec) and (isinstance(spec.format, str) or is_source(spec.format))
+
+
+def _check_rates(configuration: Configuration, sources: list[str]) -> None:
+    """Checks the rates of sources. Raises PlanError."""
+    field = f"option {PipelineOptions.SOURCE_RATES.key!r}"
+    for uid, text in (configuration.get(PipelineOptions.SOURCE_RATES) or {}).items():
+        if uid not in sources:
+            known = ", ".join(sources) or "none"
+            problem = f"no source whose rate can be limited has the uid {uid!r}; of these there are: {known}"
+            raise PlanError(field, problem)
+        try:
+            is_rate = 0 <= float(text) < float("inf")
+        except ValueError:
+            is_rate = False
+        if not is_rate:
+            raise PlanError(field, f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
 
 
 def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
@@ -191,7 +215,7 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     name = node.name or _format_name(spec.format)
     enumerator = replace(
         node,
-        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
+        spec=EnumeratorSpec(spec.format, spec.options, node.schema, reported=spec.schema is None, program=spec.program),
         # One subtask: PySpark's readers plan offsets in one place.
         schema=SPLIT_SCHEMA,
         name=f"{name} offsets",
@@ -200,7 +224,9 @@ def _reader_pair(node: LogicalNode, spec: SourceSpec) -> tuple[LogicalNode, Logi
     )
     reader = replace(
         node,
-        spec=RangeReaderSpec(spec.format, spec.options, node.schema, reported=spec.schema is None),
+        spec=RangeReaderSpec(
+            spec.format, spec.options, node.schema, reported=spec.schema is None, program=spec.program
+        ),
         inputs=(LogicalInput(enumerator, Partitioning.REBALANCE),),
         uid=None if node.uid is None else node.uid + READER_SUFFIX,
         name=name,

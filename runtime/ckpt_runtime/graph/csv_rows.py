@@ -22,6 +22,7 @@ from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.csv_reader import NO_CHARACTER, Dialect, fields_of
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.rows import EXACT
+from ckpt_runtime.graph.bad_rows import BadLine, BadRecordError, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
 
@@ -57,14 +58,6 @@ _WHITE = "".join(map(chr, range(0x21)))
 _MOST_FIELDS = 20_480
 _CODECS = {"utf-8": "utf-8", "utf8": "utf-8", "iso-8859-1": "latin-1", "us-ascii": "ascii"}
 _ESCAPED = {"\\t": "\t", "\\r": "\r", "\\b": "\b", "\\f": "\f", '\\"': '"', "\\'": "'", "\\\\": "\\"}
-
-
-class BadRecordError(ValueError):
-    """A line does not match the schema, in mode FAILFAST. ``line`` is its index among the given lines, from 0."""
-
-    def __init__(self, line: int, reason: str) -> None:
-        super().__init__(reason)
-        self.line = line
 
 
 class _NotConvertibleError(Exception):
@@ -115,6 +108,10 @@ class CsvRows:
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of lines; blank lines and comments produce none. Raises BadRecordError in mode FAILFAST."""
+        return by_mode(*self.parsed(lines), self._mode)
+
+    def parsed(self, lines: Sequence[bytes]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
+        """Returns the rows of lines, bad ones too, and which are bad, by their places. Ignores the mode."""
         decoded = [line.decode(self._codec, "replace") for line in lines]
         numbers = [number for number, text in enumerate(decoded) if self._has_record(text)]
         records = [decoded[number] for number in numbers]
@@ -123,16 +120,12 @@ class CsvRows:
             self._converted(column, values, bad)
             for column, values in zip(self._columns, self._texts(records, bad), strict=True)
         ]
-        if bad and self._mode == "FAILFAST":
-            row = min(bad)
-            raise BadRecordError(numbers[row], bad[row])
         if self._corrupt is not None:
             marked = [text if row in bad else None for row, text in enumerate(records)]
             columns.insert(self._corrupt, pa.array(marked, pa.string()))
         batch = pa.RecordBatch.from_arrays(columns, schema=self._schema)
-        if bad and self._mode == "DROPMALFORMED":
-            return batch.filter(pa.array([row not in bad for row in range(len(records))], pa.bool_()))
-        return batch
+        found = {row: BadLine(numbers[row], reason, lines[numbers[row]]) for row, reason in bad.items()}
+        return batch, found
 
     def _has_record(self, text: str) -> bool:
         return bool(text.strip(_WHITE)) and not (self._comment and text.startswith(self._comment))
@@ -217,9 +210,7 @@ _TIMESTAMP = pa.timestamp("us", "UTC")
 
 
 def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
-    mode = options["mode"].upper()
-    if mode not in ("PERMISSIVE", "DROPMALFORMED", "FAILFAST"):
-        raise PlanError("option 'mode'", f"{options['mode']!r} is not one of PERMISSIVE, DROPMALFORMED, FAILFAST")
+    mode = checked_mode(options)
     if options["multiLine"]:
         raise PlanError("option 'multiLine'", "records over several lines are not supported yet")
     if options["ignoreTrailingWhiteSpace"] and not options["ignoreLeadingWhiteSpace"]:
@@ -231,8 +222,7 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
     if encoding.lower() not in _CODECS:
         raise PlanError("option 'encoding'", f"{encoding!r} is not one of UTF-8, ISO-8859-1, US-ASCII")
     corrupt = options["columnNameOfCorruptRecord"]
-    if corrupt in schema.names and not pa.types.is_string(schema.field(corrupt).type):
-        raise PlanError("schema", f"the column of bad records, {corrupt!r}, has to be a STRING")
+    check_corrupt_column(corrupt, schema)
     if (mode != "PERMISSIVE" or corrupt in schema.names) and options["columnPruning"]:
         what = f"option 'mode' {mode}" if mode != "PERMISSIVE" else f"the column of bad records, {corrupt!r}"
         raise PlanError(

@@ -18,16 +18,18 @@ from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
     ConditionSpec,
+    DeduplicateSpec,
     EvaluateSpec,
     GenerateSpec,
     JoinSpec,
+    LimitSpec,
     ProcessSpec,
     PythonFunctionsSpec,
     StaticJoinSpec,
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (ConditionSpec, GenerateSpec, PythonFunctionsSpec)
+_KEEP_COLUMNS = (ConditionSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
+from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
@@ -311,7 +312,7 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     known = SOURCE_FORMATS[name]
     if available_now(options) and not known.ends:
         raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
-    return known.parsed(options_of_source(options) if known.splits else options)
+    return known.parsed(options_of_source(strict_options(name, options)) if known.splits else options)
 
 
 def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
@@ -319,11 +320,49 @@ def sink_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     return parse_options(name, SINK_FORMATS[name].options, options)
 
 
+_OF_RECORDS = ("csv", "json")
+"""Formats whose option ``mode`` says what happens to bad records."""
+
+
+def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[str, str]:
+    """The options of a reader; with ``badRows``, all records count as bad that mode FAILFAST would fail for.
+
+    Raises PlanError for ``badRows`` with another mode.
+    """
+    if source not in _OF_RECORDS or reader_policy(options) is None:
+        return options
+    mode = next((value for key, value in options.items() if key.lower() == "mode"), "FAILFAST")
+    if mode.upper() != "FAILFAST":
+        raise PlanError(
+            f"option {BAD_ROWS_OPTION!r}", f"it decides about bad records, and so does mode {mode}: give one"
+        )
+    others = {key: value for key, value in options.items() if key.lower() not in ("mode", "columnpruning")}
+    return {**others, "mode": "FAILFAST", **({"columnPruning": "false"} if source == "csv" else {})}
+
+
+def _finds_bad_rows(source: str | type) -> bool:
+    return bool(source.finds_bad_rows) if is_source(source) else source in _OF_RECORDS  # type: ignore[union-attr]
+
+
+def _check_bad_rows(source: str | type, options: Mapping[str, str]) -> None:
+    """Raises PlanError for ``badRows`` of a source that cannot find bad rows."""
+    if reader_policy(options) is None or _finds_bad_rows(source):
+        return
+    name = source if isinstance(source, str) else source.__name__
+    raise PlanError(
+        f"option {BAD_ROWS_OPTION!r}",
+        f"{name!r} finds no bad rows; it works with {', '.join(_OF_RECORDS)} and sources that report them. For "
+        "expressions that fail for a row, such as from_json in mode FAILFAST, set the job's option "
+        "execution.bad-rows.mode",
+    )
+
+
 def source_schema(source: str | type, options: Mapping[str, str], declared: pa.Schema | None) -> pa.Schema:
     """Returns the schema that a source emits, after checking its options.
 
     Raises PlanError for an unknown format, a bad option, or a ``DataSource`` without a schema or a stream reader.
     """
+    _check_bad_rows(source, options)
     if is_source(source):
         available_now(options)
         try:
@@ -433,7 +472,8 @@ def new_data_source(source: type, options: Mapping[str, str]) -> Any:
 
 def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
     """The options without those that the engine itself handles."""
-    taken = (AVAILABLE_NOW_OPTION.lower(), ORDERED_READS_OPTION.lower())
+    engine = (AVAILABLE_NOW_OPTION, ORDERED_READS_OPTION, BAD_ROWS_OPTION, BAD_ROWS_DIRECTORY_OPTION)
+    taken = {key.lower() for key in engine}
     return {key: value for key, value in options.items() if key.lower() not in taken}
 
 

@@ -1,20 +1,19 @@
-"""Format ``json``: which schemas and options it takes, and the expression that parses lines to rows.
+"""Format ``json``: which schemas and options it takes, and how lines are parsed to rows, as in Spark's reader.
 
-Rows are made as ``from_json`` makes them, which is compared with Spark function by function.
+The values of a row are read as ``from_json`` reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.expressions.nodes import Call, Column
-from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.expressions.functions.documents import record_reader
+from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.graph.bad_rows import BadLine, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
 
@@ -28,59 +27,62 @@ JSON_OPTIONS = (
     Option("timeZone", default="UTC"),
 )
 
-RowsOfLines = Callable[[list[str]], pa.RecordBatch]
+_FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
 
 
-def json_rows(options: Mapping[str, Any], schema: pa.Schema) -> RowsOfLines:
-    """Returns the parser of lines. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
+class JsonRows:
+    """Parses lines of a file to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
 
     A line with an array produces a row for each element, a blank line none.
     """
-    if options["mode"].upper() != "PERMISSIVE":
-        raise PlanError(
-            "option 'mode'",
-            f"{options['mode']!r} is not supported yet; read format 'text' and filter what from_json gives",
-        )
-    if options["columnNameOfCorruptRecord"] in schema.names:
-        raise PlanError(
-            "schema",
-            f"the column of bad records, {options['columnNameOfCorruptRecord']!r}, is not supported yet; read "
-            "format 'text' and keep the lines beside what from_json gives",
-        )
-    row = _spark_type(schema)
-    given = {key: options[key] for key in ("dateFormat", "timestampFormat", "timestampNTZFormat") if options[key]}
-    settings = {"options": given, "zone": options["timeZone"]}
 
-    def compiled(type_: SparkType) -> Callable[[list[str]], pa.Array]:
+    def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        self._mode = checked_mode(options)
+        self._schema = schema
+        self._corrupt: str = options["columnNameOfCorruptRecord"]
+        check_corrupt_column(self._corrupt, schema)
+        type_ = from_arrow_schema(schema).jsonValue()
+        self._nothing = dict.fromkeys(schema.names)
+        type_["fields"] = [field for field in type_["fields"] if field["name"] != self._corrupt]
+        given = {key: options[key] for key in _FORMATS if options[key]}
         try:
-            evaluator = compile_expression(Call("JsonToStructs", (Column(0, "string"),), type_, settings=settings))
+            self._read = record_reader(type_, options["timeZone"], given)
+            self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
         except UnsupportedExpressionError as error:
             raise PlanError("schema", f"format 'json': {error}") from error
-        wanted = pa.struct(list(schema)) if type_ is row else pa.list_(pa.struct(list(schema)))
-        return lambda lines: evaluate(evaluator, Frame([pa.array(lines, pa.string())], len(lines)), wanted)
 
-    objects, arrays = compiled(row), compiled({"type": "array", "elementType": row, "containsNull": True})
+    def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """Returns the rows of lines. Raises BadRecordError in mode FAILFAST."""
+        return by_mode(*self.parsed(lines), self._mode)
 
-    def rows(lines: list[str]) -> pa.RecordBatch:
-        lines = [line for line in lines if line.strip()]
-        if any(line.lstrip().startswith("[") for line in lines):
-            # A line with an array that holds anything but objects produces one row of nulls, as any bad line does.
-            found: list[Any] = []
-            for line in lines:
-                if line.lstrip().startswith("["):
-                    elements = arrays([line]).to_pylist()[0]
-                    found += [{}] if elements is None else [element or {} for element in elements]
-                else:
-                    found += objects([line]).to_pylist()
-            return pa.RecordBatch.from_pylist([row or {} for row in found], schema=schema)
-        structs = objects(lines)
-        return pa.RecordBatch.from_arrays(structs.flatten(), schema=schema)
+    def parsed(self, lines: Sequence[bytes]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
+        """Returns the rows of lines, bad ones too, and which are bad, by their places.
 
-    return rows
+        In other modes than PERMISSIVE a bad line is one row, whatever was read of it.
+        """
+        rows: list[dict[str, Any]] = []
+        bad: dict[int, BadLine] = {}
+        has_column, keeps = self._corrupt in self._nothing, self._mode == "PERMISSIVE"
+        for number, line in enumerate(lines):
+            text = line.decode("utf-8", "replace")
+            found, is_bad = self._read(text)
+            if is_bad:
+                bad[len(rows)] = BadLine(number, "it is no JSON of the schema's types", line)
+                found = (found if keeps else []) or [dict(self._nothing)]
+                if has_column:
+                    for row in found:
+                        row[self._corrupt] = text
+            rows += found
+        array = pa.array(rows, self._stored)
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(array.flatten(), self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema), bad
 
+    def _kind(self, field: pa.Field) -> pa.DataType:
+        from pyspark.sql.pandas.types import from_arrow_type
 
-def _spark_type(schema: pa.Schema) -> dict[str, Any]:
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    type_: dict[str, Any] = from_arrow_schema(schema).jsonValue()
-    return type_
+        return arrow_type(from_arrow_type(field.type).jsonValue())

@@ -109,7 +109,7 @@ class LogicalNode:
 
     @property
     def stateful(self) -> bool:
-        return self.kind in STATEFUL_KINDS
+        return self.kind in STATEFUL_KINDS or (isinstance(self.spec, LimitSpec) and self.spec.in_all)
 
     @property
     def user_code(self) -> bool:

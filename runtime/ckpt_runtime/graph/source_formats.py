@@ -14,7 +14,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, CsvRows
 from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.json_rows import JSON_OPTIONS, json_rows
+from ckpt_runtime.graph.json_rows import JSON_OPTIONS, JsonRows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, duration_ms, parse_options
 from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
@@ -99,7 +99,7 @@ def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
 
 def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     schema = _file_schema(options, declared)
-    json_rows(options, schema)
+    JsonRows(options, schema)
     return schema
 
 

@@ -22,6 +22,9 @@ FILE_FORMATS = frozenset({"delta", "parquet"})
 STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
 """Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""
 
+READER_SUFFIX = ".reader"
+"""What the uid of a source's readers has behind that of the source."""
+
 ArrowFunction = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
@@ -35,8 +38,23 @@ class _ConnectorSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class UserFunction:
+    """A function that a sink calls with rows, None for a source.
+
+    ``session`` is the program's session, which can be connected to Spark. ``configuration`` holds the options of Spark
+    that the program set.
+    """
+
+    call: Any
+    session: Any
+    configuration: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class SourceSpec(_ConnectorSpec):
-    """Reads a stream."""
+    """Reads a stream. ``program`` has the session with which a source of the public protocol may reach Spark."""
+
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +186,8 @@ class GroupSpec:
     follows, which keeps the result of every group. ``event_time`` is the timestamp column, a key, by which a row is
     late and a group ends; without it no group ends. ``session`` names the columns, not keys, of a session's start and
     end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
-    first, then the keys, then the aggregates.
+    first, then the keys, then the aggregates. In mode complete :data:`REMOVED` follows for sessions: it is true in a
+    row for a session that has become part of an earlier one.
     """
 
     schema: pa.Schema
@@ -181,24 +200,33 @@ class GroupSpec:
     @property
     def output_schema(self) -> pa.Schema:
         grouped = [self.schema.field(name) for name in (*(self.session or ()), *self.keys)]
-        return pa.schema([*grouped, *(pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)])
+        removed = [pa.field(REMOVED, pa.bool_())] if self.session is not None and self.mode == "complete" else []
+        results = (pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)
+        return pa.schema([*grouped, *results, *removed])
+
+
+REMOVED = "$removed"
+"""The column of a grouping's output that says which sessions are no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableSpec:
     """Keeps the latest row of each key, and emits all of them with each checkpoint in which one has changed.
 
-    ``schema`` is that of the rows, ``group`` the aggregation that they come from. An aggregation without keys of its
-    own (``total``) has one row even before the first row has come, as in SQL.
+    ``group`` is the aggregation that the rows come from. An aggregation without keys of its own (``total``) has one row
+    even before the first row has come, as in SQL. A session is known by its start and its key.
     """
 
-    schema: pa.Schema
     group: GroupSpec
     total: bool = False
 
     @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([field for field in self.group.output_schema if field.name != REMOVED])
+
+    @property
     def keys(self) -> tuple[str, ...]:
-        return self.group.keys
+        return (*(self.group.session or ())[:1], *self.group.keys)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +248,10 @@ class SortSpec:
 
 @dataclass(frozen=True, slots=True)
 class LimitSpec:
-    """Passes the first rows of each whole table."""
+    """Passes the first rows of each whole table, or with ``in_all`` the first ones of the whole stream."""
 
     rows: int
+    in_all: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,13 +304,18 @@ class JoinSide:
     gates: int = 1
 
 
+NO_BOUND_US = 1 << 61
+"""A time between two rows, in microseconds, that no two rows have."""
+
+
 @dataclass(frozen=True, slots=True)
 class JoinSpec:
     """Joins rows with equal keys. ``how``: inner, left_outer, right_outer, full_outer or left_semi.
 
     ``within_ms`` bounds the right row's event time minus the left row's, both ends included; None (inner only) sets no
     bounds, and then no row is ever removed from state. ``exact`` are the same bounds in microseconds, where these are
-    not whole milliseconds. The left side's gates come first.
+    not whole milliseconds; a bound of :data:`NO_BOUND_US` is none. ``condition`` is over the columns of both sides, the
+    left ones first: rows match only if it is true. The left side's gates come first.
     """
 
     how: str
@@ -289,6 +323,7 @@ class JoinSpec:
     right: JoinSide
     within_ms: tuple[int, int] | None = None
     exact: tuple[int, int] | None = None
+    condition: Expression | None = None
 
     @property
     def sides(self) -> tuple[JoinSide, JoinSide]:
@@ -313,7 +348,8 @@ class StaticJoinKey:
 
 @dataclass(frozen=True, slots=True)
 class StaticJoinSpec:
-    """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi or anti.
+    """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi, anti or existence,
+    which adds a column to each row of the stream that says whether it has a match.
 
     ``path`` is the table's file in a worker. Rows of it that fail one of ``filters`` never match. ``condition`` is over
     the ``width`` columns of the stream, then the table's. ``output`` are the positions of the result's columns among
@@ -328,18 +364,6 @@ class StaticJoinSpec:
     width: int
     output: tuple[int, ...]
     schema: pa.Schema
-
-
-@dataclass(frozen=True, slots=True)
-class UserFunction:
-    """A function that a sink calls with rows. ``session`` is the program's session, which can be connected to Spark.
-
-    ``configuration`` holds the options of Spark that the program set.
-    """
-
-    call: Any
-    session: Any
-    configuration: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,6 +415,7 @@ class EnumeratorSpec(_ConnectorSpec):
 
     acknowledges: bool = True
     reported: bool = False
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,6 +427,7 @@ class RangeReaderSpec(_ConnectorSpec):
 
     acknowledges: bool = True
     reported: bool = False
+    program: UserFunction | None = None
 
 
 @dataclass(frozen=True, slots=True)

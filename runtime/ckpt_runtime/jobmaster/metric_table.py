@@ -136,7 +136,7 @@ TASK: tuple[Metric[SubtaskMeasures], ...] = (
     Metric("numBytesOut", _COUNTER, lambda t: t.bytes_out, "The bytes of the sent rows, once for each channel."),
     Metric("numBytesOutPerSecond", _RATE, lambda t: t.bytes_out, "The same per second."),
     Metric("numLateRecordsDropped", _COUNTER, lambda t: t.late_rows_dropped, "The rows that came too late."),
-    Metric("numBadRecordsDropped", _COUNTER, lambda t: t.bad_rows_dropped, "The rows that an expression failed for."),
+    Metric("numBadRecordsDropped", _COUNTER, lambda t: t.bad_rows_dropped, "The rows that were bad and left out."),
     Metric("busyTimeMsPerSecond", _RATE, lambda t: t.busy_ms, "Milliseconds per second that the subtask processed."),
     Metric("idleTimeMsPerSecond", _RATE, lambda t: t.idle_ms, "Milliseconds per second without anything to process."),
     Metric(

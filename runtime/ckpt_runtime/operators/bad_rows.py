@@ -1,4 +1,4 @@
-"""Rows for which an expression or a Python function fails: they fail the job, are counted, or are kept with the reason.
+"""Rows that a source cannot read, or for which an expression or a Python function fails: how they are counted and kept.
 
 A batch in which a row fails is halved until each bad row stands alone, so that the good rows of the batch continue in
 their order. Rows that are kept go to Parquet files of a directory. A file has the rows between two barriers of a
@@ -12,7 +12,7 @@ import base64
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -25,7 +25,9 @@ from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOp
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
 from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.failure_report import printable
+from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_file,
@@ -45,11 +47,13 @@ SCHEMA = pa.schema(
         pa.field("operator", pa.string(), False),
         pa.field("condition", pa.string(), False),
         pa.field("reason", pa.string(), False),
-        pa.field("row", pa.string(), False),
+        pa.field("row", pa.string()),
+        pa.field("position", pa.string()),
+        pa.field("raw", pa.binary()),
     ]
 )
 """A bad row: when it failed, the operator's uid, Spark's name of the error or the class of a Python function's, its
-message, and the row as JSON."""
+message, and the row as JSON. Where a source could not read it, its position and bytes there, and no row."""
 
 _ROWS_HELD = 10_000
 _MAX_REASON_CHARS = 2_000
@@ -78,17 +82,26 @@ class BadRows:
             self._delete_what_comes_again(directory)
 
     @classmethod
-    def of(cls, context: OperatorContext, caught: type[Exception]) -> BadRows | None:
-        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill counts them."""
+    def of(
+        cls, context: OperatorContext, caught: type[Exception], policy: ReaderPolicy | None = None
+    ) -> BadRows | None:
+        """Returns what takes the bad rows of an operator; None if they fail the job. A restore drill counts them.
+
+        The ``policy`` of a source overrides that of the job.
+        """
         configuration = Configuration(context.configuration)
         drill = configuration.get_text(RESTORE_DRILL) == "true"
-        match configuration.get(ExecutionOptions.BAD_ROWS_MODE):
+        mode, directory = policy or (
+            configuration.get(ExecutionOptions.BAD_ROWS_MODE),
+            configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY),
+        )
+        match mode:
             case BadRowsMode.DROP:
                 return cls(context, None, caught)
             case BadRowsMode.DEAD_LETTER if drill:
                 return cls(context, None, caught)
             case BadRowsMode.DEAD_LETTER:
-                return cls(context, resolve(configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY) or ""), caught)
+                return cls(context, resolve(directory or ""), caught)
         return None
 
     def left_out(
@@ -99,7 +112,7 @@ class BadRows:
             result = compute(batch)
         except self._caught as error:
             if batch.num_rows == 1:
-                self._take(batch, error)
+                self._take_failed(batch, error)
                 return
             half = batch.num_rows // 2
             yield from self.left_out(batch.slice(0, half), compute)
@@ -125,24 +138,30 @@ class BadRows:
         self._held = []
         self._files += 1
 
-    def _take(self, row: pa.RecordBatch, error: Exception) -> None:
+    def take_unread(self, bad: Sequence[BadRow]) -> None:
+        """Takes rows that a source could not read."""
+        for row in bad:
+            self._take("MALFORMED_RECORD_IN_PARSING", row.reason, position=row.position, raw=row.raw)
+
+    def _take_failed(self, row: pa.RecordBatch, error: Exception) -> None:
+        condition = error.condition if isinstance(error, EvaluationError) else type(error).__name__
+        text = None
+        if self._directory is not None:
+            text = json.dumps(_fields(row), default=_as_text, ensure_ascii=False)
+        self._take(condition, str(error), row=text)
+
+    def _take(self, condition: str, reason: str, **found: Any) -> None:
+        """Counts a bad row, logs it now and then, and keeps it with the columns that were ``found``."""
         self.dropped += 1
-        reason = printable(str(error), _MAX_REASON_CHARS)
+        reason = printable(reason, _MAX_REASON_CHARS)
         now_ms, monotonic_ms = self._context.now_ms(), self._context.monotonic_ms()
         if monotonic_ms >= self._log_at_ms:
             self._log_at_ms = monotonic_ms + _LOG_EVERY_MS
             _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, reason)
         if self._directory is None:
             return
-        self._held.append(
-            {
-                "at": datetime.fromtimestamp(now_ms / 1000, UTC),
-                "operator": self._context.uid,
-                "condition": error.condition if isinstance(error, EvaluationError) else type(error).__name__,
-                "reason": reason,
-                "row": json.dumps(_fields(row), default=_as_text, ensure_ascii=False),
-            }
-        )
+        at = datetime.fromtimestamp(now_ms / 1000, UTC)
+        self._held.append({"at": at, "operator": self._context.uid, "condition": condition, "reason": reason, **found})
         if len(self._held) >= _ROWS_HELD:
             self.flush()
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.graph.specs import GroupSpec
+from ckpt_runtime.graph.specs import REMOVED, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, joined
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
@@ -89,8 +89,10 @@ class GroupOperator(GroupStateOperator):
 
     def _emit(self, columns: list[pa.Array]) -> None:
         """Emits the results of stored columns."""
-        start = len(self._output_schema) - len(self._spec.aggregates)
+        start = len(self._spec.session or ()) + len(self._keys)
         arrays = [*columns[:start], *self._aggregates.results(columns[start:])]
+        if REMOVED in self._output_schema.names:
+            arrays.append(pa.repeat(pa.scalar(False), len(arrays[0])))
         self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._output_schema))
 
     def ended(self, columns: list[pa.Array]) -> None:

@@ -18,8 +18,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
+from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.graph.schemas import join_bounds, join_output_schema, shared_join_keys
-from ckpt_runtime.graph.specs import JoinSide, JoinSpec
+from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
@@ -91,7 +94,8 @@ class JoinOperator(Operator):
         self._semi = spec.how == "left_semi"
         self._watermark = self._watermark_to_keep = 0
         lower, upper = spec.within_ms or (0, 0)
-        self._held_back_ms = max(-lower, upper, 0)
+        self._held_back_ms = max(0, *(bound for bound in (-lower, upper) if bound < NO_BOUND_US // 1000))
+        self._condition = None if spec.condition is None else _PairCondition(spec.condition, spec)
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -138,6 +142,9 @@ class JoinOperator(Operator):
         """Returns the result rows that ``batch`` completes; sets ``found`` for those of its rows that have a match."""
         side, other = self._sides[number], self._sides[1 - number]
         times = side.times_of(batch)
+        if self._condition is not None:
+            yield from self._accepted(self._condition, number, batch, slots, found)
+            return
         if self._semi and number == LEFT:
             other.buffer.mark_found(slots, times, *side.bounds, found)
             if found.any():
@@ -149,12 +156,38 @@ class JoinOperator(Operator):
             if self._semi:
                 yield self._result.joined(stored, ())
                 continue
-            wanted = self._result.needed[number]
-            mine = [batch.column(index) for index in wanted]
-            if len(probes) != batch.num_rows or not np.array_equal(probes, np.arange(len(probes))):
-                indices = arrow_from_numpy(pa.int32(), probes)
-                mine = [pc.take(column, indices, boundscheck=False) for column in mine]
-            yield self._result.joined(mine, stored) if number == LEFT else self._result.joined(stored, mine)
+            yield self._joined(number, batch, probes, stored)
+
+    def _joined(self, number: int, batch: pa.RecordBatch, probes: AnyArray, stored: list[pa.Array]) -> pa.RecordBatch:
+        """Pairs of rows of the batch and of ``stored`` rows of the other side."""
+        mine = [batch.column(index) for index in self._result.needed[number]]
+        if len(probes) != batch.num_rows or not np.array_equal(probes, np.arange(len(probes))):
+            indices = arrow_from_numpy(pa.int32(), probes)
+            mine = [pc.take(column, indices, boundscheck=False) for column in mine]
+        return self._result.joined(mine, stored) if number == LEFT else self._result.joined(stored, mine)
+
+    def _accepted(
+        self, condition: _PairCondition, number: int, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray
+    ) -> Iterator[pa.RecordBatch]:
+        """Like :meth:`_matches`, for pairs for which a further condition has to hold."""
+        side, other = self._sides[number], self._sides[1 - number]
+        for probes, rows in other.buffer.candidates(slots, side.times_of(batch), *side.bounds):
+            mine = [batch.column(at).take(pa.array(probes)) for at in condition.needed[number]]
+            theirs = other.buffer.take(rows, condition.needed[1 - number])
+            both = [*mine, *theirs] if number == LEFT else [*theirs, *mine]
+            holds = condition.holds(Frame(both, len(rows), moment=self.context.now_ms() * 1000))
+            if not holds.any():
+                continue
+            found[probes[holds]] = 1
+            lived = other.buffer.accept(rows[holds])
+            if not self._semi:
+                stored = other.buffer.take(rows[holds], self._result.needed[1 - number])
+                yield self._joined(number, batch, probes[holds], stored)
+            elif number == RIGHT and len(lived):
+                yield self._result.joined(other.buffer.take(lived, self._result.needed[LEFT]), ())
+        if self._semi and number == LEFT and found.any():
+            matched = batch.filter(_mask(found))
+            yield self._result.joined([matched.column(index) for index in self._result.needed[LEFT]], ())
 
     def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
         """Adds rows that can still match to the state. An outer join emits the other rows if they have no match."""
@@ -195,6 +228,25 @@ class JoinOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
         self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
+
+
+class _PairCondition:
+    """A condition on pairs of rows. ``needed`` lists the columns of each side that it reads."""
+
+    def __init__(self, condition: Expression, spec: JoinSpec) -> None:
+        width = len(spec.left.schema)
+        places = sorted(columns_of([condition]))
+        self.needed = ([at for at in places if at < width], [at - width for at in places if at >= width])
+        self._holds = compile_expression(
+            rewritten(
+                condition,
+                lambda node: Column(places.index(node.index), node.type) if isinstance(node, Column) else None,
+            )
+        )
+
+    def holds(self, pairs: Frame) -> AnyArray:
+        """Whether the condition is true, for pairs of the needed columns of both sides."""
+        return np.asarray(pc.fill_null(evaluate(self._holds, pairs, pa.bool_()), False))
 
 
 class _Side:

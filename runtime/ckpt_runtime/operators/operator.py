@@ -29,6 +29,9 @@ from ckpt_runtime.state.errors import CorruptStateError
 T = TypeVar("T")
 _MAX_SHOWN_CHARS = 300
 MAX_WATERMARK = (1 << 63) - 1
+IDLE_WATERMARK = -(1 << 63)
+"""Stands in a stream for: no rows come for now, and event time need not wait for this channel. Operators do not get
+it; it passes by them."""
 EventTime = Annotated[int, Meta(ge=-(1 << 63), le=MAX_WATERMARK)]
 """Milliseconds since the epoch, as a stored value."""
 

@@ -23,7 +23,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.graph.specs import GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
+from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.graph.specs import REMOVED, GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
@@ -40,14 +41,15 @@ class ResultTableOperator(GroupStateOperator):
     requires_final_checkpoint = True
 
     def __init__(self, spec: TableSpec) -> None:
-        super().__init__(spec.schema, spec.keys, None)
+        super().__init__(spec.group.output_schema, spec.keys, None)
+        self._table_schema = spec.schema
         self._group = spec.group
         self._total = spec.total
         self._changed = False
 
     @property
     def stored_schema(self) -> pa.Schema:
-        return self._schema
+        return self._table_schema
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -59,7 +61,11 @@ class ResultTableOperator(GroupStateOperator):
             pass  # each match removes the row that the group had
         latest = np.empty(len(slots), dtype=np.int64)
         latest[groups] = np.arange(batch.num_rows)  # of several rows of a group, the last one stays
-        self.store([column.take(pa.array(latest)) for column in batch.columns], None, slots)
+        if REMOVED in batch.schema.names:
+            stays = ~np.asarray(batch.column(REMOVED))[latest]
+            latest, slots = latest[stays], slots[stays]
+        rows = batch.select(self._table_schema.names).take(pa.array(latest))
+        self.store(rows.columns, None, slots)
         self._changed = True
 
     def process_end_of_range(self) -> None:
@@ -75,11 +81,11 @@ class ResultTableOperator(GroupStateOperator):
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
         if self._total and not len(self._buffer):
-            yield _of_no_rows(self._group, self._schema)
+            yield _of_no_rows(self._group, self._table_schema)
             return
         held: list[pa.RecordBatch] = []
         for batch in self._buffer.stored():
-            held.append(batch.select(self._schema.names))
+            held.append(batch.select(self._table_schema.names))
             if sum(part.num_rows for part in held) >= OUTPUT_ROWS:
                 yield pa.concat_batches(held)
                 held = []
@@ -149,13 +155,27 @@ def _ranks(column: pa.Array, order: SortOrder) -> AnyArray:
     return np.where(missing, -len(ranks) - 1 if order.nulls_first else len(ranks) + 1, found)
 
 
+PASSED = "passed"
+"""The operator state of a limit: how many rows it has passed."""
+
+
 class LimitOperator(Operator):
-    """Built from a :class:`LimitSpec`: passes the first rows of each table."""
+    """Built from a :class:`LimitSpec`: passes the first rows of each table, or of the stream, in its one subtask.
+
+    What is left of the rows of a stream is part of the state.
+    """
 
     requires_final_checkpoint = False
 
     def __init__(self, spec: LimitSpec) -> None:
         self._most = self._left = spec.rows
+        self._in_all = spec.in_all
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        if self._in_all:
+            passed = sum(context.operator_state.restored(PASSED, int))
+            self._left = max(0, self._most - passed)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         part = batch.slice(0, self._left)
@@ -164,5 +184,10 @@ class LimitOperator(Operator):
             self.output.emit(part)
 
     def process_end_of_range(self) -> None:
-        self._left = self._most
+        if not self._in_all:
+            self._left = self._most
         self.output.emit_end_of_range()
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        if self._in_all:
+            self.context.operator_state.put(PASSED, [self._most - self._left], OperatorStateMode.SPLIT)

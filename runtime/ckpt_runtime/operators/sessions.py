@@ -1,7 +1,8 @@
 """Aggregates rows by key and session: intervals of one key that overlap or touch become one session.
 
 A row opens an interval from its event time to the end of its gap. State has a row per open session; rows that connect
-several of them merge them. A session ends when the watermark reaches its end.
+several of them merge them. A session ends when the watermark reaches its end; never in mode complete, in which the
+sessions that have changed are emitted, and those that are no more.
 """
 
 from __future__ import annotations
@@ -55,4 +56,20 @@ class SessionOperator(GroupOperator):
             arrow_from_numpy(self._schema.field(name).type, np.ascontiguousarray(part[:count]))
             for name, part in zip(self._session, (starts, ends), strict=True)
         ]
-        self.store([*grouped, *(key.take(first_rows) for key in keys), *stored], grouped[1], slots[of_session])
+        columns = [*grouped, *(key.take(first_rows) for key in keys), *stored]
+        if self._spec.mode != "complete":
+            self.store(columns, grouped[1], slots[of_session])
+            return
+        self.store(columns, None, slots[of_session])
+        merged = np.flatnonzero(starts[sessions[:known]] != bounds[0][:known])
+        self._emit_removed([column.take(pa.array(merged)) for column in old.columns[: 2 + len(keys)]])
+        changed = pa.array(np.unique(sessions[known:]))
+        self._emit([column.take(changed) for column in columns])
+
+    def _emit_removed(self, columns: list[pa.Array]) -> None:
+        """Emits that sessions, given by their bounds and keys, are part of earlier ones."""
+        rows = len(columns[0])
+        if rows:
+            nulls = [pa.nulls(rows, kind) for kind in self._output_schema.types[len(columns) : -1]]
+            arrays = [*columns, *nulls, pa.repeat(pa.scalar(True), rows)]
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._output_schema))

@@ -110,6 +110,9 @@ class StaticJoinOperator(Operator):
                 kept = np.union1d(kept, np.flatnonzero(~real & ~matched[rows]))
             if spec.how in ("inner", "outer") and len(kept):
                 self._emit(batch, rows[kept], places[kept])
+        if spec.how == "existence":
+            arrays = [*(batch.column(at) for at in spec.output), pa.array(matched)]
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=spec.schema))
         if spec.how in ("semi", "anti"):
             found = batch.filter(pa.array(matched if spec.how == "semi" else ~matched))
             if found.num_rows:

@@ -9,12 +9,12 @@ import pyarrow as pa
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.evaluation import (
     Frame,
-    compile_all,
     compile_encoded,
     compile_expression,
     evaluate,
     evaluate_encoded,
 )
+from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
 from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.operator import OperatorContext, Output, SelectingOutput
@@ -51,37 +51,53 @@ class ConditionOperator(LeavesOutBadRows):
             self.output.emit(batch.filter(mask))
 
 
-class EvaluateOperator(LeavesOutBadRows):
-    """Computes columns from a batch."""
+class _ComputingOperator(LeavesOutBadRows):
+    """Base of operators that compute rows of one schema. Their text stays a dictionary if it comes as one."""
 
     requires_final_checkpoint = False
     takes_dictionaries = True
 
-    def __init__(self, spec: EvaluateSpec) -> None:
-        self._schema = spec.schema
+    def __init__(self, schema: pa.Schema, rows: Sequence[Sequence[Expression]]) -> None:
+        self._schema = schema
         self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
         """The schema by the types of its columns: text may be encoded in dictionaries."""
-        self._columns = list(zip(compile_encoded([tree for _, tree in spec.columns]), spec.schema.types, strict=True))
+        compiled = iter(compile_encoded([tree for row in rows for tree in row]))
+        self._rows = [[(next(compiled), kind) for kind in schema.types] for _ in rows]
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for _, arrays in self._parts(batch, lambda part: self._evaluated(_frame(part, self.context))):
-            self._emit(arrays)
+        for _, rows in self._parts(batch, lambda part: self._computed(_frame(part, self.context))):
+            self._emit(rows)
 
     def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
         if self._bad_rows is not None:
             self.process_batch(batch.filter(mask), input_index)
         else:
-            self._emit(self._evaluated(_frame(batch, self.context).part(mask)))
+            self._emit(self._computed(_frame(batch, self.context).part(mask)))
 
-    def _evaluated(self, frame: Frame) -> list[pa.Array]:
-        return [evaluate_encoded(compute, frame, kind) for compute, kind in self._columns]
+    def _computed(self, frame: Frame) -> list[list[pa.Array]]:
+        return [[evaluate_encoded(compute, frame, kind) for compute, kind in row] for row in self._rows]
 
-    def _emit(self, arrays: list[pa.Array]) -> None:
-        schema = self._schema
-        if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
-            kinds = tuple(array.type for array in arrays)
-            schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
-        self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    def _emit(self, rows: list[list[pa.Array]]) -> None:
+        for arrays in rows:
+            schema = self._schema
+            if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
+                kinds = tuple(array.type for array in arrays)
+                schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+
+
+class EvaluateOperator(_ComputingOperator):
+    """Computes columns from a batch."""
+
+    def __init__(self, spec: EvaluateSpec) -> None:
+        super().__init__(spec.schema, [[tree for _, tree in spec.columns]])
+
+
+class ExpandOperator(_ComputingOperator):
+    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
+
+    def __init__(self, spec: ExpandSpec) -> None:
+        super().__init__(spec.schema, spec.rows)
 
 
 _MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
@@ -91,41 +107,6 @@ def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
     if list(kinds) == schema.types:
         return schema
     return pa.schema([field.with_type(kind) for field, kind in zip(schema, kinds, strict=True)])
-
-
-class ExpandOperator(LeavesOutBadRows):
-    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
-
-    requires_final_checkpoint = False
-    takes_dictionaries = True
-
-    def __init__(self, spec: ExpandSpec) -> None:
-        self._schema = spec.schema
-        compiled = iter(compile_all([tree for row in spec.rows for tree in row]))
-        self._rows = [[next(compiled) for _ in row] for row in spec.rows]
-
-    def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        for _, rows in self._parts(batch, lambda part: self._expanded(_frame(part, self.context))):
-            self._emit(rows)
-
-    def process_selected(self, batch: pa.RecordBatch, mask: pa.BooleanArray, input_index: int) -> None:
-        if self._bad_rows is not None:
-            self.process_batch(batch.filter(mask), input_index)
-        else:
-            self._emit(self._expanded(_frame(batch, self.context).part(mask)))
-
-    def _expanded(self, frame: Frame) -> list[pa.RecordBatch]:
-        kinds = self._schema.types
-        return [
-            pa.RecordBatch.from_arrays(
-                [evaluate(compute, frame, kind) for compute, kind in zip(row, kinds, strict=True)], schema=self._schema
-            )
-            for row in self._rows
-        ]
-
-    def _emit(self, rows: list[pa.RecordBatch]) -> None:
-        for batch in rows:
-            self.output.emit(batch)
 
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.specs import WatermarkSpec
-from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 
 _STATE = "watermark"
 
@@ -31,8 +33,17 @@ class _Last(Struct):
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
+_LEAST_LOOKS = 4
+"""How often an operator looks for rows before it is idle, or more often if a look would be rarer than once a minute.
+Where it could not run, no look took place: a subtask that is back-pressured does not become idle by that."""
+_MOST_LOOK_MS = 60_000
+
+
 class WatermarkOperator(Operator):
     """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
+
+    With ``pipeline.source.idle-timeout`` it tells its consumers when no row has come for that time. The last watermark
+    comes again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
     operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may come from
@@ -50,6 +61,10 @@ class WatermarkOperator(Operator):
         self._next: int | None = None
         self._emitted: int | None = None
         self._to_keep: int | None = None
+        self._look_ms = 0
+        self._most_looks = 0
+        self._looks = 0
+        self._idle = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -60,12 +75,32 @@ class WatermarkOperator(Operator):
                     self._advance(last.ms)
         if not self._by_ranges:
             self._catch_up()
+        timeout_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
+        if timeout_ms:
+            self._look_ms = min(max(1, -(-timeout_ms // _LEAST_LOOKS)), _MOST_LOOK_MS)
+            self._most_looks = -(-timeout_ms // self._look_ms)
+            context.set_timer(context.now_ms() + self._look_ms)
+
+    def on_processing_time(self, now_ms: int) -> None:
+        """Looks whether rows have come since the last time."""
+        if not self._look_ms:
+            return
+        self._looks += 1
+        if self._looks > self._most_looks and not self._idle:
+            self._idle = True
+            self.output.emit_watermark(IDLE_WATERMARK)
+        self.context.set_timer(now_ms + self._look_ms)
 
     def snapshot(self, checkpoint_id: int) -> None:
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
         self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
+        self._looks = 0
+        if self._idle:
+            self._idle = False
+            if self._emitted is not None:
+                self.output.emit_watermark(self._emitted)
         self.output.emit(batch)
         column = batch.column(self._column)
         greatest = pc.max(column).cast(pa.int64()).as_py()

@@ -191,6 +191,14 @@ class KeyedRowBuffer(Protocol):
         rows.
         """
 
+    def candidates(
+        self, slots: AnyArray, times: AnyArray, lower: int, upper: int
+    ) -> Iterator[tuple[AnyArray, AnyArray]]:
+        """Like :meth:`matches`, but changes nothing: the caller accepts those for which a further condition holds."""
+
+    def accept(self, rows: AnyArray) -> AnyArray:
+        """Records a match of candidates, and removes them if matched rows are not kept. Returns the rows that lived."""
+
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
         """Like :meth:`matches`, but only sets ``found``."""
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.dictionaries import plain_type
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
-from ckpt_runtime.operators.operator import Operator, OperatorContext
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, Operator, OperatorContext
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
@@ -21,7 +21,7 @@ class _NextOperator:
 
     def __init__(self, operator: Operator) -> None:
         self._next = operator
-        self._decoder = None if operator.takes_dictionaries else _Decoder()
+        self._decoder = None if operator.takes_dictionaries else BatchDecoder()
         self.rows = 0
 
     def emit(self, batch: pa.RecordBatch) -> None:
@@ -38,7 +38,10 @@ class _NextOperator:
         self._next.process_selected(batch, mask, 0)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        self._next.process_watermark(timestamp_ms)
+        if timestamp_ms == IDLE_WATERMARK:
+            self._next.output.emit_watermark(timestamp_ms)
+        else:
+            self._next.process_watermark(timestamp_ms)
 
     def emit_end_of_range(self) -> None:
         self._next.process_end_of_range()
@@ -51,7 +54,7 @@ class ChainEnd:
         self.partitions = list(partitions)
         self.rows = 0
         self.watermark: int | None = None
-        self._decoder = _Decoder()
+        self._decoder = BatchDecoder()
 
     @property
     def bytes(self) -> int:
@@ -78,15 +81,16 @@ class ChainEnd:
         self.rows += batch.num_rows
         plain: pa.RecordBatch | None = None
         for partition in self.partitions:
-            if partition.combiner is not None:
-                partition.emit(batch)  # which has each value of a dictionary only once
+            if partition.takes_dictionaries:
+                partition.emit(batch)
                 continue
             if plain is None:
                 plain = self._decoder.decoded(batch)
             partition.emit(plain)
 
     def emit_watermark(self, timestamp_ms: int) -> None:
-        self.watermark = timestamp_ms
+        if timestamp_ms != IDLE_WATERMARK:
+            self.watermark = timestamp_ms
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
 
@@ -251,40 +255,3 @@ class OperatorChain:
             except (Exception, SystemExit) as error:
                 errors.append(error)
         return errors
-
-
-def schema_without_dictionaries(schema: pa.Schema) -> pa.Schema | None:
-    """The schema with plain types in place of dictionary encodings at any depth; None when there are none.
-
-    A dictionary column would carry its whole dictionary in every buffer.
-    """
-    kinds = [plain_type(field.type) for field in schema]
-    # Compared by value, because Arrow makes a new object each time the type of a field is read.
-    if all(kind == field.type for kind, field in zip(kinds, schema, strict=True)):
-        return None
-    fields = [field.with_type(kind) for kind, field in zip(kinds, schema, strict=True)]
-    return pa.schema(fields, schema.metadata)
-
-
-class _Decoder:
-    """Decodes dictionaries at any depth. Batches of one schema object cost one comparison."""
-
-    __slots__ = ("_checked", "_plain")
-
-    def __init__(self) -> None:
-        self._checked: pa.Schema | None = None
-        self._plain: pa.Schema | None = None
-
-    def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = batch.schema
-        if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
-            self._checked, self._plain = schema, schema_without_dictionaries(schema)
-        return batch if self._plain is None else _decoded(batch, self._plain)
-
-
-def _decoded(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    columns = []
-    for column, field in zip(batch.columns, schema, strict=True):
-        decoded = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
-        columns.append(decoded if decoded.type == field.type else decoded.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=schema)

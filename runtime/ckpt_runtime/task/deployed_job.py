@@ -417,15 +417,15 @@ class DeployedJob:
             peers=[index] if edge.partitioning is Partitioning.FORWARD else None,
             overtakes=self._graph.overtakes(edge),
         )
-        partition.combiner = self._combiner(edge)
+        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
+        if isinstance(spec, GroupSpec) and Combiner.combines(spec):
+            partition.combiner = Combiner(spec)
+        if edge.partitioning is Partitioning.FORWARD and isinstance(subpartitions[0], LocalSubpartition):
+            partition.by_reference = True
+            partition.keeps_dictionaries = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
-
-    def _combiner(self, edge: JobEdge) -> Combiner | None:
-        """What aggregates rows in front of the shuffle to an aggregation that allows it."""
-        spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
-        return Combiner(spec) if isinstance(spec, GroupSpec) and Combiner.combines(spec) else None
 
     def _context(
         self,

@@ -17,12 +17,13 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfRange, Watermark
 from ckpt_runtime.network.gate import InputChannel
 from ckpt_runtime.network.output_queue import InFlightData
 from ckpt_runtime.operators.groups import Combiner
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.state.hashing import hash_columns, split_by_owner
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -151,16 +152,20 @@ class LocalSubpartition:
 class _Gathering:
     """Rows on their way into the next buffer of one channel."""
 
-    __slots__ = ("batches", "bytes", "rows")
+    __slots__ = ("_decoder", "batches", "bytes", "rows")
 
     def __init__(self) -> None:
+        self._decoder = BatchDecoder()
         self.batches: list[pa.RecordBatch] = []
         self.rows = 0
         self.bytes = 0
 
     def take(self) -> pa.RecordBatch:
         batches, self.batches, self.rows, self.bytes = self.batches, [], 0, 0
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        if len(batches) == 1:
+            return batches[0]
+        # Decoded, because dictionaries may differ.
+        return pa.concat_batches([self._decoder.decoded(batch) for batch in batches])
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +180,8 @@ class BufferLimits:
     timeout_ms: int
 
 
+_BY_REFERENCE = 16
+"""How many times larger than a buffer a batch may be that is handed over by reference."""
 EARLY_PAUSE_MS = 1.0
 """Minimum time between buffers of a partition that are sent less than half full; with more than four channels it grows
 in proportion. It bounds the cost of small buffers for a producer that is slower than its receivers."""
@@ -185,7 +192,11 @@ class ResultPartition:
 
     ``rows`` counts each row taken once, ``bytes`` the bytes for every channel. ``peers`` are the consumers'
     subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
-    a piece of work: a rebalanced batch is distributed row by row. A ``combiner`` aggregates each batch first.
+    a piece of work: a rebalanced batch is distributed row by row.
+
+    A ``combiner`` aggregates each batch first. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
+    consumer in the same worker that takes them. With ``by_reference`` batches reach the only consumer as they are, if
+    they are not very large: cutting them would save no memory, and cost the consumer a call for each part.
     """
 
     def __init__(
@@ -206,6 +217,7 @@ class ResultPartition:
         self._peers = list(range(len(self._subpartitions)) if peers is None else peers)
         self._overtakes = overtakes
         self.combiner: Combiner | None = None
+        self.keeps_dictionaries = self.by_reference = False
         self._is_forward = partitioning is Partitioning.FORWARD
         self._gathering = [_Gathering() for _ in subpartitions]
         self._limits = limits
@@ -228,6 +240,11 @@ class ResultPartition:
         # With one channel nothing is split, and no row needs a hash.
         if len(self._subpartitions) == 1:
             self._route = self._forward
+
+    @property
+    def takes_dictionaries(self) -> bool:
+        """Whether batches may have columns that are dictionaries; a buffer for another worker has none."""
+        return self.keeps_dictionaries or self.combiner is not None
 
     @property
     def has_room(self) -> bool:
@@ -284,9 +301,10 @@ class ResultPartition:
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
 
-        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end.
+        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end. Nor
+        does that of an idle source, which says nothing about event time.
         """
-        if timestamp_ms == MAX_WATERMARK:
+        if timestamp_ms in (MAX_WATERMARK, IDLE_WATERMARK):
             self.send_control(Watermark(timestamp_ms))
             return
         self._watermark = timestamp_ms
@@ -420,7 +438,10 @@ class ResultPartition:
     def _add(self, index: int, batch: pa.RecordBatch) -> None:
         limits = self._channel_limits[index]
         size = self._sizer.of(batch)
-        if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > limits.bytes * 2):
+        most_bytes = limits.bytes * 2
+        if self.by_reference and limits.bytes == self._limits.bytes:  # the consumer has asked for no smaller buffers
+            most_bytes *= _BY_REFERENCE
+        if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > most_bytes):
             half = batch.num_rows // 2
             self._add(index, batch.slice(0, half))
             self._add(index, batch.slice(half))

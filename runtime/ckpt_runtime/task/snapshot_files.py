@@ -27,6 +27,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.storage.channel_state import (
@@ -308,16 +309,18 @@ def _write_in_flight(
 
 def _stream(channel: CapturedChannel, persisted: PersistedBuffers, checkpoint_id: int) -> CapturedStream:
     elements: list[PersistedElement | pa.Buffer | pa.RecordBatch | InFlightWatermark] = []
-    schema = channel.schema
+    schema, decoder = channel.schema, BatchDecoder()
     for element in channel.elements:
         match element:
             case Watermark(timestamp_ms):
                 elements.append(InFlightWatermark(timestamp_ms))
             case PersistedElement():
                 elements.append(element)
+            case pa.RecordBatch():
+                plain = decoder.decoded(element)
+                schema = plain.schema if schema is None else schema
+                elements.append(persisted.place_of(element, checkpoint_id) or plain)
             case _:
-                if schema is None and isinstance(element, pa.RecordBatch):
-                    schema = element.schema
                 elements.append(persisted.place_of(element, checkpoint_id) or element)
     return CapturedStream(channel.edge, channel.peer, schema, elements)
 

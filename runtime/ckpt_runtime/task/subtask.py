@@ -30,7 +30,7 @@ from ckpt_runtime.network.elements import (
     Watermark,
 )
 from ckpt_runtime.network.gate import InputChannel, InputGate
-from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceOperator, SourceStatus
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -419,7 +419,10 @@ class Subtask:
 
     def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
         for combined in self._valve.advance(channel, timestamp_ms):
-            self.chain.head.process_watermark(combined)
+            if combined == IDLE_WATERMARK:
+                self.chain.end.emit_watermark(combined)
+            else:
+                self.chain.head.process_watermark(combined)
 
     # What the checkpoints of this subtask need from it.
 

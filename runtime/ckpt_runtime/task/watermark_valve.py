@@ -4,49 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 
 
 class WatermarkValve:
     """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
 
-    A channel whose data has ended does not hold event time back. When all have ended, event time first advances to the
-    time that the data reached, as in Spark: the minimum over all gates of the maximum watermark of a gate's channels.
+    Neither a channel whose data has ended nor an idle one holds event time back; an idle one is active again with its
+    next watermark. When all are idle or have ended, event time first advances to the time that the data reached, as in
+    Spark: the minimum over all gates of the maximum watermark of a gate's channels.
     """
 
     def __init__(self, gates: Sequence[int]) -> None:
         self._gates = list(gates)
         self._watermarks: list[int | None] = [None] * len(gates)
         self._reached: list[int | None] = [None] * len(gates)
+        self._idle = [False] * len(gates)
+        self._all_idle = False
         self.current: int | None = None
 
     def advance(self, channel: int, timestamp_ms: int) -> list[int]:
-        """The new combined watermarks in order, mostly one or none. A channel's watermark never goes back."""
-        known = self._watermarks[channel]
-        if known is not None and timestamp_ms <= known:
-            return []
-        self._watermarks[channel] = timestamp_ms
-        if timestamp_ms != MAX_WATERMARK:
-            self._reached[channel] = timestamp_ms
-        least = self._least()
-        if least is None:
-            return []
-        last = self._reached_by_data() if least == MAX_WATERMARK else None
-        moved = []
-        for watermark in (last, least):
-            if watermark is not None and (self.current is None or watermark > self.current):
-                self.current = watermark
-                moved.append(watermark)
-        return moved
+        """The new combined watermarks in order, mostly one or none. A channel's watermark never goes back.
 
-    def _least(self) -> int | None:
-        least: int | None = None
-        for watermark in self._watermarks:
-            if watermark is None:
-                return None
-            if least is None or watermark < least:
-                least = watermark
-        return least
+        IDLE_WATERMARK is among them when the last channel has become idle, and the current watermark comes again when
+        one is active again.
+        """
+        was_idle, self._idle[channel] = self._idle[channel], timestamp_ms == IDLE_WATERMARK
+        if timestamp_ms == IDLE_WATERMARK:
+            return [] if was_idle else self._combined()
+        known = self._watermarks[channel]
+        if known is None or timestamp_ms > known:
+            self._watermarks[channel] = timestamp_ms
+            if timestamp_ms != MAX_WATERMARK:
+                self._reached[channel] = timestamp_ms
+        elif not was_idle:
+            return []
+        return self._combined()
+
+    def _combined(self) -> list[int]:
+        pairs = list(zip(self._watermarks, self._idle, strict=True))
+        active = [known for known, idle in pairs if not idle and known != MAX_WATERMARK]
+        was_idle, self._all_idle = self._all_idle, not active and any(self._idle)
+        if active:
+            moved = self._moved(self._least(active))
+            return moved or ([self.current] if was_idle and self.current is not None else [])
+        moved = self._moved(self._reached_by_data())
+        if not self._all_idle:
+            return moved + self._moved(MAX_WATERMARK)
+        return moved if was_idle else [*moved, IDLE_WATERMARK]
+
+    def _least(self, active: Sequence[int | None]) -> int | None:
+        """The least watermark of the active channels; None while one of them has had none."""
+        return None if None in active else min(known for known in active if known is not None)
+
+    def _moved(self, timestamp_ms: int | None) -> list[int]:
+        if timestamp_ms is None or (self.current is not None and timestamp_ms <= self.current):
+            return []
+        self.current = timestamp_ms
+        return [timestamp_ms]
 
     def _reached_by_data(self) -> int | None:
         """The event time that the data reached; None while a gate has had no watermark."""

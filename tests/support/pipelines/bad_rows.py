@@ -21,6 +21,19 @@ def pipeline(spark: SparkSession, lines: str, orders: str, dead_letters: str) ->
     bad.writeStream.format("parquet").queryName("dead_letters").start(dead_letters)
 
 
+def options(spark: SparkSession, lines: str, orders: str, dead_letters: str) -> None:
+    """The same by the option of the source, and by that of the job for amounts that are no numbers."""
+    parsed = (
+        spark.readStream.format("json")
+        .schema("order_id BIGINT, amount STRING")
+        .options(badRows="deadLetter", badRowsDirectory=dead_letters)
+        .load(lines)
+        .hint("uid", "lines")
+    )
+    good = parsed.selectExpr("order_id", "CAST(amount AS DOUBLE) AS amount").where("order_id IS NOT NULL")
+    good.hint("uid", "numbers").writeStream.format("parquet").queryName("orders").start(orders)
+
+
 def ratios(spark: SparkSession, lines: str, ratios: str) -> None:
     """Expressions and a function that fail for some lines: they are no number, zero, or 13."""
 

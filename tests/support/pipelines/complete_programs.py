@@ -38,7 +38,19 @@ def queries(rows: DataFrame) -> dict[str, DataFrame]:
     hours = timed.groupBy(F.window("placed_at", "1 hour", "30 minutes"), "country").agg(F.max("amount").alias("most"))
     parts = F.when(F.col("quantity") == 7, F.lit(float("nan"))).when(F.col("quantity") == 0, -0.0)
     floats = rows.groupBy(parts.otherwise(F.col("quantity")).alias("part"), "country").agg(F.count("price").alias("n"))
+    sessions = timed.groupBy(F.session_window("placed_at", "2 minutes"), "country").agg(
+        F.count("*").alias("n"), F.sum("price").alias("price"), F.count_distinct("quantity").alias("quantities")
+    )
+    gap = (
+        F.when(F.col("country") == "DE", "1 minute").when(F.col("country") == "AU", "0 minutes").otherwise("3 minutes")
+    )
+    gaps = rows.groupBy(F.session_window("placed_at", gap).alias("w"), "country").agg(F.max("amount").alias("most"))
     return {
+        "sessions": sessions.select(
+            "session_window.start", "session_window.end", "country", "n", "price", "quantities"
+        ),
+        "gaps": gaps.where("most > 3").select("w.start", "w.end", "country", "most"),
+        "limited": rows.limit(7).groupBy().agg(F.count("*").alias("n")),
         "counted": rows.groupBy("country").agg(F.count("*").alias("n"), F.sum("quantity").alias("quantity")),
         "words": words.orderBy(F.desc("n"), F.desc_nulls_first("word")).limit(3),
         "hours": hours.orderBy("window", F.desc_nulls_last("country")).select("window.start", "country", "most"),

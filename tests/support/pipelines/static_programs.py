@@ -75,8 +75,18 @@ def queries(spark: SparkSession, events: DataFrame, directory: str) -> dict[str,
             "WITH heavy AS (SELECT k, max(weight) w FROM weights GROUP BY k) "
             "SELECT id, w FROM events NATURAL JOIN heavy"
         ),
+        "one_value": spark.sql(
+            "SELECT id, n < (SELECT max(weight) FROM weights) AS less, "
+            "(SELECT k FROM weights WHERE weight > 9 LIMIT 1) AS none "
+            "FROM events WHERE n > (SELECT min(weight) FROM weights) AND id < (SELECT 150)"
+        ),
+        "value_of_key": spark.sql(
+            "SELECT id, (SELECT max(weight) FROM weights w WHERE w.k = e.k) AS most FROM events e "
+            "WHERE n < (SELECT count(*) FROM weights w WHERE w.k = e.k)"
+        ),
         "in": spark.sql("SELECT id FROM events WHERE k IN (SELECT k FROM weights WHERE weight > 1) AND n > 0"),
         "not_in": spark.sql("SELECT id FROM events WHERE k NOT IN (SELECT k FROM weights WHERE weight = 1)"),
+        "in_or": spark.sql("SELECT id FROM events WHERE n = 2 OR k IN (SELECT k FROM weights WHERE weight > 1)"),
         "exists": spark.sql("SELECT id FROM events e WHERE NOT EXISTS (SELECT 1 FROM weights w WHERE w.weight = e.n)"),
         "after": events.withWatermark("at", "1 hour")
         .join(people, "k")

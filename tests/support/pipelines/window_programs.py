@@ -77,11 +77,15 @@ def queries(rows: DataFrame) -> dict[str, tuple[DataFrame, str]]:
 
 
 def updated(timed: DataFrame) -> DataFrame:
-    """Sliding windows whose rows come out again with each change."""
+    """Sliding windows whose rows come out again with each change.
+
+    Spark itself fails if an aggregation has an ordered listagg and one with DISTINCT.
+    """
+    tags = F.expr("listagg(get(tags, 0), '+') WITHIN GROUP (ORDER BY get(tags, 0) DESC)")
     return (
         timed.groupBy(F.window("placed_at", "2 hours", "1 hour"), "country")
-        .agg(F.sum("price").alias("price"), F.collect_set("quantity").alias("quantities"))
-        .select("window.start", "country", "price", F.sort_array("quantities").alias("quantities"))
+        .agg(F.sum("price").alias("price"), F.collect_set("quantity").alias("quantities"), tags.alias("tags"))
+        .select("window.start", "country", "price", F.sort_array("quantities").alias("quantities"), "tags")
     )
 
 
@@ -132,6 +136,32 @@ def statistics(rows: DataFrame) -> DataFrame:
         F.approx_count_distinct(F.col("price"), 0.02).alias("prices"),
         F.sort_array(F.collect_set("quantity")).alias("set"),
         F.size(F.collect_list("amount")).alias("listed"),
+        F.max(F.struct("placed_at", "quantity")).alias("latest_row"),
+        F.min(F.struct(F.col("amount") * 0, "price", "country")).alias("least_row"),
+        F.max("tags").alias("most_tags"),
+        F.min(F.array(F.struct(number.alias("n")), F.struct((number % 3).alias("n")))).alias("least_rows"),
+        F.max_by("placed_at", F.struct("tags", "placed_at")).alias("time_of_most_tags"),
+        F.sort_array(F.collect_set(F.struct(number % 3, "price"))).alias("set_of_rows"),
+        F.count_distinct("quantity", "price").alias("pairs"),
+        F.count_distinct(F.struct("quantity", "amount")).alias("distinct_rows"),
+        F.sum_distinct(number).alias("sum_of_distinct"),
+        F.expr("avg(DISTINCT price) FILTER (WHERE quantity > 1)").alias("mean_of_distinct"),
+        F.expr("stddev(DISTINCT quantity)").alias("deviation_of_distinct"),
+        F.length(F.listagg(F.date_format("placed_at", "HH:mm"))).alias("length_of_texts"),
+        F.string_agg(F.when(number > 100, "x"), "-").alias("no_texts"),
+        F.expr("percentile_cont(0.3) WITHIN GROUP (ORDER BY amount)").alias("continuous"),
+        F.regr_count(amount, number).alias("regr_count"),
+        F.regr_avgx(amount, number).alias("regr_avgx"),
+        F.regr_avgy(amount, number).alias("regr_avgy"),
+        F.regr_sxx(amount, number).alias("regr_sxx"),
+        F.regr_syy(amount, number).alias("regr_syy"),
+        F.regr_sxy(amount, number).alias("regr_sxy"),
+        F.regr_slope(amount, number).alias("regr_slope"),
+        F.regr_intercept(amount, number).alias("regr_intercept"),
+        F.regr_r2(amount, number).alias("regr_r2"),
+        F.regr_r2(F.lit(1.5), number).alias("regr_r2_of_constant"),
+        F.regr_r2(amount, F.lit(2)).alias("regr_r2_by_constant"),
+        F.regr_slope(amount, F.lit(2)).alias("regr_slope_by_constant"),
         F.first("country").alias("first"),
         F.last("country", ignorenulls=True).alias("last"),
         F.any_value("country").alias("any"),

@@ -6,17 +6,20 @@ import io
 import json
 import runpy
 import zipfile
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk import DAG, task
+from msgspec.structs import replace
 
 from airflow_provider_ckpt.decorators.ckpt import ckpt_task
 from airflow_provider_ckpt.decorators.function_source import source_of
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptProgramChanged
 from ckpt_runtime.configuration.value_types import MAP
+from ckpt_runtime.contract.configuration import JobConfig
+from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import Finish, JobManager, Task
 
@@ -171,6 +174,31 @@ def test_a_later_run_attaches_to_the_job_until_the_program_changes(
     with pytest.raises(CkptProgramChanged, match=f"job {first['job_id']} .* other arguments, and on_change"):
         finish(operator(orders, "q", on_change="refuse"), Task().context())
     assert len(job_manager.gateway.jobs) == 2
+
+
+def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_each_run(
+    job_manager: JobManager, finish: Finish, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A session makes an archive of a single file, and the id of that."""
+    gateway = job_manager.gateway
+    store, job_config = gateway.store_pipeline, gateway.job_config
+
+    async def store_archive(filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
+        data = b"".join([chunk async for chunk in content])
+
+        async def archive() -> AsyncIterator[bytes]:
+            yield b"archive of " + data
+
+        return await store(filename, archive())
+
+    async def config_with_program(job_id: str) -> JobConfig:
+        return replace(await job_config(job_id), pipeline_id=gateway.jobs[job_id].request.pipeline_id)
+
+    monkeypatch.setattr(gateway, "store_pipeline", store_archive)
+    monkeypatch.setattr(gateway, "job_config", config_with_program)
+    first = finish(operator(orders, "p"), Task().context())
+    again = finish(operator(orders, "p"), Task().context())
+    assert (again["change"], again["job_id"]) == ("UNCHANGED", first["job_id"])
 
 
 def test_the_next_job_of_a_name_starts_from_what_the_last_one_has_left(job_manager: JobManager, finish: Finish) -> None:

@@ -219,6 +219,25 @@ def test_jobs_that_need_attention_are_failed_or_not_healthy(job_manager: JobMana
 
 
 @pytest.mark.row("air.15")
+def test_the_list_of_connections_names_the_jobs_that_need_attention_and_why(job_manager: JobManager) -> None:
+    from airflow_provider_ckpt.plugins.views import _connection_row, _in_trouble
+
+    for number in range(6):
+        job_manager.gateway.add_job(f"{number:032x}", f"<b>{number}</b>")
+    job_manager.gateway.move("0" * 32, JobStatus.FAILED)
+    row = _connection_row("a b", *asyncio.run(_in_trouble("ckpt_default")))
+    assert '<a href="a%20b/web/" class="name">a b</a></td><td>7</td>' in row
+    assert row.count("<div><a href='/ckpt/ckpt_default/web/#/jobs/") == 5
+    assert "<div>and 2 more</div>" in row
+    assert "&lt;b&gt;" in row
+    assert "<b>" not in row
+    job_manager.stop()
+    row = _connection_row("a b", *asyncio.run(_in_trouble("ckpt_default")))
+    assert "<td>–</td>" in row
+    assert "does not answer" in row
+
+
+@pytest.mark.row("air.15")
 def test_a_job_is_replaced_by_a_later_job_of_its_name_but_not_by_a_restore_drill() -> None:
     from airflow_provider_ckpt.plugins.views import by_id
 

@@ -133,6 +133,34 @@ def _reader(
     return read
 
 
+def record_reader(
+    type_: dict[str, Any], zone: str, options: Mapping[str, str]
+) -> Callable[[str], tuple[list[dict[str, Any]], bool]]:
+    """Returns what reads a record of a file to rows of a struct, and says whether it is bad.
+
+    An array makes a row of each of its elements, and a blank text none. A record of which nothing can be read is bad
+    and makes no row. Raises UnsupportedExpressionError for a type that cannot be read as Spark reads it.
+    """
+    bad: list[str] = []
+    convert = _converter(type_, zone, options, bad)
+
+    def read(text: str) -> tuple[list[dict[str, Any]], bool]:
+        try:
+            return [convert(msgspec.json.decode(text))], False
+        except (msgspec.DecodeError, _NeedsText, _NotConvertible, RecursionError):
+            bad.clear()
+        if is_blank(text):
+            return [], False
+        try:
+            document = read_json(text, non_numeric=True)
+            elements = document if isinstance(document, list) and not isinstance(document, Members) else [document]
+            return [convert(element) for element in elements], bool(bad)
+        except (MalformedJson, _NotConvertible):
+            return [], True
+
+    return read
+
+
 def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: list[str]) -> _Convert:
     """Returns a converter of documents from :func:`read_json`, or from msgspec where its documents hold enough.
 

@@ -19,6 +19,7 @@ from ckpt_runtime.operators.aggregates.accumulator import (
     joined,
     taken,
 )
+from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
@@ -137,7 +138,7 @@ class Sum(GroupAccumulator):
 def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
     """Exact sums of the first columns, null for groups without values, as decimals of 256 bits."""
     numbers = joined(old.groups, new.groups)
-    parts = [rows.columns[0] for rows in (old, new) if len(rows.groups)]
+    parts = [rows.columns[0] for rows in (old, new) if len(rows.groups)] or [new.columns[0]]
     scale = parts[-1].type.scale
     wide = [part.cast(pa.decimal256(_WIDE, scale)) for part in parts]
     table = pa.table({"group": numbers, "value": pa.chunked_array(wide)})
@@ -200,7 +201,8 @@ class Extreme(GroupAccumulator):
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         if not self._fixed:
-            parts = [columns.plain(rows.columns[0]) for rows in (old, new) if len(rows.groups)]
+            several = [rows for rows in (old, new) if len(rows.groups)] or [new]
+            parts = [columns.plain(rows.columns[0]) for rows in several]
             picked = picked_rows(groups, joined(old.groups, new.groups), parts, greatest=self._greatest, later=False)
             return [taken(parts, picked)]
         has = np.zeros(groups, dtype=np.uint8)
@@ -220,8 +222,7 @@ class Extreme(GroupAccumulator):
 def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
     """The row with the minimum or maximum value of each group, -1 for a group of nulls; NaN is the greatest value."""
     whole = parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
-    ranks = pc.rank(whole, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
-    values = ranks.to_numpy()
+    values = ranks(whole)
     picked = np.full(groups, -1, dtype=np.int64)
     bitmap, bit_offset = columns.validity(whole)
     kernels.pick_rows(numbers, read_only(values if greatest else -values), bitmap, bit_offset, later, picked)

@@ -10,11 +10,13 @@ from ckpt_runtime.operators.aggregates.numbers import Average, Bits, Count, Coun
 from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
 from ckpt_runtime.operators.aggregates.statistics import Comoments, Moments
 from ckpt_runtime.operators.aggregates.values import (
+    Concatenated,
     Distinct,
     FirstOrLastAccumulator,
     Listed,
     MinMaxByAccumulator,
     MostFrequent,
+    OfDistinct,
     Percentiles,
     Ranked,
 )
@@ -33,6 +35,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "moments": Moments,
     "comoments": Comoments,
     "list": Listed,
+    "concatenated": Concatenated,
     "set": Distinct,
     "registers": ApproximateDistinct,
     "percentile": Percentiles,
@@ -45,4 +48,5 @@ def accumulator_for(aggregate: GroupAggregate, schema: pa.Schema) -> GroupAccumu
     """Returns the accumulator of an aggregate over rows of this schema."""
     arguments = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
     inputs = [decoded_type(schema.field(name).type) for name in arguments]
-    return ACCUMULATORS[AGGREGATES[aggregate.function].accumulator](aggregate, inputs)
+    accumulator = ACCUMULATORS[AGGREGATES[aggregate.function].accumulator](aggregate, inputs)
+    return OfDistinct(accumulator) if aggregate.settings.get("distinct") else accumulator

@@ -60,13 +60,17 @@ class Moments(_MomentsAccumulator):
                 return m2 / (n - 1.0), n > 1
             case "VariancePop":
                 return m2 / n, n > 0
+            case "RegrReplacement":
+                return m2, n > 0
             case "Skewness":
                 return np.sqrt(n) * m3 / np.sqrt(m2 * m2 * m2), (n > 0) & (m2 != 0)
         return n * m4 / (m2 * m2) - 3.0, (n > 0) & (m2 != 0)
 
 
 class Comoments(_MomentsAccumulator):
-    """Covariances and correlation of pairs; pairs with a null do not count."""
+    """Covariances, correlation and linear regression of pairs; pairs with a null do not count.
+
+    Regressions have the dependent variable first."""
 
     parts = ("n", "x", "y", "xy", "x2", "y2")
 
@@ -81,8 +85,16 @@ class Comoments(_MomentsAccumulator):
         return [array_of(pa.float64(), part) for part in state]
 
     def _computed(self, *values: AnyArray) -> tuple[AnyArray, AnyArray]:
-        n, _, _, xy, x2, y2 = values
+        n, x, y, xy, x2, y2 = values
         match self.aggregate.function:
+            case "RegrSXY":
+                return xy, n > 0
+            case "RegrSlope":
+                return xy / y2, (n > 0) & (y2 != 0)
+            case "RegrIntercept":
+                return x - xy / y2 * y, (n > 0) & (y2 != 0)
+            case "RegrR2":
+                return np.where(x2 == 0, 1.0, xy * xy / (x2 * y2)), (n > 0) & (y2 != 0)
             case "CovPopulation":
                 return xy / n, n > 0
             case "CovSample":

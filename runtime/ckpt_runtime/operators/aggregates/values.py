@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, taken
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
+from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.kernels import group_kernels as kernels
@@ -51,7 +52,7 @@ class MinMaxByAccumulator(GroupAccumulator):
         self.stored = [self.field("", aggregate.result), self.field("by", inputs[1])]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
-        several = [rows for rows in (old, new) if len(rows.groups)]
+        several = [rows for rows in (old, new) if len(rows.groups)] or [new]
         values, orders = ([columns.plain(rows.columns[at]) for rows in several] for at in (0, 1))
         greatest = self.aggregate.function == "MaxBy"
         picked = picked_rows(groups, joined(old.groups, new.groups), orders, greatest=greatest, later=True)
@@ -105,7 +106,8 @@ class Distinct(Listed):
         if len(values):
             if pa.types.is_floating(values.type):
                 values = pc.add(values, pa.scalar(0.0, values.type))  # -0.0 and 0.0 are one value
-            codes = values.dictionary_encode().indices.to_numpy()
+            nested = pa.types.is_nested(values.type)
+            codes = ranks(values) if nested else values.dictionary_encode().indices.to_numpy()
             pairs = numbers.astype(np.int64) * (int(codes.max()) + 1) + codes
             kept = np.sort(np.unique(pairs, return_index=True)[1])
             numbers, values = numbers[kept], values.take(pa.array(kept))
@@ -115,6 +117,46 @@ class Distinct(Listed):
         if self.aggregate.function == "CountDistinct":
             return pc.fill_null(pc.list_value_length(stored[0]), 0).cast(pa.int64())
         return super().result(stored)
+
+
+class OfDistinct(Distinct):
+    """An aggregate over the distinct values: ``inner`` gets them when the result is computed."""
+
+    def __init__(self, inner: GroupAccumulator) -> None:
+        super().__init__(inner.aggregate, inner.inputs)
+        self._inner = inner
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        lists = self._filled(stored[0])
+        parents = pc.list_parent_indices(lists).to_numpy().astype(np.uint32)
+        nothing = Rows(np.empty(0, dtype=np.uint32), [pa.nulls(0, field.type) for field in self._inner.stored])
+        values = Rows(read_only(parents), [pc.list_flatten(lists)])
+        return self._inner.result(self._inner.combined(len(lists), nothing, values))
+
+
+class Concatenated(Listed):
+    """Texts or binaries behind each other, with a separator between them; null without any."""
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        lists = self._filled(stored[0])
+        if order := self.aggregate.settings.get("order"):
+            lists = _sorted_within(lists, descending=order == "descending")
+        separator = self.aggregate.settings["separator"]
+        kind = self.inputs[0]
+        texts = lists.cast(pa.list_(pa.string())) if pa.types.is_string(kind) else lists
+        glue = pa.scalar(separator if pa.types.is_string(kind) else bytes.fromhex(separator), kind)
+        whole = pc.binary_join(texts, glue)
+        return pc.if_else(pc.equal(pc.list_value_length(lists), 0), None, whole).cast(self.aggregate.result)
+
+
+def _sorted_within(lists: pa.Array, *, descending: bool) -> pa.Array:
+    """The same lists with their elements in order."""
+    values = pc.list_flatten(lists)
+    order = ranks(values)
+    rows = np.lexsort((-order if descending else order, pc.list_parent_indices(lists).to_numpy()))
+    lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values.take(pa.array(rows)), type=lists.type)
 
 
 class Percentiles(Listed):

@@ -16,8 +16,9 @@ from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32,
 
 ALIVE, MATCHED = np.uint8(1), np.uint8(2)
 BLOCK = 4096
-PAIRS, FIRST, CONSUME = 0, 1, 2
-"""Modes of :func:`probe_rows`: all matches; only whether there is one; all matches, which it removes."""
+PAIRS, FIRST, CONSUME, CANDIDATES = 0, 1, 2, 3
+"""Modes of :func:`probe_rows`: all matches; only whether there is one; all matches, which it removes; all matches,
+without marking them."""
 POSITION, ENTRY, PREVIOUS, FOUND = 0, 1, 2, 3
 """Places in the cursor of :func:`probe_rows`; the last one holds the number of pairs of this call."""
 NOT_STARTED = -1
@@ -100,8 +101,8 @@ def probe_rows(
     """Finds pairs of a probing position and a live row of the same slot, by position, then in order of arrival.
 
     With ``times``, a row matches when its time minus the probe's is between ``lower`` and ``upper``. Marks both sides
-    of each pair. Stops when ``rows`` is full and continues there at the next call; at the end ``cursor`` is past the
-    last position.
+    of each pair, unless these are candidates. Stops when ``rows`` is full and continues there at the next call; at the
+    end ``cursor`` is past the last position.
     """
     timed = times.size > 0
     position, entry, previous = cursor[POSITION], cursor[ENTRY], cursor[PREVIOUS]
@@ -117,9 +118,13 @@ def probe_rows(
             following = np.int64(nexts[row])
             lives = flags[row] & ALIVE != 0
             if lives and (not timed or earliest <= row_times[row] <= latest):
-                found[position] = 1
+                if mode != CANDIDATES:
+                    found[position] = 1
                 if mode == FIRST:
                     following = np.int64(0)
+                elif mode == CANDIDATES:
+                    probes[pairs], rows[pairs] = position, row
+                    pairs += 1
                 else:
                     lives = mode == PAIRS
                     flags[row] = ALIVE | MATCHED if lives else MATCHED

@@ -226,6 +226,26 @@ class RowBuffer:
             if pairs:
                 yield probes[:pairs], rows[:pairs]
 
+    def candidates(
+        self, slots: AnyArray, times: AnyArray, lower: int, upper: int
+    ) -> Iterator[tuple[AnyArray, AnyArray]]:
+        cursor, found = _new_cursor(), np.empty(1, dtype=np.uint8)
+        while cursor[kernels.POSITION] < len(slots):
+            probes, rows = (np.empty(PAIRS_PER_CALL, dtype=np.int32) for _ in range(2))
+            self._probe(slots, times, lower, upper, kernels.CANDIDATES, found, cursor, probes, rows)
+            if pairs := int(cursor[kernels.FOUND]):
+                yield probes[:pairs], rows[:pairs]
+
+    def accept(self, rows: AnyArray) -> AnyArray:
+        rows = np.unique(rows)
+        rows = rows[self._flags[rows] & kernels.ALIVE != 0]
+        if self.spec.keeps_matched:
+            self._flags[rows] |= kernels.MATCHED
+        else:
+            self._flags[rows] = kernels.MATCHED
+            self.dead += len(rows)
+        return rows
+
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
         """Like :meth:`matches`, but only sets ``found``."""
         nothing = np.empty(1, dtype=np.int32)

@@ -73,6 +73,7 @@ def context(
     sink: SinkLineage = SINK,
     set_timer: Callable[[int], None] = lambda at_ms: None,
     waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING,
+    configuration: dict[str, str] | None = None,
 ) -> OperatorContext:
     return OperatorContext(
         job_id=job_id,
@@ -88,6 +89,7 @@ def context(
         restored_checkpoint_id=restored,
         waiting_input=waiting_input,
         sink=sink,
+        configuration=configuration or {},
     )
 
 

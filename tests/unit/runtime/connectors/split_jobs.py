@@ -36,6 +36,8 @@ class Job:
         restored: tuple[States, States] | None = None,
         most_rows: int | None = None,
         job_id: str = JOB,
+        attempt: int = 0,
+        configuration: dict[str, str] | None = None,
     ) -> None:
         schema = source_schema(format_, options, declared)
         head, tails = restored or ([[]], [[] for _ in range(parallelism)])
@@ -52,7 +54,15 @@ class Job:
             if most_rows is not None:
                 reader._size = SliceSize(most_rows, most_rows)
             self.readers.append(reader)
-            self.outputs.append(opened(reader, context(subtask, parallelism, state=tails[subtask])))
+            where = context(
+                subtask,
+                parallelism,
+                state=tails[subtask],
+                attempt=attempt,
+                restored=None if restored is None else attempt,
+                configuration=configuration,
+            )
+            self.outputs.append(opened(reader, where))
         self._sent = opened(self.enumerator, context(state=head[0], job_id=job_id))
         self._deliver()
 

@@ -117,3 +117,32 @@ def test_a_position_that_a_source_cannot_take_is_refused(format_: str, to: str, 
         state = job.checkpoint(1)
     with pytest.raises(InvalidLocationError, match=problem):
         moved(state, to)
+
+
+@pytest.mark.row("ends.7")
+def test_delta_table_is_read_from_the_position_that_was_set(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
+
+    def append(*numbers: int) -> None:
+        deltalake.write_deltalake(tmp_path, pa.table({"n": pa.array(numbers, pa.int64())}), mode="append")
+
+    def rows(state: Any) -> list[int]:
+        with closing(Job("delta", {"path": str(tmp_path), "availableNow": "true"}, restored=state)) as job:
+            return [row["n"] for row in job.run()]
+
+    for version in range(3):
+        append(10 * version, 10 * version + 1)
+        log = tmp_path / "_delta_log" / f"{version:020}.json"
+        os.utime(log, ((version + 1) * HOUR, (version + 1) * HOUR))
+    with closing(Job("delta", {"path": str(tmp_path)}, most_rows=1)) as job:
+        assert job.discover()
+        job.read()
+        state = job.checkpoint(1)
+    append(30)
+    assert sorted(rows(moved(state, "earliest"))) == [0, 1, 10, 11, 20, 21, 30]
+    assert rows(moved(state, "latest")) == []
+    assert rows(moved(state, '{"version": 2}')) == [20, 21, 30]
+    assert rows(moved(state, "1970-01-01T02:30")) == [20, 21, 30]
+    for to, problem in (('{"version": 9}', "9 is greater than 3"), ('{"n": 1}', "are not of the form")):
+        with pytest.raises(ValueError, match=rf"cannot continue where it was set: .*{problem}"):
+            rows(moved(state, to))

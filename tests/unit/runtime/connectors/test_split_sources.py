@@ -25,7 +25,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
 from tests.support.object_store import keys
-from tests.unit.runtime.connectors.harness import Clock
+from tests.unit.runtime.connectors.harness import Clock, context
 from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
@@ -124,6 +124,26 @@ def test_batches_become_smaller_if_their_rows_take_long_but_not_if_a_call_of_the
     sizes = sorted(batch.num_rows for batch in job.outputs[0].batches)
     assert least <= sizes[len(sizes) // 2] <= most
     assert ids(job.rows) == Counter(range(20_000))
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.parametrize(("rate", "in_ten_seconds"), [("0", 0), ("50", 250), ("50.5", 252)])
+def test_rate_of_the_job_limits_the_rows_of_a_source_and_zero_pauses_it(
+    tmp_path: Path, rate: str, in_ten_seconds: int
+) -> None:
+    write(tmp_path, "text", "a", 0, 1_000)
+    clock = Clock()
+    configuration = {"pipeline.source.rates": f"lines:{rate}"}
+    where = context(0, 2, uid="lines.reader", monotonic_ms=clock, configuration=configuration)
+    job = Job("text", {"path": str(tmp_path)})
+    [reader] = job.readers
+    reader.open(where, job.outputs[0])  # the first of two subtasks, which has half of the rate
+    job.discover()
+    for _ in range(1_000):
+        clock.ms += 10
+        job.read()
+    assert abs(len(job.rows) - in_ten_seconds) <= 1
+    assert reader.has_work_left
 
 
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
@@ -240,10 +260,25 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
     assert found == [(1, "a"), (2, None), (3, None), (None, "b"), (None, None)]
 
 
-@pytest.mark.parametrize("given", [{"mode": "FAILFAST"}, {"columnNameOfCorruptRecord": "name"}, {"multiLine": "true"}])
-def test_options_of_json_that_are_not_supported_are_refused(given: dict[str, str]) -> None:
-    with pytest.raises(PlanError, match=r"not supported yet|does not know it"):
-        source_schema("json", {"path": "/a", **given}, NUMBERS)
+@pytest.mark.parametrize(
+    ("format_", "given", "problem"),
+    [
+        ("json", {"multiLine": "true"}, "does not know it"),
+        ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
+        ("json", {"columnNameOfCorruptRecord": "n"}, "has to be a STRING"),
+        ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
+        ("json", {"badRows": "deadLetter"}, "badRows deadLetter needs it"),
+        ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "nothing else does"),
+        ("json", {"badRows": "deadLetter", "badRowsDirectory": "dead"}, "'dead' is relative"),
+        ("json", {"badRows": "drop", "mode": "PERMISSIVE"}, "so does mode PERMISSIVE: give one"),
+        ("parquet", {"badRows": "drop"}, "'parquet' finds no bad rows; it works with csv, json"),
+    ],
+)
+def test_options_for_bad_records_that_cannot_work_are_refused(
+    format_: str, given: dict[str, str], problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        source_schema(format_, {"path": "/a", **given}, NUMBERS)
 
 
 def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.frontend.joins import Conditions, Side, conditions_of
 from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import NO_BOUND_US
 
 K, AT, KEY, THEN = (Column(0, "string"), Column(1, "timestamp"), Column(2, "string"), Column(3, "timestamp"))
 EQUAL = Call("EqualTo", (K, KEY), "boolean")
@@ -92,17 +93,41 @@ def test_equality_of_windows_of_event_time_bounds_the_time_by_their_ends(of_even
     assert (spec.exact, spec.left.event_time, spec.right.event_time) == ((0, 0), "l_key1", "r_key1")
 
 
-def test_other_condition_filters_an_inner_join_and_no_other() -> None:
+def test_other_condition_filters_an_inner_join_and_is_part_of_what_matches_in_an_outer_one() -> None:
     other = compared("GreaterThan", K, KEY)
-    assert conditions(EQUAL, other).remaining() == [compared("GreaterThan", K, Column(3, "string"))]
-    with pytest.raises(PlanError, match="left outer join"):
-        conditions(EQUAL, other, how="LeftOuter")
+    moved = compared("GreaterThan", K, Column(3, "string"))
+    assert conditions(EQUAL, other).remaining() == [moved]
+    assert conditions(EQUAL, other).spec().condition is None
+    assert conditions(EQUAL, compared("EqualTo", AT, THEN), other, how="LeftOuter").spec().condition == compared(
+        "GreaterThan", K, Column(4, "string")
+    )
 
 
-def test_join_without_key_or_with_half_of_its_bounds_is_refused() -> None:
+def test_equality_in_which_nulls_match_compares_whether_values_are_null_and_a_constant_in_their_place() -> None:
+    found = conditions(compared("EqualNullSafe", K, KEY))
+    assert found.left.keys == [
+        Call("IsNull", (K,), "boolean"), Call("Coalesce", (K, Literal("", "string")), "string"),
+    ]  # fmt: skip
+    assert len(found.right.keys) == 2
+
+
+@pytest.mark.parametrize(
+    ("function", "fails", "kept"), [("GreaterThan", "Left", "Right"), ("LessThan", "Right", "Left")]
+)
+def test_bound_of_one_side_is_enough_for_inner_joins_and_for_outer_ones_whose_rows_it_removes(
+    function: str, fails: str, kept: str
+) -> None:
+    bound = compared(function, THEN, AT)
+    for how in ("Inner", f"{kept}Outer"):
+        spec = conditions(EQUAL, bound, how=how).spec()
+        assert spec.exact in ((1, NO_BOUND_US), (-NO_BOUND_US, -1))
+    for how in (f"{fails}Outer", "FullOuter"):
+        with pytest.raises(PlanError, match="is kept for ever"):
+            conditions(EQUAL, bound, how=how).spec()
+
+
+def test_join_without_key_or_outer_join_without_bounds_is_refused() -> None:
     with pytest.raises(PlanError, match="needs an equality"):
         conditions(compared("GreaterThan", K, KEY)).spec()
-    with pytest.raises(PlanError, match="no upper bound"):
-        conditions(EQUAL, compared("GreaterThan", THEN, AT)).spec()
     with pytest.raises(PlanError, match="watermark"):
         conditions(EQUAL, how="LeftOuter").spec()

@@ -7,9 +7,18 @@ from pyspark.sql.connect.proto import Relation
 
 from ckpt_runtime.frontend.analysis import _checked
 from ckpt_runtime.frontend.stateful import check_output_mode
-from ckpt_runtime.frontend.typed_plan import Aggregate, Deduplicate, PlanNode
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Deduplicate,
+    Join,
+    Limit,
+    PlanNode,
+    Source,
+    StaticTable,
+)
 from ckpt_runtime.graph.errors import PlanError
 
+SOURCE = Source(columns=())
 DISTINCT = Deduplicate(columns=(), keys=(0,))
 TOTALS = Aggregate(columns=(), keys=(0,), aggregates=())
 
@@ -26,6 +35,24 @@ def test_mode_other_than_append_allows_stateful_operations_in_front_of_an_aggreg
         assert check_output_mode(mode, nodes) == mode
         return
     with pytest.raises(PlanError, match="behind an aggregation"):
+        check_output_mode(mode, nodes)
+
+
+@pytest.mark.parametrize("mode", ["update", "complete"])
+def test_streams_are_joined_in_mode_append_only_and_a_table_in_each_mode(mode: str) -> None:
+    join = Join(columns=(), inputs=(0, 1), how="Inner", condition=None)
+    with pytest.raises(PlanError, match="two streams can be joined in output mode append only"):
+        check_output_mode(mode, (SOURCE, SOURCE, join, TOTALS))
+    assert check_output_mode(mode, (SOURCE, StaticTable(columns=()), join, TOTALS)) == mode
+
+
+@pytest.mark.parametrize(("mode", "allowed"), [("append", True), ("update", False), ("complete", True)])
+def test_limit_of_a_stream_is_allowed_in_the_modes_that_spark_allows(mode: str, allowed: bool) -> None:
+    nodes = (SOURCE, *((TOTALS,) if mode == "complete" else ()), Limit(columns=(), inputs=(0,), rows=3))
+    if allowed:
+        assert check_output_mode(mode, nodes) == mode
+        return
+    with pytest.raises(PlanError, match="needs output mode append or complete"):
         check_output_mode(mode, nodes)
 
 

@@ -7,10 +7,20 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
-from ckpt_runtime.expressions.nodes import Column
+from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.mapping import add_queries
-from ckpt_runtime.frontend.typed_plan import Analysis, PlanNode, Project, Source, TypedColumn
+from ckpt_runtime.frontend.read_columns import check_pruned
+from ckpt_runtime.frontend.typed_plan import (
+    Aggregate,
+    Analysis,
+    Filter,
+    PlanNode,
+    Project,
+    Source,
+    TypedAggregate,
+    TypedColumn,
+)
 from ckpt_runtime.graph.compiler import compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalPlan
@@ -94,3 +104,51 @@ def test_projections_of_a_frame_that_another_query_has_merged_are_all_reached() 
         assert compiled.warnings == ()
         names = {schema.names[0] for uid, schema in compiled.input_schemas.items() if uid.startswith("query-")}
         assert names == {"third", other[-1].columns[0].name}
+
+
+NAMED = (TypedColumn("n", "integer"), TypedColumn("name", "string"), TypedColumn("bad", "string"))
+N_OF = Column(0, "integer")
+GREATER = Call("GreaterThan", (N_OF, Literal("1", "integer")), "boolean")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "left_out"),
+    [
+        ((), ""),
+        ((Project(columns=NAMED[:2], inputs=(0,), expressions=(N_OF, Column(1, "string"))),), ""),
+        ((Project(columns=NAMED[:1], inputs=(0,), expressions=(N_OF,)),), "name"),
+        (
+            (
+                Filter(columns=NAMED, inputs=(0,), condition=GREATER),
+                Project(columns=NAMED[1:2], inputs=(1,), expressions=(Column(1, "string"),)),
+            ),
+            "",
+        ),
+        (
+            (
+                Project(columns=NAMED[:2], inputs=(0,), expressions=(N_OF, Column(1, "string"))),
+                Project(columns=NAMED[:1], inputs=(1,), expressions=(N_OF,)),
+            ),
+            "name",
+        ),
+        (
+            (Aggregate(columns=NAMED[:2], inputs=(0,), keys=(1,), aggregates=(TypedAggregate("Sum", (0,), "long"),)),),
+            "",
+        ),
+    ],
+)
+@pytest.mark.parametrize("options", [{"columnNameOfCorruptRecord": "bad"}, {"mode": "FAILFAST"}], ids=str)
+def test_bad_records_of_json_are_refused_for_a_query_that_leaves_out_columns(
+    options: dict[str, str], nodes: tuple[PlanNode, ...], left_out: str
+) -> None:
+    """Spark's reader does not look at columns that a query leaves out, and what is wrong there is not bad."""
+    of_source = Source(columns=NAMED, plan_id=7)
+    columns = {"columnNameOfCorruptRecord": "bad", **options}
+    source = CapturedSource("json", columns, "")
+    if not left_out:
+        check_pruned(source, 0, (of_source, *nodes))
+        return
+    with pytest.raises(PlanError, match=f"does not read {left_out}: leave them out of the schema"):
+        check_pruned(source, 0, (of_source, *nodes))
+    check_pruned(CapturedSource("json", {**columns, "badRows": "drop"}, ""), 0, (of_source, *nodes))
+    check_pruned(CapturedSource("csv", columns, ""), 0, (of_source, *nodes))

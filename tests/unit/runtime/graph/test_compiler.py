@@ -351,3 +351,18 @@ def test_event_time_behind_streams_or_subtasks_that_meet_is_refused(mixed: str) 
     sink(plan, late)
     with pytest.raises(PlanError, match=re.escape(f"because {MIXED[mixed]}: event time would move within the batch")):
         compile_plan(plan)
+
+
+@pytest.mark.parametrize(
+    ("rates", "problem"),
+    [
+        ("in:10,other:0", "no source whose rate can be limited has the uid 'other'; of these there are: in"),
+        ("in:-1", "'-1' of 'in' is no number of rows per second"),
+        ("in:fast", "'fast' of 'in' is no number of rows per second"),
+    ],
+)
+def test_rates_of_sources_that_cannot_be_kept_are_refused(rates: str, problem: str) -> None:
+    plan = LogicalPlan("job", configuration={"pipeline.source.rates": rates})
+    sink(plan, operator(plan, source(plan, "in", "text"), reader(plan, "other")))
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        compile_plan(plan)

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.graph.aggregates import AGGREGATES
-from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec
+from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec, TableSpec
 from ckpt_runtime.operators.aggregates.accumulator import AggregateFailedError
 from ckpt_runtime.operators.aggregates.registry import ACCUMULATORS
 from ckpt_runtime.operators.operator import MAX_WATERMARK
@@ -133,6 +133,33 @@ def test_sessions_that_touch_are_one_and_those_with_a_moment_between_them_are_tw
     assert spans(job.watermark(1_000)) == [(5, 105, "a", 4, 4), (11, 21, "c", 1, 1)]
     job.process(session(2_000, "a"), session(2_010, "a"), session(2_020.001, "a"))
     assert [(first, count) for first, _, _, count, _ in spans(job.watermark(9_000))] == [(2_000, 2), (2_020, 1)]
+
+
+@BACKENDS
+def test_complete_sessions_never_end_and_tell_the_table_which_ones_became_part_of_earlier_ones(backend: str) -> None:
+    spec = GroupSpec(SESSIONS, ("k",), (COUNT, SUM), "complete", None, ("start", "end"))
+    job, table = GroupJob(spec, backend=backend), GroupJob(TableSpec(spec), backend=backend)
+
+    def result(*rows: Row) -> list[tuple[Any, ...]]:
+        job.process(*rows)
+        operator = table.subtasks[0].operator
+        operator.process_batch(pa.RecordBatch.from_pylist(job.checkpoint(), spec.output_schema), 0)
+        operator.finish()
+        return spans([dict(row) for batch in operator._rows() for row in batch.to_pylist()])
+
+    assert result(session(10, "a", 1), session(30, "a", 2), session(12, "b", 4), session(60, "a", 5)) == [
+        (10, 20, "a", 1, 1), (12, 22, "b", 1, 4), (30, 40, "a", 1, 2), (60, 70, "a", 1, 5),
+    ]  # fmt: skip
+    job.watermark(10_000)
+    assert result(session(20, "a", 8), session(5, "b", 1)) == [
+        (5, 22, "b", 2, 5), (10, 40, "a", 3, 11), (60, 70, "a", 1, 5),
+    ]  # fmt: skip
+    job.restart(backend=backend)
+    assert result(session(40, "a", 1, gap=25), session(100, None, 7)) == [
+        (5, 22, "b", 2, 5), (10, 70, "a", 5, 17), (100, 110, None, 1, 7),
+    ]  # fmt: skip
+    job.close()
+    table.close()
 
 
 KEYS = pa.schema([("c", INT), ("t", TIME), ("k", pa.string())])

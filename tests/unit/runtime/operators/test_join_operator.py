@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections import Counter
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -9,15 +12,16 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
+from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
-from ckpt_runtime.graph.specs import JoinSide, JoinSpec
+from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.errors import OperatorError, OutputSchemaError
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import MAX_WATERMARK, OperatorContext, OperatorStateStore
 from ckpt_runtime.state.errors import StateSchemaError
 from tests.support.held_memory import bytes_held
 from tests.support.inline_snapshots import CHECKPOINT, written
-from tests.support.joins import EPOCH, LEFT, RIGHT, Subtask, join_spec, text
+from tests.support.joins import EPOCH, LEFT, RIGHT, Expected, JoinJob, Subtask, join_spec, text
 
 Row = dict[str, Any]
 
@@ -333,3 +337,50 @@ def test_an_operator_without_keyed_state_says_so() -> None:
 def test_a_description_with_an_unknown_kind_is_refused() -> None:
     with pytest.raises(SchemaDerivationError, match="join type 'anti' is unknown, allowed are"):
         JoinOperator(join_spec("anti"))
+
+
+class ExpectedWithCondition(Expected):
+    """The definition, for pairs whose values ``l`` and ``r`` are in order, too."""
+
+    def _matches(self, left: Row, right: Row) -> bool:
+        return super()._matches(left, right) and left["l"] < right["r"]
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("how", ["inner", "left_outer", "right_outer", "full_outer", "left_semi"])
+def test_condition_on_pairs_decides_what_matches_in_each_kind_of_join_through_restores(how: str, backend: str) -> None:
+    plain = join_spec(how, (-4, 5), payload=pa.int64())
+    condition = Call("LessThan", (Column(2, "long"), Column(5, "long")), "boolean")
+    spec = dataclasses.replace(plain, condition=condition)
+    job, expected = JoinJob(spec, 2, backend, rows_in_memory=20), ExpectedWithCondition(spec)
+    choice = Random(how)
+    found: Counter[str] = Counter()
+    for step in range(30):
+        for side, name in ((0, "l"), (1, "r")):
+            rows = [
+                {
+                    "k": choice.choice([1, 2, 3, None]),
+                    f"{name}t": step * 2 + choice.randrange(12),
+                    name: choice.randrange(9),
+                }
+                for _ in range(choice.randrange(1, 9))
+            ]
+            found.update(map(text, job.process(side, rows)))
+            expected.process(side, rows)
+        found.update(map(text, job.watermark(step * 2)))
+        expected.advance(step * 2)
+        assert found == expected.output()
+        assert job.living == expected.living()
+        if step % 8 == 5:
+            job.rescale(choice.randrange(1, 4))
+    job.close()
+
+
+def test_bound_of_one_side_keeps_the_rows_of_the_other_and_holds_no_watermark_back() -> None:
+    spec = join_spec("right_outer", (0, NO_BOUND_US // 1000))
+    spec = dataclasses.replace(spec, exact=(0, NO_BOUND_US))
+    join = Subtask(spec)
+    join.left(left(1, 10), left(2, 30))
+    assert brief(join.right(right(1, 10**9), right(2, 29))) == [(1, 10, 10**9)]
+    assert brief(join.watermark(29)) == [(2, None, 29), 29]
+    assert join.living() == (2, 1)

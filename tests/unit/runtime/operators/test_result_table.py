@@ -8,8 +8,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.graph.specs import GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
-from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.operators.result_table import LimitOperator, SortOperator
 from tests.support.groups import GroupJob, GroupSubtask, aggregate
 from tests.support.inline_snapshots import CANONICAL
@@ -21,7 +22,7 @@ GROUP = GroupSpec(
     (aggregate("Count", result=INT), aggregate("Sum", "v", result=INT)),
     "complete",
 )
-TABLE = TableSpec(GROUP.output_schema, GROUP)
+TABLE = TableSpec(GROUP)
 BACKENDS = pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 
 
@@ -114,7 +115,7 @@ def test_aggregate_of_no_rows_has_the_result_of_sql_until_the_first_row_comes(
     schema = pa.schema([("all", pa.int32()), *zip(columns, given, strict=True)])
     one = aggregate(function, *columns, result=result, settings={"ignoreNulls": False})
     group = GroupSpec(schema, ("all",), (one,), "complete")
-    job = GroupJob(TableSpec(group.output_schema, group, total=True))
+    job = GroupJob(TableSpec(group, total=True))
     assert job.checkpoint() == [{"all": 0, one.name: expected}]
     assert job.checkpoint() == []
     job.process({"all": 0, one.name: None})
@@ -125,10 +126,10 @@ def test_aggregate_of_no_rows_has_the_result_of_sql_until_the_first_row_comes(
 class Rows:
     """Runs an operator on whole tables, and notes what comes out and where a table ends."""
 
-    def __init__(self, operator: Operator) -> None:
+    def __init__(self, operator: Operator, context: OperatorContext | None = None) -> None:
         self.operator = operator
         self.out: list[Any] = []
-        operator.open(None, self)  # type: ignore[arg-type]
+        operator.open(context, self)  # type: ignore[arg-type]
 
     def emit(self, batch: pa.RecordBatch) -> None:
         self.out += [tuple(found.values()) for found in batch.to_pylist()]
@@ -177,3 +178,23 @@ def test_limit_counts_the_rows_of_each_table_separately() -> None:
     for _ in range(2):
         assert limit.table(batch, batch, batch) == [(1,), (2,), (1,), "end"]
     assert Rows(LimitOperator(LimitSpec(0))).table(batch) == ["end"]
+
+
+def test_limit_of_a_stream_counts_the_rows_that_passed_before_a_restore() -> None:
+    def opened(restored: tuple[OperatorListState, ...] = ()) -> tuple[Rows, OperatorContext]:
+        context = OperatorContext(
+            job_id="j", uid="limit", name="limit", subtask_index=0, parallelism=1, attempt=0, now_ms=lambda: 0,
+            monotonic_ms=lambda: 0, set_timer=lambda at_ms: None, operator_state=OperatorStateStore(restored),
+            keyed_state=None,
+        )  # fmt: skip
+        return Rows(LimitOperator(LimitSpec(3, in_all=True)), context), context
+
+    batch = pa.RecordBatch.from_pydict({"n": [1, 2]})
+    limit, context = opened()
+    assert limit.table(batch) == [(1,), (2,), "end"]
+    limit.operator.snapshot(1)
+    limit, context = opened(context.operator_state.snapshot())
+    assert limit.table(batch, batch) == [(1,), "end"]
+    limit.operator.snapshot(2)
+    limit, _ = opened(context.operator_state.snapshot())
+    assert limit.table(batch) == ["end"]

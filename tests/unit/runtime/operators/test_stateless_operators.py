@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorSta
 from ckpt_runtime.graph.specs import MapInArrowSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from tests.unit.runtime.operators.conftest import Harness
 
@@ -225,3 +225,35 @@ def test_at_another_parallelism_the_watermark_starts_again(harness: type[Harness
     restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)
     assert restored.take() == []
     assert restored.process(at(1))[-1] == ("watermark", 1000)
+
+
+@pytest.mark.row("ends.3")
+def test_watermark_says_once_that_no_rows_come_and_comes_again_with_the_next_row(harness: type[Harness]) -> None:
+    configuration = {"pipeline.source.idle-timeout": "400 ms"}
+    run = harness(WatermarkOperator(WatermarkSpec("t", 1000)), configuration=configuration)
+
+    def pass_time(ms: int) -> list[Any]:
+        end = run.now + ms
+        while run.timer is not None and run.timer <= end:
+            run.now, run.timer = max(run.now, run.timer), None
+            run.operator.on_processing_time(run.now)
+        run.now = end
+        return run.take()
+
+    assert run.process(at(10))[-1] == ("watermark", 9000)
+    assert pass_time(300) == []
+    assert run.process(at(11))[-1] == ("watermark", 10_000)
+    assert pass_time(400) == []
+    assert pass_time(1000) == [("watermark", IDLE_WATERMARK)]
+    found = run.process(at(5))
+    assert found[0] == ("watermark", 10_000), "before the row, so that no consumer takes it for late by mistake"
+    assert pass_time(300) == []
+    run.now += 5000  # the subtask could not run: it may be back-pressured, with rows in front of it
+    assert pass_time(0) == []
+    assert pass_time(1000) == [("watermark", IDLE_WATERMARK)]
+
+
+def test_watermark_without_a_timeout_asks_for_no_timer(harness: type[Harness]) -> None:
+    run = harness(WatermarkOperator(WatermarkSpec("t", 1000)))
+    run.process(at(10))
+    assert run.timer is None

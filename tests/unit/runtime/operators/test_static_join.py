@@ -40,7 +40,9 @@ def stored(directory: Path, table: pa.Table) -> str:
 
 def operator_of(path: str, how: str, keys: tuple[StaticJoinKey, ...], condition: Expression | None = None) -> Any:
     schema = STREAM if how in ("semi", "anti") else pa.schema([*STREAM, *TABLE.schema])
-    output = tuple(range(len(schema)))
+    output = tuple(range(2 if how == "existence" else len(schema)))
+    if how == "existence":
+        schema = STREAM.append(pa.field("exists", pa.bool_()))
     operator = StaticJoinOperator(StaticJoinSpec(how, path, keys, (), condition, 2, output, schema))
     context: Any = SimpleNamespace(now_ms=lambda: 0)
     operator.open(context, Emitted())  # type: ignore[arg-type]
@@ -71,6 +73,7 @@ ROWS = [("b", 1), ("x", 2), (None, 3), ("a", 4)]
         ),
         ("semi", [("b", 1), ("a", 4)]),
         ("anti", [("x", 2), (None, 3)]),
+        ("existence", [("b", 1, True), ("x", 2, False), (None, 3, False), ("a", 4, True)]),
     ],
 )
 def test_rows_stay_in_order_however_many_pairs_are_looked_at_together(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
@@ -13,7 +14,7 @@ from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandl
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.state.backend import SnapshotFiles
-from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader
+from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader, decode_schema
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task import snapshot_files
@@ -110,6 +111,21 @@ def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: S
     assert written.written_bytes == written.state.bytes == 100 + in_flight
     assert storage.content(1, written.state.outputs[0]) == [message]
     assert frozen.released == 1
+
+
+def test_rows_with_dictionaries_are_stored_as_plain_ones_and_referred_to_later(storage: Storage, kit: TaskKit) -> None:
+    texts = [pa.array(values).dictionary_encode() for values in (["a", "b", "a"], ["c", None])]
+    batches = [pa.record_batch({"s": text, "t": pa.StructArray.from_arrays([text], ["u"])}) for text in texts]
+    stream = storage.write(1, [CapturedChannel(0, None, list(batches))]).state.inputs[0]
+    schema = decode_schema(stream.schema)
+    assert schema is not None
+    assert schema.types == [pa.string(), pa.struct([("u", pa.string())])]
+    read = [pa.ipc.read_record_batch(content, schema) for content in storage.content(1, stream)]
+    assert [batch.column("s").to_pylist() for batch in read] == [["a", "b", "a"], ["c", None]]
+    assert [batch.column("t").field(0).to_pylist() for batch in read] == [["a", "b", "a"], ["c", None]]
+    storage.persisted.completed(1)
+    again = storage.write(2, [CapturedChannel(0, None, list(batches))])
+    assert (again.in_flight_bytes, again.state.inputs[0].schema) == (0, stream.schema)
 
 
 @pytest.mark.row("76.11")

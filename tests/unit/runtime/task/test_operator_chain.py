@@ -69,6 +69,46 @@ def test_dictionary_columns_are_sent_as_plain_ones(kit: TaskKit) -> None:
     assert batch.to_pydict() == {"s": ["a", "b", "a"], "n": [1, 2, 3]}
 
 
+def test_dictionaries_stay_for_a_consumer_that_takes_them_and_are_decoded_for_the_others(kit: TaskKit) -> None:
+    kept, decoded = kit.Sent(), kit.Sent()
+    partitions = [forward(kept), forward(decoded)]
+    partitions[0].keeps_dictionaries = True
+    batch = pa.record_batch({"s": _dictionary("a", None, "a")})
+    ChainEnd(partitions).emit(batch)
+    assert kept.batches[0] is batch
+    assert decoded.batches[0].schema.types == [pa.string()]
+
+
+def test_large_batches_are_cut_for_the_network_but_not_for_a_consumer_that_gets_them_by_reference(kit: TaskKit) -> None:
+    batch = pa.record_batch({"s": ["x" * 100_000] * 60})  # 6 MB, 1 MiB in a buffer
+    whole, cut, smaller = kit.Sent(), kit.Sent(), kit.Sent()
+    partitions = [forward(out) for out in (whole, cut, smaller)]
+    partitions[0].by_reference = partitions[2].by_reference = True
+    partitions[2].limit_bytes(0, 1 << 18)  # as the consumer asks, whose queue is too long
+    ChainEnd(partitions).emit(batch)
+    assert [sent.num_rows for sent in whole.batches] == [60]
+    assert max(sent.num_rows for sent in cut.batches) <= 20
+    assert max(sent.num_rows for sent in smaller.batches) <= 5
+    for out in (cut, smaller):
+        assert pa.Table.from_batches(out.batches).equals(pa.Table.from_batches([batch]))
+    huge = pa.record_batch({"s": ["x" * 1_000_000] * 60})
+    ChainEnd(partitions[:1]).emit(huge)
+    assert [sent.num_rows for sent in whole.batches[1:]] == [30, 30]
+
+
+def test_gathered_batches_with_different_dictionaries_are_sent_as_one_plain_batch(kit: TaskKit) -> None:
+    out = kit.Sent()
+    partition = forward(out, timeout_ms=1_000)
+    partition.keeps_dictionaries = True
+    nested = pa.StructArray.from_arrays([_dictionary("x", "y")], ["n"])
+    for text in ("a", "b"):
+        ChainEnd([partition]).emit(pa.record_batch({"s": _dictionary(text, None), "c": nested}))
+    partition.flush()
+    (batch,) = out.batches
+    assert batch.to_pydict() == {"s": ["a", None, "b", None], "c": [{"n": "x"}, {"n": "y"}] * 2}
+    assert "dictionary" not in str(batch.schema)
+
+
 def test_a_batch_without_dictionaries_is_passed_on_as_it_is(kit: TaskKit) -> None:
     out = kit.Sent()
     end = ChainEnd([forward(out)])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 
@@ -43,6 +43,42 @@ def test_a_channel_that_goes_back_is_ignored() -> None:
     ],
 )
 def test_the_end_of_all_channels_comes_behind_what_the_data_has_reached(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int]
+) -> None:
+    valve = WatermarkValve(gates)
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        # A channel that never had a row, and one whose rows have ended for now.
+        ([0, 0], [(0, 9), (1, IDLE_WATERMARK), (0, 11)], [9, 11]),
+        ([0, 0], [(0, 9), (1, 5), (1, IDLE_WATERMARK), (0, 11)], [5, 9, 11]),
+        # It holds event time again with its next watermark, and event time does not go back.
+        ([0, 0], [(0, 9), (1, IDLE_WATERMARK), (1, 3), (0, 20), (1, 12)], [9, 12]),
+        ([0, 0], [(0, 9), (1, 5), (1, IDLE_WATERMARK), (1, 5), (0, 20), (1, 10)], [5, 9, 10]),
+        # All are idle: consumers hear of it once, and again when one is active.
+        ([0], [(0, IDLE_WATERMARK), (0, IDLE_WATERMARK), (0, 4)], [IDLE_WATERMARK, 4]),
+        ([0], [(0, 4), (0, IDLE_WATERMARK), (0, 4), (0, 6)], [4, IDLE_WATERMARK, 4, 6]),
+        ([0, 0], [(0, 9), (1, 5), (1, IDLE_WATERMARK), (0, IDLE_WATERMARK)], [5, 9, IDLE_WATERMARK]),
+        ([0, 1], [(0, 9), (1, 5), (1, IDLE_WATERMARK), (0, IDLE_WATERMARK)], [5, 9, IDLE_WATERMARK]),
+        # The end of one channel is not the end of those that are idle.
+        ([0, 0], [(0, 9), (1, IDLE_WATERMARK), (0, MAX_WATERMARK)], [9, IDLE_WATERMARK]),
+        (
+            [0, 0],
+            [(0, 9), (1, IDLE_WATERMARK), (0, MAX_WATERMARK), (1, 12), (1, MAX_WATERMARK)],
+            [9, IDLE_WATERMARK, 12, MAX_WATERMARK],
+        ),
+        (
+            [0, 0],
+            [(0, 9), (1, 5), (1, IDLE_WATERMARK), (0, MAX_WATERMARK), (1, MAX_WATERMARK)],
+            [5, 9, IDLE_WATERMARK, MAX_WATERMARK],
+        ),
+    ],
+)
+def test_event_time_does_not_wait_for_idle_channels(
     gates: list[int], advances: list[tuple[int, int]], expected: list[int]
 ) -> None:
     valve = WatermarkValve(gates)
