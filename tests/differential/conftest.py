@@ -52,10 +52,11 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for key, value in {
         "spark.ui.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
-        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.shuffle.partitions": "1",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.local.dir": str(directory),
+        "spark.python.daemon.module": "tests.support.spark_worker_daemon",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "768m",
     }.items():

@@ -68,8 +68,8 @@ class Running:
     def living(self) -> list[str]:
         return [line.job_id for line in self.client.list_jobs() if line.state not in TERMINAL_STATES]
 
-    def holds(self) -> list[str]:
-        return [owner for program in self.client.list_pipelines() for owner in program.holds]
+    def holders(self) -> list[str]:
+        return [holder.owner for program in self.client.list_pipelines() for holder in program.holders]
 
     def stop_exactly(self, job_id: str) -> None:
         """Each row came once, whatever has ended meanwhile, and nothing of a job that has ended is left."""
@@ -140,7 +140,7 @@ def test_an_upgrade_whose_session_ends_at_each_request_is_finished_by_the_next_s
         # A session that has just begun takes no savepoint: the upgrade ends without a trace, for the next run.
         assert "The job is not running" in refused
         assert running.living() == [running.job_id]
-        assert running.holds() == []
+        assert running.holders() == []
         running.client.wait_for_state(running.job_id, ["RUNNING"], timeout_s=patient(180))
         result = upgrade()
     assert {"Claim", "Hold", "Look", "Preview", "Stop", "ReadStop", "Run", "Release"} <= set(interrupted)
@@ -150,7 +150,7 @@ def test_an_upgrade_whose_session_ends_at_each_request_is_finished_by_the_next_s
     assert [path.as_uri() for path in savepoints.iterdir()] == [result["savepoint_path"]]
     lines = {line.job_id: line for line in running.client.list_jobs()}
     assert lines[running.job_id].end_time_ms <= lines[result["job_id"]].start_time_ms
-    assert running.holds() == []
+    assert running.holders() == []
     running.stop_exactly(result["job_id"])
 
 
@@ -180,7 +180,8 @@ def test_a_drill_whose_session_ends_leaves_nothing_and_the_next_try_passes(
             **HERE,
         )
 
-    look, ended = DrillCondition.look, []
+    look = DrillCondition.look
+    ended: list[str] = []
 
     async def look_and_end(condition: DrillCondition, client: Any) -> Any:
         drill = await client.job_details(condition.job_id)
