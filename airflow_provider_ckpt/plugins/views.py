@@ -205,7 +205,7 @@ async def _states_of(jobs: list[TaskJob]) -> list[dict[str, Any]]:
         if line is None:
             return {"state": "UNKNOWN", "reasons": [problem or "The job manager does not know this job."]}
         found = {"name": line["name"], "state": line["state"], "replaced": line["replaced"], "reasons": []}
-        return found if found["state"] in TERMINAL_STATES else found | await _health(job.conn_id, job.job_id)
+        return found | await _judgement(job.conn_id, line)
 
     return await _in_turn(state_of, jobs)
 
@@ -231,6 +231,15 @@ def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         if not line.get("drill"):
             latest[line["name"]] = max(line["start-time"], latest.get(line["name"], 0))
     return {line["jid"]: line | {"replaced": line["start-time"] < latest.get(line["name"], 0)} for line in lines}
+
+
+async def _judgement(conn_id: str, line: dict[str, Any]) -> dict[str, Any]:
+    """Verdict, reasons and age of the last checkpoint; why a job has failed; nothing about other ended jobs."""
+    if line["state"] not in TERMINAL_STATES:
+        return await _health(conn_id, line["jid"])
+    if line["state"] != "FAILED" or line["replaced"]:
+        return {}
+    return {"reasons": (await _health(conn_id, line["jid"])).get("reasons", [])}
 
 
 async def _health(conn_id: str, job_id: str) -> dict[str, Any]:
@@ -349,7 +358,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
     async def judged(line: dict[str, Any]) -> dict[str, Any]:
         found = {"name": line["name"], "job_id": line["jid"], "state": line["state"], "verdict": None, "reasons": []}
         found["link"] = CkptJobLink().address(pages_path(conn_id), line["jid"])
-        return found if line["state"] == "FAILED" else found | await _health(conn_id, line["jid"])
+        return found | await _judgement(conn_id, line)
 
     judgements = await _in_turn(judged, looked_at)
     in_trouble = [job for job in judgements if job["state"] == "FAILED" or job["verdict"] in ("DEGRADED", "UNHEALTHY")]

@@ -35,6 +35,13 @@ def report_of(error: BaseException) -> FailureCause:
     return FailureCause(name, message, _joined([f"{name}: {message}\n", *_trace_of(error)]))
 
 
+def failure_reason(failure: FailureCause | None) -> str | None:
+    """Class and first line of the message, for lists; None without a failure."""
+    if failure is None:
+        return None
+    return printable(f"{failure.exception}: {failure.message}".splitlines()[0], _MAX_SUMMARY_CHARS)
+
+
 def summary_of(error: BaseException) -> str:
     """Class and message in one short line, for logs and for reasons."""
     return printable(f"{_name_of(type(error))}: {_message_of(error)}".replace("\n", " "), _MAX_SUMMARY_CHARS)

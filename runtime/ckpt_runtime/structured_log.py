@@ -68,8 +68,12 @@ PLAIN = LogSettings()
 
 
 def start_logging(settings: LogSettings, process: str, **known: Any) -> None:
-    """Send log lines to standard error from now on; ``process`` is the kind of this process. May be called again."""
+    """Send log lines to standard error from now on; ``process`` is the kind of this process. May be called again.
+
+    Python's warnings become log lines, too.
+    """
     log_of_process(process=process, session=settings.session or None, **known)
+    logging.captureWarnings(True)
     logging.basicConfig(level=logging.INFO, format=_TEXT)
     root = logging.getLogger()
     if _recent not in root.handlers:

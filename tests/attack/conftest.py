@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -110,6 +111,9 @@ def attacked() -> Iterator[AttackedSession]:
             client.wait_for_state(session.job_id, ["RUNNING"], timeout_s=patient(180))
             wait_until(lambda: session.completed() > 0, "a checkpoint")
             yield session
+            # Spark Connect has been used, whose threads are not to keep the JVM alive.
+            info.driver.signal(signal.SIGTERM)
+            wait_until(lambda: not info.is_alive, "the session to end by itself")
     finally:
         stop_session(info)
         shutil.rmtree(directory)

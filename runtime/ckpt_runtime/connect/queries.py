@@ -24,6 +24,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobTerminated
 from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, OperationKind, RunRequest
@@ -128,7 +129,7 @@ class Queries:
                     for query in queries:
                         result = await self.result(query)
                         if result.status is JobStatus.FAILED:
-                            raise QueryFailedError(_message(result))
+                            raise QueryFailedError(failure_reason(result.failure) or "the query failed")
                         if result.status is not None:
                             return True
                     await changed.wait()
@@ -180,7 +181,7 @@ class Queries:
     async def failure(self, query: Query) -> str:
         """Returns the failure that ended the query, or an empty text."""
         result = await self.result(query)
-        return _message(result) if result.status is JobStatus.FAILED else ""
+        return (failure_reason(result.failure) or "the query failed") if result.status is JobStatus.FAILED else ""
 
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form.
@@ -243,11 +244,6 @@ def _event_time(watermarks: Sequence[int]) -> dict[str, str]:
     """
     reached = min((watermark for watermark in watermarks if watermark <= _LATEST_MS), default=None)
     return {} if reached is None else {"watermark": _time(max(0, reached))}
-
-
-def _message(result: ExecutionResult) -> str:
-    failure = result.failure
-    return "the query failed" if failure is None else f"{failure.exception}: {failure.message}".splitlines()[0]
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -398,8 +398,8 @@ class UpgradeInProgress(Struct, frozen=True, kw_only=True, rename=spelling.kebab
 class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.JOB_DETAILS):
     """``/jobs/:jobid``. ``timestamps`` says when the job last entered each state, 0 for never.
 
-    ``status_reason`` says why a job that waits for slots has not got them. ``now_ms`` is the server's time.
-    ``explained`` has the plans that the program showed by ``explain()``.
+    ``status_reason`` says why a job that waits for slots has not got them, and why a job has failed. ``now_ms`` is the
+    server's time. ``explained`` has the plans that the program showed by ``explain()``.
     """
 
     job_id: str

@@ -8,6 +8,7 @@ pipelines, and no more. The driver's own secrets are removed from the environmen
 
 from __future__ import annotations
 
+import atexit
 import secrets
 import threading
 from dataclasses import dataclass
@@ -82,6 +83,9 @@ def _start(spark: Any) -> SparkService:
     conf.set("spark.connect.authenticate.token", token)
     service = getattr(getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
     service.start(context)
+    # Threads of the service that are no daemons would keep the JVM alive when this process has ended.
+    no_timeout = spark._jvm.scala.Option.empty()
+    atexit.register(service.stop, no_timeout, no_timeout)
     # Not in the configuration that clients may read.
     conf.remove("spark.connect.authenticate.token")
     return SparkService(f"{host}:{service.server().getPort()}", token, local)

@@ -28,7 +28,7 @@ from ckpt_runtime.configuration.configuration import (
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.contract.configuration import ConfigVersion, JobConfig
 from ckpt_runtime.contract.configuration import EffectiveOption as ShownOption
-from ckpt_runtime.failure_report import FailureCause
+from ckpt_runtime.failure_report import FailureCause, failure_reason
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError, checked, malformed
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
@@ -115,7 +115,8 @@ class EndedJob:
 
     def details(self) -> JobDetails:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
-        return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph)
+        reason = failure_reason(self._failure)
+        return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph, status_reason=reason)
 
     def config_info(self) -> JobConfig:
         submitted = frozenset[str]() if self.request is None else self.request.option_keys

@@ -249,7 +249,7 @@ class VertexDetails:
 class JobDetails:
     """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
 
-    ``status_reason`` says why a job that waits for slots does not get them.
+    ``status_reason`` says why a job that waits for slots does not get them, and why a job has failed.
     ``upgrade`` is the upgrade of its lineage that is in progress, if any.
     """
 

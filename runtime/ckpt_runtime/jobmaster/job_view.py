@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import effective_options
 from ckpt_runtime.contract.configuration import JobConfig
-from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, printable
+from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, failure_reason, printable
 from ckpt_runtime.jobmaster.ended_job import result_document, shown_configuration
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import (
@@ -227,8 +227,8 @@ class JobView:
         vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
         # A running job may wait for slots as well, for a rescale; that is not shown.
         waits = self.status in (JobStatus.CREATED, JobStatus.RESTARTING)
-        reason = self.waits_for_slots if waits else ""
-        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason or None)
+        reason = self.waits_for_slots or None if waits else failure_reason(self.result().failure)
+        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason)
 
     def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfig:
         """``plan`` was accepted last; ``overrides`` maps keys to the values in effect instead for now."""

@@ -7,6 +7,8 @@ import io
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,6 +126,22 @@ def test_a_process_logs_as_configured(log: Log, chosen: LogFormat, monkeypatch: 
         assert (found["message"], found["process"], found["session"]) == ("said", "driver", "app-1")
     else:
         assert line.endswith("INFO root: said")
+
+
+def test_a_warning_of_python_is_a_line_of_the_log() -> None:
+    code = (
+        "import warnings; from ckpt_runtime.structured_log import LogSettings, start_logging;"
+        "from ckpt_runtime.configuration.cluster_options import LogFormat;"
+        "start_logging(LogSettings(LogFormat.JSON, 'app-1'), 'driver'); warnings.warn('use another', FutureWarning)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (line,) = done.stderr.splitlines()
+    found = json.loads(line)
+    assert (found["level"], found["logger"], "FutureWarning: use another" in found["message"]) == (
+        "WARNING",
+        "py.warnings",
+        True,
+    )
 
 
 def test_the_last_lines_are_kept_without_secrets_and_control_characters(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,10 +25,11 @@ function line(job) {
   const ended = ENDED.has(job.state);
   const checkpoints = job.health?.checkpoints;
   const age = checkpoints?.["last-completed-age"];
+  const health = job.health;
   return [
     [h("a", { class: "name", href: `#/jobs/${job.jid}` }, job.name), h("code", { class: "id" }, job.jid)],
     badge(job.state),
-    job.health && !ended ? [badge(job.health.verdict), (job.health.reasons ?? []).map((text) => h("small", { class: "reason" }, text))] : "–",
+    health ? [ended ? null : badge(health.verdict), (health.reasons ?? []).map((text) => h("small", { class: "reason" }, text))] : "–",
     ended || age === undefined || age === null ? "–" : `${duration(age)} ago`,
     ended || !checkpoints ? "–" : percent(checkpoints["success-rate"]),
     clock(job["start-time"]),
@@ -43,9 +44,9 @@ const COLUMNS = [
 
 export async function jobsPage() {
   const [overview, { jobs }] = await Promise.all([get("overview"), get("jobs/overview")]);
-  const living = jobs.filter((job) => !ENDED.has(job.state));
-  await inTurn(living, async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); });
   const isReplaced = replaced(jobs);
+  const judged = jobs.filter((job) => !ENDED.has(job.state) || (job.state === "FAILED" && !isReplaced(job)));
+  await inTurn(judged, async (job) => { job.health = await getIfAny(`jobs/${job.jid}/health`); });
   jobs.sort((one, other) => rank(one, isReplaced) - rank(other, isReplaced) || other["start-time"] - one["start-time"]);
   const failed = overview["jobs-failed"];
   return {

@@ -98,6 +98,12 @@ def test_a_job_that_waits_for_slots_says_why() -> None:
     assert job.health().reasons == ("it is CREATED: needs 20 slots, the cluster has 8",)
 
 
+def test_a_job_that_has_failed_says_why() -> None:
+    job = Job(JobStatus.FAILED)
+    job.details = replace(job.details, status_reason="ValueError: no such carrier")
+    assert job.health().reasons == ("it is FAILED: ValueError: no such carrier",)
+
+
 @pytest.mark.parametrize("sink", [{"kind": "committer"}, {"kind": "sink", "output_directory": "/out"}])
 def test_a_job_without_checkpoints_whose_sink_commits_with_them_is_degraded(sink: dict[str, Any]) -> None:
     vertex = JobVertex("v", (OperatorNode("s", "sink of orders", **sink),), 1)
