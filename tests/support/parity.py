@@ -87,8 +87,15 @@ def _expressions(spark: SparkSession, query: str) -> list[Any] | None:
         return None  # an example of an error, or of something that is not installed
     if plan.nodeName() != "Project" or plan.child().nodeName() != "OneRowRelation":
         return None
-    selected = plan.projectList()
+    selected = of_session(spark, plan).projectList()
     return [selected.apply(at) for at in range(selected.size())]
+
+
+def of_session(spark: SparkSession, plan: Any) -> Any:
+    """Returns a plan with the current user, catalog and database as constants, as the planner reads it."""
+    assert spark._jvm is not None
+    manager = spark._jsparkSession.sessionState().catalogManager()
+    return spark._jvm.org.apache.spark.sql.catalyst.optimizer.ReplaceCurrentLike(manager).apply(plan)
 
 
 def _compute(example: Example, expressions: Sequence[Any]) -> None:

@@ -301,7 +301,7 @@ class _Planner:
     def _without_subqueries(self, plan: Any) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
 
-        ``SELECT DISTINCT`` becomes an aggregation, as in Spark.
+        ``SELECT DISTINCT`` becomes an aggregation, and the current user, catalog and database constants, as in Spark.
         """
         catalyst = self._jvm.org.apache.spark.sql.catalyst
         patterns = _companion(catalyst.trees, "TreePattern")
@@ -315,6 +315,9 @@ class _Planner:
             plan = _companion(catalyst.optimizer, "RewriteCorrelatedScalarSubquery").apply(plan)
         if plan.containsPattern(patterns.DISTINCT_LIKE()):
             plan = _companion(catalyst.optimizer, "ReplaceDistinctWithAggregate").apply(plan)
+        if plan.containsPattern(patterns.CURRENT_LIKE()):
+            manager = self._session.sessionState().catalogManager()
+            plan = catalyst.optimizer.ReplaceCurrentLike(manager).apply(plan)
         return plan
 
     def table(self, request: TableRequest, relation: bytes, new: NewTables) -> CatalogTable:

@@ -27,7 +27,7 @@ _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
-_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion"})
+_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone"})
 """Functions whose arguments are constant or irrelevant: Spark computes them when the program is planned."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
@@ -135,7 +135,7 @@ class ExpressionReader:
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
             return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
         if name == "Literal" or name in _FOLDED:
-            return _literal(jvm.value() if name == "Literal" else jvm.eval(None), type_)
+            return _literal(_constant(name, jvm), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
         return with_gap(call) if name == "TimestampAddInterval" else call
@@ -175,6 +175,15 @@ def spark_type(jvm: Any) -> SparkType:
 def function_number(jvm: Any) -> int:
     """Returns the number that stands in a plan for a Python function."""
     return int(bytes(int(byte) for byte in jvm.command().mkString(",").split(",")))
+
+
+def _constant(name: str, jvm: Any) -> Any:
+    """Returns the value of a constant, or of a function that Spark computes when the program is planned."""
+    from py4j.java_gateway import JavaClass
+
+    if name == "CurrentTimeZone":  # of the session that is active in this thread of the JVM
+        return JavaClass("org.apache.spark.sql.internal.SQLConf", jvm._gateway_client).get().sessionLocalTimeZone()
+    return jvm.value() if name == "Literal" else jvm.eval(None)
 
 
 def _common_id(jvm: Any) -> int:

@@ -31,6 +31,8 @@ def queries(spark: SparkSession, rows: DataFrame) -> dict[str, tuple[DataFrame, 
         F.date_format("placed_at", "yyyy-MM-dd HH:mm").alias("minute"),
         F.transform("tags", lambda tag: F.concat(tag, F.lit("!"))).alias("tags"),
         F.col("placed_at").cast("date").alias("day"),
+        F.concat_ws(".", F.current_user(), F.current_catalog(), F.current_database()).alias("session"),
+        F.current_timezone().alias("zone"),
     )
     sql = spark.sql(
         "SELECT country, count(*) AS n FROM (SELECT substring(country, 1, 1) AS country FROM orders "

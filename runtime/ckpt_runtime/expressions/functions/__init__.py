@@ -12,7 +12,9 @@ from ckpt_runtime.expressions.functions import (
     intervals,
     mathematics,
     nested,
+    number_formats,
     predicates,
+    searches,
     strings,
 )
 
@@ -28,6 +30,8 @@ __all__ = [
     "intervals",
     "mathematics",
     "nested",
+    "number_formats",
     "predicates",
+    "searches",
     "strings",
 ]
