@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,19 @@ def rows_of(operator: str, name: str, savepoint: Path | str = SAVEPOINT) -> list
 
 
 def flat(frame: DataFrame) -> list[dict[str, Any]]:
-    """Rows of a frame under the names of stored rows."""
+    """Rows of a frame under the names of stored rows. PySpark gives timestamps in local time, without the zone."""
+
+    def with_zone(value: Any) -> Any:
+        return value.astimezone(UTC) if isinstance(value, datetime) else value
+
     found = []
     for row in frame.collect():
         flat: dict[str, Any] = {}
         for name, value in row.asDict(recursive=True).items():
             flat |= (
-                {f"{name}.{member}": item for member, item in value.items()}
+                {f"{name}.{member}": with_zone(item) for member, item in value.items()}
                 if isinstance(value, dict)
-                else {name: value}
+                else {name: with_zone(value)}
             )
         found.append(flat)
     return found
