@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 unset PYTHONDONTWRITEBYTECODE
 
 # Rooms whose unit tests only compute: they wait for no other process, and none of their requests can time out.
-COMPUTING=(api checkpoint configuration connectors graph operators scheduler)
+COMPUTING=(checkpoint configuration connectors graph operators scheduler)
 ROOMS=("${COMPUTING[@]}" state)
 
 # What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. The longest come first;
@@ -50,6 +50,8 @@ directories="${TMPDIR:-/tmp}/ckpt-$(id -un)-$(pwd | cksum | cut -c1-6)"
 mkdir -p -m 700 "$directories"
 
 reports="$(mktemp -d)"
+mkdir "$reports/analyses"
+export CKPT_TEST_ANALYSES="$reports/analyses" # what Spark answered while programs were planned, see tests/support/analyses.py
 trap 'rm -rf "$reports"' EXIT
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait; exit 130' INT TERM
 
@@ -112,6 +114,6 @@ for group in "${GROUPS_OF_TESTS[@]}"; do
 done
 wait
 printf '\nProcessor seconds of each group:\n'
-grep -H ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
-grep -h "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
+grep -Hs ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
+grep -hs "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'
 test ! -e "$reports/failed"

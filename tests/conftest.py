@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -49,6 +51,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     mini_cluster = sys.modules.get("ckpt_runtime.testing.mini_cluster")  # not imported for tests that have none
     if mini_cluster is not None:
         mini_cluster.MiniCluster.slowness = staticmethod(slowness)
+        from tests.support import analyses
+
+        analyses.share(Path(os.environ.get(analyses.VARIABLE) or RUN.kept("analyses")))
     _collect_and_keep()
     gc.enable()
 

@@ -163,8 +163,8 @@ def ckpt_task(
     """Make a task of a function that builds a pipeline: a job runs it, which the task starts, finds or upgrades.
 
     The function's source is the program. So everything that it uses is imported or defined inside it, given as an
-    argument, or in one of ``files``. Its first parameter is called ``spark`` (a PySpark program), or ``session`` (the
-    engine's own interface), and is not given in the call. Arguments of the call are JSON values, and may be templates.
+    argument, or in one of ``files``. Its first parameter is called ``spark``, and is not given in the call. Arguments
+    of the call are JSON values, and may be templates.
 
     The task is a :class:`~airflow_provider_ckpt.operators.deploy.DeployJobOperator`, whose arguments it takes, and
     gives the same result.

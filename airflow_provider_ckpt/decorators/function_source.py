@@ -19,18 +19,17 @@ from airflow.sdk.definitions.context import KNOWN_CONTEXT_KEYS
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 
-FIRST_PARAMETERS: Final = ("spark", "session")
 ENTRY: Final = "run_with_arguments"
 _OF_EVERY_MODULE: Final = frozenset({"__file__", "__name__"})
 _CALL: Final = '''
 
 
-def {entry}({first}, document):
+def {entry}(spark, document):
     """Calls the function with the task's arguments."""
     import json
 
     arguments, keywords = json.loads(document)
-    {function}({first}, *arguments, **keywords)
+    {function}(spark, *arguments, **keywords)
 '''
 
 
@@ -71,9 +70,8 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
         names = _globals_used(text, name)
     except (OSError, SyntaxError) as error:
         raise refused(f"its source cannot be read: {error}") from error
-    first = _first_parameter(node)
-    if first not in FIRST_PARAMETERS:
-        raise refused("its first parameter must be called spark (or session, for the engine's own interface)")
+    if _first_parameter(node) != "spark":
+        raise refused("its first parameter must be called spark")
     parameters = inspect.signature(function).parameters
     known = [parameter for parameter in parameters if parameter in KNOWN_CONTEXT_KEYS]
     if known:
@@ -88,9 +86,7 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
                 "have: import or define it inside the function, or pass its value as an argument"
             )
     file = Path(inspect.getsourcefile(function) or "")
-    return FunctionSource(
-        name, file, text + _CALL.format(entry=ENTRY, first=first, function=name), tuple(parameters)[1:]
-    )
+    return FunctionSource(name, file, text + _CALL.format(entry=ENTRY, function=name), tuple(parameters)[1:])
 
 
 def _definition(source: str, name: str) -> tuple[str, ast.FunctionDef, int]:

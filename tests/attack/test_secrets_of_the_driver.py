@@ -13,7 +13,7 @@ pytestmark = pytest.mark.attack
 NAMES = ("PYSPARK_GATEWAY_SECRET", "_SPARK_AUTH_SECRET", "CKPT_REST_TOKEN", "AIRFLOW__CORE__FERNET_KEY")
 CURIOUS = """
 import os
-def pipeline(session):
+def pipeline(spark):
     raise ValueError(f"found {sorted(name for name, value in os.environ.items() if value == 'do-not-show-this')}")
 """
 

@@ -34,14 +34,14 @@ PATIENCE_S = patient(40.0)
 SPARE_MEMORY = 400 << 20
 NOISE = """
 import sys
-def pipeline(session):
+def pipeline(spark):
     for _ in range(30_000):
         sys.stdout.write("x" * 100_000)
     for _ in range(3_000):
         sys.stderr.write("y" * 100_000)
     raise RuntimeError("printed 3 GB")
 """
-GREED = "def pipeline(session):\n    kept = []\n    while True:\n        kept.append(bytearray(64 << 20))\n"
+GREED = "def pipeline(spark):\n    kept = []\n    while True:\n        kept.append(bytearray(64 << 20))\n"
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_a_small_zip_that_unpacks_to_much_source(session: MiniCluster, client: h
 def test_damaged_zips_are_bad_requests(client: httpx.Client) -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("main.py", "def pipeline(session): pass\n" * 9)
+        archive.writestr("main.py", "def pipeline(spark): pass\n" * 9)
     for offset in range(0, len(buffer.getvalue()), 11):
         content = bytearray(buffer.getvalue())
         content[offset] ^= 0xFF

@@ -55,7 +55,6 @@ BACKENDS: Mapping[str, Mapping[str, str]] = {
     },
 }
 BUFFER_TIMEOUT = "execution.buffer-timeout.interval"
-EVERYWHERE = "everywhere"
 ROLES = ("worker", "template", "agent")
 LEASE_S = 4.0
 """Of drivers without Spark; of others it is the default."""
@@ -265,9 +264,7 @@ class Run:
         """The job keeps its parallelism when a checkpoint of it fails meanwhile; another driver or job may come."""
         self.parallelism = self.choice.choice((1, 2, 3))
         try:
-            # One vertex has a parallelism that its output shows.
-            vertices = self.client.job_details(self.job_id).vertices
-            wanted = {v.id: v.parallelism if EVERYWHERE in v.name else self.parallelism for v in vertices}
+            wanted = {vertex.id: self.parallelism for vertex in self.client.job_details(self.job_id).vertices}
             self.client.rescale(self.job_id, wanted, timeout_s=patient(180))
             self.log(f"  rescaled to {self.parallelism}")
         except CkptClientError as error:

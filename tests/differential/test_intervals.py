@@ -1,4 +1,4 @@
-"""The delay of a watermark and the bounds of a join are what Spark reads in the same text."""
+"""The interval of a trigger is what Spark reads in the same text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_runtime.api.intervals import parse_interval, parse_offset
+from ckpt_runtime.frontend.intervals import parse_interval
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,38 +26,29 @@ TEXTS = [
     "0 seconds",
     "1 second 1 second",
 ]
-OFFSETS = ["-1 hour 30 minutes", "-1 hour -30 minutes", "interval -3 seconds", "-250 milliseconds", "-0.5 seconds"]
-DELAYS = ["1 month", "2 years 1 month", "3 months -40 days", "1 MONTH 1.5 seconds"]
 REFUSED = ["1.5 minutes", "1 fortnight", "minutes", "", "interval", "1 second x"]
+TOO_LONG = ["1 month", "2 years 1 month", "-1 second"]
 
 
 def test_spark_reads_the_same(spark: SparkSession) -> None:
     epoch = "timestamp'1970-01-01 00:00:00'"
-    texts = [*TEXTS, *OFFSETS]
-    columns = [f"unix_millis({epoch} + cast('{text}' as interval))" for text in texts]
-    theirs = dict(zip(texts, spark.sql(f"select {', '.join(columns)}").head() or (), strict=True))
-    assert {text: parse_offset(text) for text in texts} == theirs
-    assert {text: parse_interval(text) for text in TEXTS} == {text: theirs[text] for text in TEXTS}
+    columns = [f"unix_millis({epoch} + cast('{text}' as interval))" for text in TEXTS]
+    theirs = dict(zip(TEXTS, spark.sql(f"select {', '.join(columns)}").head() or (), strict=True))
+    assert {text: parse_interval(text) for text in TEXTS} == theirs
 
 
 @pytest.mark.parametrize("text", REFUSED)
 def test_spark_refuses_the_same(spark: SparkSession, text: str) -> None:
     rows = spark.sql(f"select try_cast('{text}' as interval) is null").collect()
     assert rows[0][0]
-    for parse in (parse_interval, parse_offset):
-        with pytest.raises(ValueError, match="one or more numbers"):
-            parse(text)
-
-
-def test_months_of_a_delay_have_31_days_as_in_spark(spark: SparkSession) -> None:
-    catalyst = spark._jvm.org.apache.spark.sql.catalyst
-    read, delay = catalyst.util.IntervalUtils.fromIntervalString, catalyst.plans.logical.EventTimeWatermark.getDelayMs
-    assert {text: parse_interval(text) for text in (*TEXTS, *DELAYS)} == {
-        text: delay(read(text)) for text in (*TEXTS, *DELAYS)
-    }
-
-
-@pytest.mark.parametrize("text", DELAYS)
-def test_months_are_no_bound_of_a_join(text: str) -> None:
     with pytest.raises(ValueError, match="one or more numbers"):
-        parse_offset(text)
+        parse_interval(text)
+
+
+@pytest.mark.parametrize("text", TOO_LONG)
+def test_triggers_of_spark_refuse_months_and_negative_intervals_too(spark: SparkSession, text: str) -> None:
+    triggers = spark._jvm.org.apache.spark.sql.streaming.Trigger
+    with pytest.raises(Exception, match="(?i)month|negative|interval"):
+        triggers.ProcessingTime(text)
+    with pytest.raises(ValueError, match="one or more numbers"):
+        parse_interval(text)

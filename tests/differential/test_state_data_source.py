@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,15 +45,19 @@ def rows_of(operator: str, name: str, savepoint: Path | str = SAVEPOINT) -> list
 
 
 def flat(frame: DataFrame) -> list[dict[str, Any]]:
-    """Rows of a frame under the names of stored rows."""
+    """Rows of a frame under the names of stored rows. PySpark gives timestamps in local time, without the zone."""
+
+    def with_zone(value: Any) -> Any:
+        return value.astimezone(UTC) if isinstance(value, datetime) else value
+
     found = []
     for row in frame.collect():
         flat: dict[str, Any] = {}
         for name, value in row.asDict(recursive=True).items():
             flat |= (
-                {f"{name}.{member}": item for member, item in value.items()}
+                {f"{name}.{member}": with_zone(item) for member, item in value.items()}
                 if isinstance(value, dict)
-                else {name: value}
+                else {name: with_zone(value)}
             )
         found.append(flat)
     return found
@@ -71,7 +76,7 @@ def test_states_are_listed(spark: SparkSession) -> None:
     }
     of_one = spark.read.format("ckpt-state").option("operator", "totals").load(str(SAVEPOINT)).collect()
     assert [(row.state, row.max_parallelism, row.schema) for row in of_one] == [
-        ("aggregates", 16, "key.source: int64, rows: int64, max: int64, sum: int64")
+        ("aggregates", 16, "key.source: int64, Count(1): int64, Max(n): int64, Sum(n): int64")
     ]
 
 
@@ -89,10 +94,10 @@ def test_rows_are_those_that_the_engine_reads(spark: SparkSession, operator: str
 def test_state_is_queried_as_any_table(spark: SparkSession) -> None:
     totals = read(spark, SAVEPOINT, "totals", "aggregates")
     stored = rows_of("totals", "aggregates")
-    (row,) = totals.selectExpr("count(DISTINCT key.source) AS keys", "sum(value.sum) AS sum").collect()
-    assert (row.keys, row.sum) == (SOURCES, sum(entry["sum"] for entry in stored))
+    (row,) = totals.selectExpr("count(DISTINCT key.source) AS keys", "sum(value.`Sum(n)`) AS sum").collect()
+    assert (row.keys, row.sum) == (SOURCES, sum(entry["Sum(n)"] for entry in stored))
     seen = read(spark, SAVEPOINT, "kept", "seen")
-    both = totals.join(seen, totals["key"] == seen["key"]).where(totals["value.rows"] != seen["value.seen"])
+    both = totals.join(seen, totals["key"] == seen["key"]).where(totals["value"]["Count(1)"] != seen["value"]["seen"])
     assert both.count() == 0
 
 
@@ -147,7 +152,7 @@ def test_a_job_resumes_with_state_that_spark_has_changed(
     """A value is corrected and a key dropped; all other state of the savepoint is as it was."""
     target = tmp_path / "changed"
     totals = read(spark, SAVEPOINT, "totals", "aggregates")
-    corrected = col("value").withField("sum", expr("value.sum + IF(key.source = 3, 1000, 0)"))
+    corrected = col("value").withField("`Sum(n)`", expr("value.`Sum(n)` + IF(key.source = 3, 1000, 0)"))
     changed = totals.where("key.source <> 5").withColumn("value", corrected)
     write(changed, target, "totals", "aggregates", base=str(SAVEPOINT))
     assert verify_snapshot(open_snapshot(str(target))) == []
@@ -155,7 +160,7 @@ def test_a_job_resumes_with_state_that_spark_has_changed(
 
     def after_the_change(source: int, rows: int, greatest: int, total: int) -> list[int | None]:
         if source == 5:
-            return [source, rows - dropped["rows"], greatest, total - dropped["sum"]]
+            return [source, rows - dropped["Count(1)"], greatest, total - dropped["Sum(n)"]]
         return [source, rows, greatest, total + (1000 if source == 3 else 0)]
 
     wanted = expected(SAVEPOINT)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +12,9 @@ import pytest
 
 from airflow_provider_ckpt import exceptions
 from airflow_provider_ckpt.get_provider_info import get_provider_info
-from ckpt_runtime import api
-from tests.support.docstrings import PACKAGES, all_parameters, docstring_of, meaning_of, parameters_of
+from tests.support.docstrings import all_parameters, docstring_of, meaning_of
 from tests.support.metrics_page import render as render_metrics
-from tests.support.reference_pages import api_classes, classes_of, errors_of
+from tests.support.reference_pages import classes_of, errors_of
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -27,16 +24,6 @@ _ENDINGS = {"operators": "Operator", "sensors": "Sensor", "triggers": "Trigger",
 def classes(*kinds: str) -> list[Any]:
     info = get_provider_info()
     return [cls for kind in kinds for cls in classes_of(info[kind][0]["python-modules"], _ENDINGS.get(kind, ""))]
-
-
-def api_functions() -> Iterator[Callable[..., Any]]:
-    things = [getattr(api, name) for name in api.__all__]
-    yield from (thing for thing in things if not inspect.isclass(thing))
-    for cls in api_classes():
-        for base in cls.__mro__:
-            if base.__module__.partition(".")[0] in PACKAGES:
-                members = (member for name, member in vars(base).items() if not name.startswith("_"))
-                yield from (member for member in members if inspect.isfunction(member))
 
 
 def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
@@ -69,15 +56,6 @@ def test_every_task_says_what_it_returns_raises_and_renders(cls: Any) -> None:
     assert ("CkptUnavailable" in errors) == ("ckpt_conn_id" in all_parameters(cls))
     says = {name for name in all_parameters(cls) if "(templated)" in meaning_of(cls, name)}
     assert says == set(cls.template_fields) & all_parameters(cls).keys()
-
-
-@pytest.mark.parametrize("function", dict.fromkeys(api_functions()), ids=lambda found: found.__qualname__)
-def test_every_argument_of_the_pipeline_api_is_explained(function: Callable[..., Any]) -> None:
-    said = docstring_of(function)
-    assert said.text
-    names = [each.name.lstrip("*") for each in parameters_of(function)]
-    assert [name for name in names if name not in said.parameters] == []
-    assert [name for name in said.parameters if name not in names] == []
 
 
 def test_a_line_behind_the_parameters_is_refused() -> None:

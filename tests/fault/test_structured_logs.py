@@ -31,9 +31,12 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
 
 
 def lines(log: Path) -> list[dict[str, Any]]:
-    """Only the last line may be incomplete."""
+    """The lines of the engine. Spark's Java machine, and libraries that a template imports, write there as well.
+
+    Only the last line may be incomplete.
+    """
     *complete, _ = log.read_text().split("\n")
-    return [json.loads(line) for line in complete]
+    return [json.loads(line) for line in complete if line.startswith("{")]
 
 
 @pytest.mark.timeout(300)

@@ -25,27 +25,27 @@ def connection(cluster: MiniCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps(document))
 
 
-def numbers(session: Any, out: str, faults: str, rate: int) -> None:
+def numbers(spark: Any, out: str, faults: str, rate: int) -> None:
     from sequence import pipeline
 
-    pipeline(session, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
+    pipeline(spark, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
 
 
-def numbers_of_another_version(session: Any, out: str, faults: str, rate: int) -> None:
+def numbers_of_another_version(spark: Any, out: str, faults: str, rate: int) -> None:
     # The same rows by another program.
     from sequence import pipeline
 
-    pipeline(session, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
+    pipeline(spark, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
 
 
-def fails_when_it_runs(session: Any, out: str, faults: str, rate: int) -> None:
+def fails_when_it_runs(spark: Any, out: str, faults: str, rate: int) -> None:
     from sequence import SeenCounter, pipeline
 
     def fails(self, handle):  # type: ignore[no-untyped-def]
         raise RuntimeError("this version does not start")
 
     SeenCounter.init = fails
-    pipeline(session, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
+    pipeline(spark, "--output", out, "--faults", faults, "--rate", str(rate), "--batch", "64")
 
 
 def name_of(job: SequenceJob) -> str:

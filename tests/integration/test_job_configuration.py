@@ -221,13 +221,13 @@ def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
     client: CkptClient, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     (tmp_path / "changing.py").write_text(
-        "def pipeline(session):\n"
-        "    rows = session.readStream.format('numbers').option('rowsPerSecond', 100).load().uid('numbers')\n"
-        "    if session.conf.get('my.filter') == 'yes':\n"
-        "        rows = rows.filter('value > 1') if False else rows.select('value').uid('select')\n"
-        "    if session.conf.get('my.filter') == 'broken':\n"
+        "def pipeline(spark):\n"
+        "    rows = spark.readStream.format('numbers').option('rowsPerSecond', 100).load().hint('uid', 'numbers')\n"
+        "    if spark.conf.get('my.filter', '') == 'yes':\n"
+        "        rows = rows.select('value').hint('uid', 'select')\n"
+        "    if spark.conf.get('my.filter', '') == 'broken':\n"
         "        raise ValueError('not with me')\n"
-        "    rows.writeStream.format('noop').uid('sink').start()\n"
+        "    rows.writeStream.format('noop').queryName('rows').start()\n"
     )
     job_id = cluster.submit(tmp_path, entry="changing")
     client.wait_for_state(job_id, {"RUNNING"}, timeout_s=patient(180))

@@ -192,7 +192,7 @@ def test_a_version_whose_state_does_not_fit_stops_nothing(upgraded: Upgraded) ->
 
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)
-    upgraded.edit('.uid(f"order{options.uids}")', '.uid("another")')
+    upgraded.edit('.hint("uid", f"order{options.uids}")', '.hint("uid", "another")')
     with pytest.raises(CkptUpgradeRefused, match="does not fit the new version"):
         upgraded.upgrade()
     assert job.job_id == upgraded.old

@@ -19,17 +19,14 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 
 CHANGED = """
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from ckpt_runtime.api import StreamSession, count, sum
+from pyspark.sql import SparkSession, functions as F
 
 
-def pipeline(session: StreamSession, output: str, key: str) -> None:
-    numbers = session.readStream.format("numbers").option("sequence", True).load().uid("numbers")
-    keyed = numbers.withColumn("source", pc.field("source").cast(pa.string())) if key == "text" else numbers
-    counts = keyed.groupBy("source").agg(count().alias("rows"), sum("n").alias("total")).uid("counts")
-    counts.writeStream.format("noop").uid("elsewhere").start()
+def pipeline(spark: SparkSession, output: str, key: str) -> None:
+    numbers = spark.readStream.format("numbers").option("sequence", True).load().hint("uid", "numbers")
+    keyed = numbers.withColumn("source", F.col("source").cast("string")) if key == "text" else numbers
+    counts = keyed.groupBy("source").agg(F.count("*").alias("rows"), F.sum("n").alias("total")).hint("uid", "counts")
+    counts.writeStream.format("noop").outputMode("update").queryName("elsewhere").start()
 """
 
 
@@ -106,7 +103,7 @@ def test_schemas_of_a_new_version_are_shown_beside_those_of_the_snapshot(
     assert main([*common, str(version), "out", "number"]) == 0
     states = {state["operator"]: state for state in json.loads(capsys.readouterr().out)["restore"]["states"]}
     assert states["counts"]["verdict"] == "changed"
-    assert set(states["counts"]["wanted"]) - set(states["counts"]["stored"]) == {"total: int64"}
+    assert set(states["counts"]["wanted"]) - set(states["counts"]["stored"]) == {"Sum(n): int64"}
     assert states["order"]["verdict"] == "dropped"
     assert main([*common, str(version), "out", "text"]) == 1
     restore = json.loads(capsys.readouterr().out)["restore"]

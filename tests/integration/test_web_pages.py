@@ -102,12 +102,12 @@ def test_every_page_of_a_running_job(
         job: ["Durations", "Sizes", "History", "completed", "every 1 h"],
         f"{job}/savepoints": ["native", "file:///"],
         f"{job}/configuration": ["execution.checkpointing.interval", "given at submission", "******"],
-        f"{job}/health": ["Nothing has failed", "order -> order-sink", "Restarts", "Processes", "Driver"],
+        f"{job}/health": ["Nothing has failed", "order -> order", "Restarts", "Processes", "Driver"],
         f"{job}/vertices/{vertex}/flamegraph": ["Flame graph of", "sampled for two seconds"],
         f"/processes/{agent}/threads": [f"Threads of task manager {agent}", "MainThread"],
         f"/processes/{agent}/log": [f"Log of task manager {agent}"],
         "/processes/driver/threads": ["Threads of the driver", "MainThread"],
-        f"{job}/checkpoints/1": ["Checkpoint 1", "completed", "2 of 2 subtasks", "order -> order-sink"],
+        f"{job}/checkpoints/1": ["Checkpoint 1", "completed", "2 of 2 subtasks", "order -> order"],
         "/savepoints": [HOSTILE, "file:///"],
     }
     with visit(browser, screenshots, size=size, dark=dark, without=CATALOGUE) as opened:
@@ -289,9 +289,7 @@ def test_the_plan_is_coloured_by_back_pressure_and_says_where_that_begins(
     expect(plan.locator(".node.bad")).to_contain_text("blocked 90 %")
     expect(plan.locator(".node.cause")).to_have_count(1)
     expect(plan.locator(".node.cause")).to_contain_text("busy 98 %")
-    expect(page.page.locator("#page")).to_contain_text(
-        "The back-pressure begins at order -> order-sink: it is busy 98 %"
-    )
+    expect(page.page.locator("#page")).to_contain_text("The back-pressure begins at order -> order: it is busy 98 %")
     page.shot("plan")
 
 

@@ -169,7 +169,7 @@ def test_files_of_forged_metadata(document: Any) -> None:
 
 ARCHIVE = io.BytesIO()
 with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as files:
-    files.writestr("job.py", "def pipeline(session):\n    pass\n" * 5)
+    files.writestr("job.py", "def pipeline(spark):\n    pass\n" * 5)
     files.writestr("päckage/data.txt", "some data " * 20)
 
 

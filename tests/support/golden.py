@@ -235,7 +235,7 @@ def write_snapshot(cluster: MiniCluster, kind: Kind, target: Path, scratch: Path
     """Writes the snapshot of a kind to ``target``, beside it what it continues with."""
     taken, before = take(cluster, kind, scratch)
     target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copytree(taken, target)
+    shutil.copytree(taken, target, ignore=shutil.ignore_patterns("catalogue"))
     if (taken.parent / "shared").is_dir():
         shutil.copytree(taken.parent / "shared", target / "shared")
     (after,) = restored(cluster, placed(target, scratch / "placed"), kind, scratch / "restored")

@@ -18,6 +18,7 @@ from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.structured_log import LogSettings, start_logging
 from ckpt_runtime.testing.mini_cluster import APPLICATION_ID, MiniCluster
+from tests.support import analyses
 
 STUCK_S = 90
 LOOK_S = 0.1
@@ -26,6 +27,8 @@ LOOK_S = 0.1
 def main() -> None:
     """Runs until it is killed or its end is requested, by REST or by SIGTERM."""
     faulthandler.dump_traceback_later(STUCK_S)
+    if kept := os.environ.get(analyses.VARIABLE):
+        analyses.share(Path(kept))
     ended = threading.Event()
     terminated: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: terminated.append(number))

@@ -52,7 +52,6 @@ def render() -> dict[str, str]:
         "notifiers.md": _notifiers(info["notifications"]),
         "dags.md": _dags(),
         "errors.md": _errors(),
-        "pipelines.md": _pipelines(),
     }
     return {name: _tidy("\n".join(lines)) for name, lines in pages.items()}
 
@@ -303,31 +302,6 @@ def _errors() -> list[str]:
             retried = "The default retry policy makes no retry."
         lines += [f"## {cls.__name__}", "", f"{docstring_of(cls).text} {retried}", ""]
     return lines
-
-
-def _pipelines() -> list[str]:
-    from ckpt_runtime import api
-
-    lines = _page("Pipelines", "[pipelines.md](../pipelines.md)", "`from ckpt_runtime.api import …`")
-    for thing in api_classes():
-        lines += [f"## {thing.__name__}", "", docstring_of(thing).text, "", *_methods(thing)]
-    for name in api.__all__:
-        if not inspect.isclass(getattr(api, name)):
-            lines += _function(getattr(api, name), name, "##")
-    return lines
-
-
-def api_classes() -> list[type]:
-    """What a pipeline imports, what the methods of these give, and what has methods for pipelines itself."""
-    from ckpt_runtime.api import PlanError, Stream, StreamSession
-    from ckpt_runtime.api.functions import AggregateExpression
-    from ckpt_runtime.api.grouped import GroupedStream
-    from ckpt_runtime.api.reader import StreamReader
-    from ckpt_runtime.api.writer import Sink, StreamWriter
-    from ckpt_runtime.frontend.job import DataSources, JobOptions
-
-    streams = [StreamSession, StreamReader, Stream, GroupedStream, StreamWriter, Sink]
-    return [*streams, AggregateExpression, JobOptions, DataSources, PlanError]
 
 
 def main(directory: str) -> None:

@@ -239,7 +239,7 @@ def test_bad_versions_are_refused_or_rolled_back_although_processes_end(
         "healthy_timeout": "10 s",
         "approval": False,
     }
-    other = version_of(misfit, '.uid(f"order{options.uids}")', '.uid("another")')
+    other = version_of(misfit, '.hint("uid", f"order{options.uids}")', '.hint("uid", "another")')
     runs = {
         id(job): airflow.trigger_dag("ckpt_upgrade", upgrade_of(job, version, **given))
         for job, version, given in (

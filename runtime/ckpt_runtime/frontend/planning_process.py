@@ -37,17 +37,15 @@ _REFUSALS = frozenset(
 )
 """Types of failures whose message says everything: users see it without the type."""
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
-NEEDED = ("ckpt_runtime.frontend.program",)
-"""Modules that a template imports (see ``process_template``): the engine's, and libraries that pipelines use."""
-OFTEN_NEEDED = (
-    "pyarrow.acero",
-    "pyarrow.parquet",
+NEEDED = (
+    "ckpt_runtime.frontend.program",
     "pyspark.sql.connect.session",
     "pyspark.sql.connect.streaming.readwriter",
-    "pyspark.sql.datasource",
-    "pyspark.sql.streaming.stateful_processor",
     "pyspark.sql.types",
 )
+"""Modules that a template imports (see ``process_template``): the engine's, and what captures every program."""
+OFTEN_NEEDED = ("pyarrow.parquet", "pyspark.sql.datasource", "pyspark.sql.streaming.stateful_processor")
+"""Libraries that many programs use."""
 PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 << 20)
 
 

@@ -16,7 +16,6 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from enum import Enum
 from pathlib import Path
 from types import ModuleType
 
@@ -50,23 +49,16 @@ def load_plan(
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
     Equal arguments give an equal ``job_graph.fingerprint``. Options that the pipeline sets override ``defaults``;
-    ``configuration`` overrides both. A function whose first parameter is called ``spark``, and a file without the
-    function, are PySpark programs; ``analyses`` holds Spark's answers to them.
+    ``configuration`` overrides both. The function gets a ``SparkSession`` and ``args``; a file that makes a session
+    itself runs as a script. ``analyses`` holds Spark's answers to the program's requests.
 
-    :raises AnalysisNeeded: Spark has to answer a question of a PySpark program first
+    :raises AnalysisNeeded: Spark has to answer a question of the program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
     :raises Exception: whatever the author's code raises
     """
     module_name, function_name = parse_entry(entry)
     directory = archive_dir.resolve()
     name = module_name.rsplit(".", 1)[-1]
-    kind = _kind_of(directory, module_name, function_name)
-    if kind is _Kind.OWN:
-        from ckpt_runtime.api.session import StreamSession
-
-        own = StreamSession(configuration, name=name, defaults=defaults)
-        _function(_import_module(directory, module_name), module_name, function_name)(own, *args)
-        return own.compile()
     options, plan, classes = JobOptions(configuration, defaults), LogicalPlan(name), DataSources()
 
     def explain(capture: Capture, of: Analysis | CapturedQuery, extended: bool) -> str:
@@ -82,7 +74,7 @@ def load_plan(
         explain=explain,
     )
     with captured_session(capture, classes.register) as spark:
-        if kind is _Kind.SCRIPT:
+        if _is_script(directory, module_name, function_name):
             _run_script(directory, module_name, args)
         else:
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
@@ -99,28 +91,21 @@ def load_plan(
     return replace(job, job_graph=graph)
 
 
-class _Kind(Enum):
-    """How a pipeline is written: for a session of this package, as a function of PySpark's session, or as a script."""
-
-    OWN = 1
-    FUNCTION = 2
-    SCRIPT = 3
-
-
-def _kind_of(directory: Path, module_name: str, function_name: str) -> _Kind:
-    """Reads the entry module's source text, because PySpark has to know before the import that there is no Spark."""
+def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
+    """Whether a file is a script: it makes a session, and has no function of that name that takes one."""
     file = directory / f"{module_name}.py"
     if "." in module_name or not file.is_file():
-        return _Kind.OWN
+        return False
     try:
         tree = ast.parse(file.read_bytes(), file.name)
     except (SyntaxError, ValueError):
-        return _Kind.OWN  # the import will show the author where the error is
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function_name]
-    if not functions:
-        return _Kind.SCRIPT if builds_session(tree) else _Kind.OWN
-    parameters = functions[0].args.posonlyargs + functions[0].args.args
-    return _Kind.FUNCTION if parameters and parameters[0].arg == "spark" else _Kind.OWN
+        return False  # the import will show the author where the error is
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name == function_name:
+            parameters = node.args.posonlyargs + node.args.args
+            if parameters and parameters[0].arg == "spark":
+                return False
+    return builds_session(tree)
 
 
 def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:

@@ -129,9 +129,17 @@ class _Grouping:
             self._keys.append("all")
             self._flat.append(("all", Literal("0", "integer")))
         arguments = sorted({at for aggregate in node.aggregates for at in self._arguments_of(aggregate)})
-        self._arguments = {at: f"argument{at}" for at in arguments}
+        inputs = _UniqueNames([name for name, _ in self._flat])
+        self._arguments = {at: inputs.of(self._argument_name(at, names)) for at in arguments}
         self._flat += [(self._arguments[at], Column(at, below.columns[at].type)) for at in arguments]
         self._schema = pa.schema([(name, arrow_type(expression.type)) for name, expression in self._flat])
+
+    def _argument_name(self, position: int, names: Sequence[str]) -> str:
+        """Returns the name of an input column that is an argument itself: no projection is needed if all are."""
+        expression = self._below.expressions[position]
+        if isinstance(expression, Column) and names.count(names[expression.index]) == 1:
+            return names[expression.index]
+        return f"argument{position}"
 
     def _add_key(self, position: int) -> None:
         leaves = [

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ckpt_runtime.api.intervals import INTERVAL_FORM, parse_interval
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.frontend.intervals import INTERVAL_FORM, parse_interval
 from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.kafka_columns import is_exactly_once

@@ -33,12 +33,10 @@ from ckpt_runtime.graph.specs import (
     DrillSinkSpec,
     EnumeratorSpec,
     EvaluateSpec,
-    FilterSpec,
     GenerateSpec,
     JoinSpec,
     MapInArrowSpec,
     OperatorSpec,
-    ProjectSpec,
     PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
@@ -321,8 +319,6 @@ def _connect(operators: list[_Operator]) -> None:
 
 _PASS_RANGES_ON = (
     WatermarkSpec,
-    FilterSpec,
-    ProjectSpec,
     ConditionSpec,
     EvaluateSpec,
     GenerateSpec,

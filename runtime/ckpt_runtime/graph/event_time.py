@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.graph.errors import PlanError
@@ -21,18 +20,16 @@ from ckpt_runtime.graph.specs import (
     ConditionSpec,
     DeduplicateSpec,
     EvaluateSpec,
-    FilterSpec,
     GenerateSpec,
     JoinSpec,
     LimitSpec,
     ProcessSpec,
-    ProjectSpec,
     PythonFunctionsSpec,
     StaticJoinSpec,
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (FilterSpec, ConditionSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
+_KEEP_COLUMNS = (ConditionSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 
 
@@ -64,16 +61,14 @@ def _column_of(node: LogicalNode) -> str | None:
         return spec.output_event_time
     if isinstance(spec, JoinSpec):
         return {"right_outer": spec.right.event_time, "full_outer": None}.get(spec.how, spec.left.event_time)
-    if not isinstance(spec, (*_KEEP_COLUMNS, ProjectSpec, EvaluateSpec, AggregateSpec, StaticJoinSpec)):
+    if not isinstance(spec, (*_KEEP_COLUMNS, EvaluateSpec, AggregateSpec, StaticJoinSpec)):
         return None
     column = event_time_column(node.inputs)
     if column is None or isinstance(spec, _KEEP_COLUMNS):
         return column
     if isinstance(spec, EvaluateSpec | StaticJoinSpec):
         return _renamed(spec, node.inputs[0].node.schema, column)
-    if isinstance(spec, AggregateSpec):
-        return column if column in spec.keys else None
-    return next((name for name, expression in spec.columns if expression.equals(pc.field(column))), None)
+    return column if column in spec.keys else None
 
 
 def _renamed(spec: EvaluateSpec | StaticJoinSpec, schema: pa.Schema | None, column: str) -> str | None:

@@ -2,13 +2,9 @@
 
 The plan is checked against these schemas, and the operators guarantee them. Raises :class:`SchemaDerivationError`
 naming the column, its type and what is allowed.
-
-Arrow's engine is imported where it is used: it imports pandas, which takes most of a planning process's start time.
 """
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -17,11 +13,7 @@ from ckpt_runtime.graph.specs import (
     AggregateSpec,
     JoinSide,
     JoinSpec,
-    ProjectSpec,
 )
-
-if TYPE_CHECKING:
-    from pyarrow import acero
 
 AGGREGATE_FUNCTIONS = ("count", "sum", "min", "max", "avg")
 JOIN_TYPES = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")
@@ -91,23 +83,6 @@ def aggregate_type(input_schema: pa.Schema, aggregate: Aggregate) -> pa.DataType
     return pa.int64()
 
 
-def project_output_schema(input_schema: pa.Schema, spec: ProjectSpec) -> pa.Schema:
-    """One column per expression."""
-    if not spec.columns:
-        raise SchemaDerivationError("a projection needs at least one column")
-    from pyarrow import acero
-
-    names = [name for name, _ in spec.columns]
-    _check_unique(names, "projection")
-    options = acero.ProjectNodeOptions([expression for _, expression in spec.columns], names)
-    try:
-        return _bind(input_schema, acero.Declaration("project", options))
-    except (pa.ArrowException, ValueError, TypeError) as error:
-        raise SchemaDerivationError(
-            f"projection to {names} does not fit columns [{_text(input_schema)}]: {error}"
-        ) from error
-
-
 def join_output_schema(spec: JoinSpec) -> pa.Schema:
     """The shared keys, the left side's other columns and, except for a semi join, the right side's other columns.
 
@@ -132,9 +107,7 @@ def join_output_schema(spec: JoinSpec) -> pa.Schema:
     names = [field.name for field in fields]
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise SchemaDerivationError(
-            f"both sides have columns {repeated}; rename them on one side, e.g. .select(..., new_name='{repeated[0]}')"
-        )
+        raise SchemaDerivationError(f"both sides have columns {repeated}; rename them on one side")
     return pa.schema(fields)
 
 
@@ -154,11 +127,6 @@ def join_bounds(spec: JoinSpec) -> tuple[int, int]:
     if unit == "s":
         return -(-lower // 1000), upper // 1000
     return lower * _UNITS_PER_MS[unit], upper * _UNITS_PER_MS[unit]
-
-
-def decoded_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of rows after an exchange, where columns are not dictionary or run-end encoded."""
-    return pa.schema([field.with_type(_value_type(field.type)) for field in schema])
 
 
 def _check_join_keys(spec: JoinSpec) -> None:
@@ -209,13 +177,6 @@ def _event_time_type(side: JoinSide, name: str) -> pa.DataType:
     if not pa.types.is_timestamp(kind):
         raise SchemaDerivationError(f"event time column {side.event_time!r} has type {kind}, allowed is timestamp")
     return kind
-
-
-def _bind(input_schema: pa.Schema, node: acero.Declaration) -> pa.Schema:
-    from pyarrow import acero
-
-    source = acero.Declaration("table_source", acero.TableSourceNodeOptions(input_schema.empty_table()))
-    return acero.Declaration.from_sequence([source, node]).to_table(use_threads=False).schema
 
 
 def _field(schema: pa.Schema, name: str, role: str) -> pa.Field:

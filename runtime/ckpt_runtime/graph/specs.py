@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import SparkType
@@ -81,20 +80,6 @@ class MapInArrowSpec:
     func: ArrowFunction
     schema: pa.Schema
     form: SparkForm | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class FilterSpec:
-    """Keeps the rows for which ``predicate`` is true; null counts as false."""
-
-    predicate: pc.Expression
-
-
-@dataclass(frozen=True, slots=True)
-class ProjectSpec:
-    """Computes named columns from expressions."""
-
-    columns: tuple[tuple[str, pc.Expression], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,8 +440,6 @@ class DrillSinkSpec:
 OperatorSpec = (
     SourceSpec
     | MapInArrowSpec
-    | FilterSpec
-    | ProjectSpec
     | ConditionSpec
     | EvaluateSpec
     | GenerateSpec

@@ -34,7 +34,6 @@ from ckpt_runtime.graph.specs import (
     DeduplicateSpec,
     EvaluateSpec,
     ExpandSpec,
-    FilterSpec,
     GenerateSpec,
     GroupSpec,
     JoinSpec,
@@ -42,7 +41,6 @@ from ckpt_runtime.graph.specs import (
     MapInArrowSpec,
     OperatorSpec,
     ProcessSpec,
-    ProjectSpec,
     PythonFunctionsSpec,
     RangeReaderSpec,
     SortSpec,
@@ -57,7 +55,6 @@ from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
-from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
@@ -164,8 +161,6 @@ class TaskThread:
 
 
 _OF_SPEC: dict[type, Callable[..., Operator]] = {
-    FilterSpec: FilterOperator,
-    ProjectSpec: ProjectOperator,
     ConditionSpec: ConditionOperator,
     EvaluateSpec: EvaluateOperator,
     ExpandSpec: ExpandOperator,

@@ -1,4 +1,4 @@
-"""What is put through chaos: aggregates, windows with timers, a join, a union behind rebalance, and broadcast.
+"""What is put through chaos: aggregates, windows with timers, a join, a union with rows in turn, a filter.
 
 Orders are (id, key, amount, at), payments (number, key, paid_at). Rows of one key come in the order of the file.
 """
@@ -9,13 +9,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import Stream, StreamSession, count
-from ckpt_runtime.api import max as max_of
-from ckpt_runtime.api import sum as sum_of
 
 WINDOW_MS = 2_000
 PAYMENT_BASE = 1_000_000_000
@@ -51,47 +47,39 @@ def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield from batches
 
 
-def pipeline(session: StreamSession, directory: str, output: str, rate: str) -> None:
+def pipeline(spark: SparkSession, directory: str, output: str, rate: str) -> None:
     """Builds the job: ``rate`` in rows per second of the orders, 0 for as fast as possible."""
 
-    def read(name: str, event_time: str, share: int) -> Stream:
+    def read(name: str, event_time: str, share: int) -> DataFrame:
         return (
-            session.readStream.format("replay")
+            spark.readStream.format("replay")
             .option("path", f"{directory}/{name}.parquet")
             .option("partitionBy", "key")
             .option("batchRows", 64)
             .option("rowsPerSecond", int(rate) // share)
             .load()
-            .uid(name)
+            .hint("uid", name)
             .withWatermark(event_time, "1 second")
-            .uid(f"{name}-event-time")
+            .hint("uid", f"{name}-event-time")
         )
 
-    def write(stream: Stream, name: str) -> None:
-        stream.writeStream.format("parquet").uid(f"{name}-sink").start(f"{output}/{name}")
+    def write(frame: DataFrame, name: str, mode: str = "append") -> None:
+        query = frame.hint("uid", name).writeStream.format("parquet").outputMode(mode).queryName(name)
+        query.start(f"{output}/{name}")
 
     orders, payments = read("orders", "at", 1), read("payments", "paid_at", 3)
-    totals = orders.groupBy("key").agg(
-        count().alias("orders"), sum_of("amount").alias("amount"), max_of("id").alias("id")
-    )
-    write(totals.uid("totals"), "totals")
+    totals = F.count("*").alias("orders"), F.sum("amount").alias("amount"), F.max("id").alias("id")
+    write(orders.groupBy("key").agg(*totals), "totals", "update")
     windows = orders.groupBy("key").transformWithState(
         Windows(), "key BIGINT, start BIGINT, orders BIGINT, amount BIGINT", "Append", "EventTime"
     )
-    write(windows.uid("windows"), "windows")
-    paid = orders.select("key", "at", number="id").uid("numbers")
-    joined = paid.join(payments, ["key", "number"], "left_outer", within=("0 ms", "3 seconds"))
-    write(joined.uid("joined"), "joined")
-    numbers = payments.select(id=pc.add(pc.field("number"), PAYMENT_BASE)).uid("payment-ids")
-    united = orders.select("id").uid("order-ids").union(numbers).rebalance()
-    write(united.mapInArrow(pass_through, "id BIGINT").uid("united"), "united")
-    thirtieth = pc.multiply(pc.divide(pc.field("number"), 30), 30)
-    some = (
-        payments.filter(pc.equal(pc.field("number"), thirtieth))
-        .uid("some")
-        .select("number")
-        .uid("some-numbers")
-        .broadcast()
-    )
-    everywhere = some.mapInArrow(pass_through, "number BIGINT").uid("everywhere").setParallelism(2)
-    write(everywhere, "everywhere")
+    write(windows, "windows")
+    paid = orders.select(F.col("key").alias("order_key"), "at", F.col("id").alias("order_id")).hint("uid", "numbers")
+    condition = "key = order_key AND number = order_id AND paid_at BETWEEN at AND at + INTERVAL 3 SECONDS"
+    joined = paid.join(payments, F.expr(condition), "left_outer").hint("uid", "pairs")
+    write(joined.select(F.col("order_id").alias("number"), "paid_at"), "joined")
+    numbers = payments.select((F.col("number") + PAYMENT_BASE).alias("id")).hint("uid", "payment-ids")
+    united = orders.select("id").hint("uid", "order-ids").union(numbers).repartition(2)
+    write(united.mapInArrow(pass_through, "id BIGINT"), "united")
+    some = payments.filter("number % 30 = 0").hint("uid", "some").select("number").hint("uid", "some-numbers")
+    write(some.mapInArrow(pass_through, "number BIGINT"), "thirtieth")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from ckpt_runtime.api import StreamSession, count
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 
-def pipeline(session: StreamSession, *arguments: str) -> None:
+def pipeline(spark: SparkSession, *arguments: str) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", required=True)
     options = parser.parse_args(arguments)
-    numbers = session.readStream.format("numbers").option("rows", options.rows).load().uid("numbers")
-    counts = numbers.groupBy("key").agg(count()).uid("counts")
-    counts.writeStream.format("noop").uid("sink").start()
+    numbers = spark.readStream.format("numbers").option("rows", options.rows).load().hint("uid", "numbers")
+    counts = numbers.groupBy("key").agg(F.count("*").alias("count")).hint("uid", "counts")
+    counts.writeStream.format("noop").outputMode("update").queryName("counts").start()

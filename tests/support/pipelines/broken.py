@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import os
 
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 
-def raises(session: StreamSession) -> None:
+def raises(spark: SparkSession) -> None:
     """The author's own mistake."""
     raise LookupError("the table of ports is missing")
 
 
-def exits(session: StreamSession) -> None:
+def exits(spark: SparkSession) -> None:
     """A script that ends itself."""
     os._exit(7)
 
 
-def same_uids(session: StreamSession) -> None:
+def same_uids(spark: SparkSession) -> None:
     """Two operators of one uid."""
     for _ in range(2):
-        session.readStream.format("numbers").load().uid("twice").writeStream.format("noop").start()
+        spark.readStream.format("numbers").load().hint("uid", "twice").writeStream.format("noop").start()
 
 
-def changes(session: StreamSession) -> None:
+def changes(spark: SparkSession) -> None:
     """Builds another plan in every process."""
-    session.readStream.format("numbers").load().uid(f"numbers-{os.getpid()}").writeStream.format("noop").uid(
-        "s"
-    ).start()
+    numbers = spark.readStream.format("numbers").load().hint("uid", f"numbers-{os.getpid()}")
+    numbers.writeStream.format("noop").queryName("numbers").start()

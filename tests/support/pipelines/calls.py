@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
-
-from ckpt_runtime.api import StreamSession
 
 
 class Calls(StatefulProcessor):
@@ -32,16 +30,16 @@ class Calls(StatefulProcessor):
         pass
 
 
-def pipeline(session: StreamSession, rows: str, output: str, sleep_ms: str) -> None:
+def pipeline(spark: SparkSession, rows: str, output: str, sleep_ms: str) -> None:
     """``rows`` is a Parquet file with the columns k and v."""
     (
-        session.readStream.format("replay")
+        spark.readStream.format("replay")
         .load(rows)
-        .uid("rows")
+        .hint("uid", "rows")
         .groupBy("k")
         .transformWithState(Calls(float(sleep_ms) / 1000), "k STRING, rows INT, total INT", "Append", "None")
-        .uid("calls")
+        .hint("uid", "calls")
         .writeStream.format("parquet")
-        .uid("sink")
+        .queryName("calls")
         .start(output)
     )

@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from golden import Remembering, numbers, write, write_kept_and_totals
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import Stream, StreamSession, count, max
 
 
 class Evolved(Remembering):
@@ -39,19 +36,20 @@ class Passing(StatefulProcessor):
         pass
 
 
-def passed(left: Stream) -> Stream:
+def passed(left: DataFrame) -> DataFrame:
     """The same rows, through one more operator."""
     stream = left.groupBy("source").transformWithState(Passing(), "source BIGINT, n BIGINT", "Append", "None")
-    timed = stream.uid("passing").withColumn("at", pc.add(pc.field("n"), 1).cast(pa.timestamp("ms")))
-    return timed.uid("passed-time").withWatermark("at", "1 hour").uid("passed-watermark")
+    timed = stream.hint("uid", "passing").withColumn("at", F.timestamp_millis(F.col("n") + 1))
+    return timed.hint("uid", "passed-time").withWatermark("at", "1 hour").hint("uid", "passed-watermark")
 
 
-def pipeline(session: StreamSession, directory: str, rate: str, sleep_ms: str, version: str) -> None:
+def pipeline(spark: SparkSession, directory: str, rate: str, sleep_ms: str, version: str) -> None:
     """Builds the job in a version."""
-    left = numbers(session, directory, "left", int(rate))
+    left = numbers(spark, directory, "left", int(rate))
     if version == "upgraded":
         left = passed(left)
     processor = (Evolved if version == "evolved" else Remembering)(float(sleep_ms))
     write_kept_and_totals(left, directory, processor)
     if version == "upgraded":
-        write(left.groupBy("source").agg(count().alias("rows"), max("n").alias("max")), directory, "more")
+        more = left.groupBy("source").agg(F.count("*").alias("rows"), F.max("n").alias("max"))
+        write(more, directory, "more", "update")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 
-def pipeline(session: StreamSession, *options: str) -> None:
+def pipeline(spark: SparkSession, *options: str) -> None:
     """Builds the job, which never ends by itself."""
     for option in options:
         key, _, value = option.partition("=")
-        session.conf.set(key, value)
-    numbers = session.readStream.format("numbers").option("rowsPerSecond", 100).load().uid("numbers")
-    numbers.writeStream.format("noop").uid("sink").start()
+        spark.conf.set(key, value)
+    numbers = spark.readStream.format("numbers").option("rowsPerSecond", 100).load().hint("uid", "numbers")
+    numbers.writeStream.format("noop").queryName("numbers").start()

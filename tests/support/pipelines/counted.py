@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession, functions
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 
-def pipeline(session: StreamSession, directory: str) -> None:
+def pipeline(spark: SparkSession, directory: str) -> None:
     """Builds the job. ``directory`` is for what the sink reports."""
-    rows = session.readStream.format("numbers").options(keys="20", rowsPerSecond="100", batchRows="16")
+    rows = spark.readStream.format("numbers").options(keys="20", rowsPerSecond="100", batchRows="16")
     counted = (
         rows.load()
-        .uid("source")
+        .hint("uid", "source")
         .groupBy("key")
-        .agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
+        .agg(F.count("*").alias("count"), F.sum("value").alias("sum"))
+        .hint("uid", "count")
     )
-    report = counted.uid("count").writeStream.format("verify").options(key="key", count="count", sum="sum")
-    report.options(report=f"{directory}/report", reportIntervalMs=200).uid("sink").start()
+    report = counted.writeStream.format("verify").options(key="key", count="count", sum="sum").outputMode("update")
+    report.options(report=f"{directory}/report", reportIntervalMs=200).queryName("report").start()

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from user_sources import Batches, BatchWriter, Counting, CountingReader
 
-from ckpt_runtime.api import StreamSession, count
-
-SCHEMA = pa.schema([("n", pa.int64()), ("label", pa.string())])
+SCHEMA = "n BIGINT, label STRING"
 
 
 class AcknowledgedReader(CountingReader):
@@ -61,11 +61,11 @@ class AbortedBatches(Batches):
         return AbortingWriter(self.options)
 
 
-def pipeline(session: StreamSession, outside: str, steering: str, ending: str) -> None:
+def pipeline(spark: SparkSession, outside: str, steering: str, ending: str) -> None:
     """Builds the job. ``ending`` is ``finished`` for one that ends with what is there."""
     classes: tuple[type[DataSource], ...] = (Acknowledged, AbortedBatches)
     for source in classes:
-        session.dataSource.register(source)
+        spark.dataSource.register(source)
 
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -74,22 +74,18 @@ def pipeline(session: StreamSession, outside: str, steering: str, ending: str) -
             yield batch
 
     rows = (
-        session.readStream.format("acknowledged")
+        spark.readStream.format("acknowledged")
         .option("limit", f"{steering}/limit")
         .option("acknowledgements", f"{outside}/acknowledgements")
-        .option("availableNow", str(ending == "finished").lower())
         .load()
-        .uid("numbers")
+        .hint("uid", "numbers")
         .mapInArrow(pass_through, SCHEMA)
-        .uid("map")
+        .hint("uid", "map")
     )
-    rows.writeStream.format("aborted-batches").option("directory", f"{outside}/batches").option("faults", steering).uid(
-        "batches"
-    ).start()
-    (
-        rows.groupBy("n")
-        .agg(count().alias("times"))
-        .uid("counts")
-        .writeStream.format("parquet")  # without a uid: the derived one has to be the same in a drill
-        .start(f"{outside}/table")
-    )
+    batches = rows.writeStream.format("aborted-batches").option("directory", f"{outside}/batches")
+    batches = batches.option("faults", steering).queryName("batches")
+    counts = rows.groupBy("n").agg(F.count("*").alias("times")).hint("uid", "counts")
+    # Without a name: the derived uid has to be the same in a drill.
+    table = counts.writeStream.format("parquet").outputMode("update").option("path", f"{outside}/table")
+    for query in (batches, table):
+        (query.trigger(availableNow=True) if ending == "finished" else query).start()

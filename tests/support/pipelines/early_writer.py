@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -21,9 +21,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-
-if TYPE_CHECKING:
-    from ckpt_runtime.api import StreamSession
 
 PARTITIONS = 4
 WAIT_SECONDS = 60
@@ -99,7 +96,8 @@ class Early(DataSource):
         return EarlyWriter(self.options)
 
 
-def pipeline(session: StreamSession, directory: str, failing: str) -> None:
+def pipeline(spark: SparkSession, directory: str, failing: str) -> None:
     """Builds the job."""
-    rows = session.readStream.format(Early).load().uid("rows")
-    rows.writeStream.format(Early).options(directory=directory, failing=failing).uid("early").start()
+    spark.dataSource.register(Early)
+    rows = spark.readStream.format("early").load().hint("uid", "rows")
+    rows.writeStream.format("early").options(directory=directory, failing=failing).queryName("early").start()

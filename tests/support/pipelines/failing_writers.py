@@ -10,10 +10,10 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamArrowWriter,
@@ -22,9 +22,6 @@ from pyspark.sql.datasource import (
     InputPartition,
     WriterCommitMessage,
 )
-
-if TYPE_CHECKING:
-    from ckpt_runtime.api import StreamSession
 
 CASES = ("raises", "raises-arrow", "none", "text", "lock")
 GOOD, ALL = 30, 60
@@ -107,7 +104,8 @@ class Failing(DataSource):
         return kind(self.options)
 
 
-def pipeline(session: StreamSession, directory: str, case: str) -> None:
+def pipeline(spark: SparkSession, directory: str, case: str) -> None:
     """Builds the job."""
-    rows = session.readStream.format(Failing).options(directory=directory, case=case).load().uid("rows")
-    rows.writeStream.format(Failing).options(directory=directory, case=case).uid("failing").start()
+    spark.dataSource.register(Failing)
+    rows = spark.readStream.format("failing").options(directory=directory, case=case).load().hint("uid", "rows")
+    rows.writeStream.format("failing").options(directory=directory, case=case).queryName("failing").start()

@@ -9,13 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
 from file_backend import FileKeyedStateBackend
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ckpt_runtime.api import StreamSession, count
 from ckpt_runtime.state.registry import register_backend
 
 register_backend("hashmap", FileKeyedStateBackend)
@@ -38,32 +36,33 @@ class Seen(StatefulProcessor):
         self._seen.update((seen,))
 
 
-def pipeline(session: StreamSession, output: str, rows: str, rate: str) -> None:
+def pipeline(spark: SparkSession, output: str, rows: str, rate: str) -> None:
     """Builds the job: sources of ``rows`` rows in all."""
     numbered = (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .option("sequence", True)
         .option("rows", rows)
         .option("rowsPerSecond", rate)
         .option("batchRows", 64)
         .load()
-        .uid("numbers")
-        .withColumn("block", pc.divide(pc.field("n"), pa.scalar(BLOCK)))
-        .uid("blocks")
+        .hint("uid", "numbers")
+        .withColumn("block", F.expr(f"n DIV {BLOCK}"))
+        .hint("uid", "blocks")
     )
     (
         numbered.groupBy("source", "block")
         .transformWithState(Seen(), "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
-        .uid("seen")
+        .hint("uid", "seen")
         .writeStream.format("parquet")
-        .uid("seen-sink")
+        .queryName("seen")
         .start(f"{output}/seen")
     )
     (
         numbered.groupBy("source", "block")
-        .agg(count().alias("rows"))
-        .uid("counts")
+        .agg(F.count("*").alias("rows"))
+        .hint("uid", "counts")
         .writeStream.format("parquet")
-        .uid("counts-sink")
+        .outputMode("update")
+        .queryName("counts")
         .start(f"{output}/counts")
     )

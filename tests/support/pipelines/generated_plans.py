@@ -15,15 +15,13 @@ from random import Random
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import Stream, StreamSession
 
 DELAY = "2 seconds"
 WITHIN_S = 5
@@ -122,49 +120,48 @@ class UnorderedReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from table.take(taken).combine_chunks().to_batches()
 
 
-def pipeline(session: StreamSession, plans: str, source: str, seed: str, output: str) -> None:
+def pipeline(spark: SparkSession, plans: str, source: str, seed: str, output: str) -> None:
     """Writes (plan, k, v) for each of the plans, by their numbers."""
-    rows = session.readStream.format(Unordered).options(path=source, seed=seed, availableNow=True).load().uid("source")
+    spark.dataSource.register(Unordered)
+    rows = spark.readStream.format("Unordered").options(path=source, seed=seed).load().hint("uid", "source")
     for number, plan in enumerate(json.loads(plans)):
         one = side(rows, "l", plan["left"])
         if plan["join"]:
             one = joined(one, side(rows, "r", plan["right"]), plan["join"])
         for step in plan["then"]:
             one = stepped(one, step)
-        named = one.select("k", "v", plan=pc.scalar(number))
-        named.writeStream.format("parquet").start(f"{output}/{number}")
+        named = one.select("k", "v", F.lit(number).alias("plan"))
+        named.writeStream.format("parquet").trigger(availableNow=True).start(f"{output}/{number}")
 
 
-def side(rows: Stream, letter: str, steps: list[str]) -> Stream:
-    stream = rows.filter(pc.equal(pc.field("side"), letter)).select("k", "t", "v")
+def side(rows: DataFrame, letter: str, steps: list[str]) -> DataFrame:
+    stream = rows.filter(F.col("side") == letter).select("k", "t", "v")
     for step in steps:
         stream = stepped(stream, step)
     return stream
 
 
-def stepped(stream: Stream, step: str) -> Stream:
-    """The stream behind one step; ``select`` is there for ``rebalance`` to have an operator behind it."""
-    odd = pc.equal(pc.bit_wise_and(pc.field("v"), 1), 1)
+def stepped(stream: DataFrame, step: str) -> DataFrame:
+    """The stream behind one step; a sum is there for ``rebalance`` to have an operator behind it."""
     match step:
         case "watermark":
             return stream.withWatermark("t", DELAY)
         case "map":
             return stream.mapInArrow(lambda batches: batches, DDL)
         case "rename":
-            return stream.select(a="k", b="t", c="v").select(k="a", t="b", v="c")
+            return stream.toDF("a", "b", "c").toDF("k", "t", "v")
         case "rebalance":
-            return stream.rebalance().select("k", "t", "v")
+            return stream.repartition(2).select("k", "t", (F.col("v") + 0).alias("v"))
         case "union":
-            return stream.filter(odd).union(stream.filter(pc.invert(odd)))
+            return stream.where("v & 1 = 1").union(stream.where("v & 1 = 0"))
     return stream.groupBy("k").transformWithState(
         PROCESSORS[step](), DDL, "Append", "EventTime", eventTimeColumnName="t"
     )
 
 
-def joined(left: Stream, right: Stream, kind: str) -> Stream:
-    renamed = right.select(rk="k", rt="t", rv="v")
-    pairs = left.join(renamed, on=[("k", "rk")], how=kind, within=(f"-{WITHIN_S} s", f"{WITHIN_S} s"))
+def joined(left: DataFrame, right: DataFrame, kind: str) -> DataFrame:
+    within = f"rt BETWEEN t - INTERVAL {WITHIN_S} SECONDS AND t + INTERVAL {WITHIN_S} SECONDS"
+    pairs = left.join(right.toDF("rk", "rt", "rv"), F.expr(f"k = rk AND {within}"), kind)
     if kind == "left_semi":
         return pairs
-    number = pc.add(pc.multiply(pc.field("v"), 1000), pc.coalesce(pc.field("rv"), pc.scalar(999)))
-    return pairs.select("k", "t", v=number)
+    return pairs.select("k", "t", F.expr("v * 1000 + coalesce(rv, 999)").alias("v"))

@@ -10,13 +10,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import Stream, StreamSession, count, max
-from ckpt_runtime.api import sum as sum_of
 
 GROUP = 4
 
@@ -61,42 +57,49 @@ class Remembering(StatefulProcessor):
         pass
 
 
-def numbers(session: StreamSession, directory: str, name: str, rows_per_second: int) -> Stream:
+def numbers(spark: SparkSession, directory: str, name: str, rows_per_second: int) -> DataFrame:
     """The rows of an input file with their event time."""
     return (
-        session.readStream.format("replay")
+        spark.readStream.format("replay")
         .option("path", f"{directory}/{name}.parquet")
         .option("partitionBy", "source")
         .option("rowsPerSecond", rows_per_second)
         .option("batchRows", 32)
         .load()
-        .uid(name)
-        .withColumn("at", pc.add(pc.field("n"), 1).cast(pa.timestamp("ms")))
-        .uid(f"{name}-time")
+        .hint("uid", name)
+        .withColumn("at", F.timestamp_millis(F.col("n") + 1))
+        .hint("uid", f"{name}-time")
         .withWatermark("at", "1 hour")
-        .uid(f"{name}-watermark")
+        .hint("uid", f"{name}-watermark")
     )
 
 
-def write(stream: Stream, directory: str, name: str) -> None:
+def write(frame: DataFrame, directory: str, name: str, mode: str = "append") -> None:
     """To a directory of its own. The files that a kept snapshot covers are not kept with it."""
-    sink = stream.uid(name).writeStream.format("parquet").option("onMissing", "ignore")
-    sink.uid(f"{name}-sink").start(f"{directory}/out/{name}")
+    sink = frame.hint("uid", name).writeStream.format("parquet").option("onMissing", "ignore")
+    sink.outputMode(mode).queryName(name).start(f"{directory}/out/{name}")
 
 
-def write_kept_and_totals(left: Stream, directory: str, processor: Remembering) -> None:
+def write_kept_and_totals(left: DataFrame, directory: str, processor: Remembering) -> None:
     """What is kept per source: by a processor, and as running aggregates."""
     schema = "source BIGINT, n BIGINT, seen BIGINT, last BIGINT"
     write(left.groupBy("source").transformWithState(processor, schema, "Append", "EventTime"), directory, "kept")
-    totals = left.groupBy("source").agg(count().alias("rows"), max("n").alias("max"), sum_of("n").alias("sum"))
-    write(totals, directory, "totals")
+    columns = F.count("*").alias("rows"), F.max("n").alias("max"), F.sum("n").alias("sum")
+    write(left.groupBy("source").agg(*columns), directory, "totals", "update")
 
 
-def pipeline(session: StreamSession, directory: str, rate: str, sleep_ms: str) -> None:
+def write_matches(left: DataFrame, right: DataFrame, directory: str) -> None:
+    """Each left row with the right one of its number, or alone."""
+    columns = F.col("source").alias("right_source"), F.col("n").alias("m"), F.col("at").alias("right_at")
+    numbered = right.select(*columns).hint("uid", "right-numbers")
+    condition = F.expr("source = right_source AND n = m AND right_at >= at AND right_at <= at")
+    joined = left.join(numbered, condition, "left_outer").hint("uid", "joined")
+    write(joined.select("source", "n", "m"), directory, "matches")
+
+
+def pipeline(spark: SparkSession, directory: str, rate: str, sleep_ms: str) -> None:
     """Builds the job. ``rate`` is that of the left rows per second; ``sleep_ms`` per row holds its sources back."""
-    left = numbers(session, directory, "left", int(rate))
-    right = numbers(session, directory, "right", int(rate) // 2)
+    left = numbers(spark, directory, "left", int(rate))
+    right = numbers(spark, directory, "right", int(rate) // 2)
     write_kept_and_totals(left, directory, Remembering(float(sleep_ms)))
-    numbered = right.select("source", "n", m="n", right_at="at").uid("right-numbers")
-    joined = left.join(numbered, ["source", "n"], "left_outer", within=("0 ms", "0 ms"))
-    write(joined.uid("joined").select("source", "n", "m"), directory, "matches")
+    write_matches(left, right, directory)

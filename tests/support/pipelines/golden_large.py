@@ -9,13 +9,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ckpt_runtime.api import StreamSession
-from tests.support.pipelines.golden import numbers, write
+from tests.support.pipelines.golden import numbers, write, write_matches
 
 SOURCES_PER_KEY = 10
 
@@ -43,14 +41,12 @@ class Gathering(StatefulProcessor):
         pass
 
 
-def pipeline(session: StreamSession, directory: str, rate: str, sleep_ms: str) -> None:
+def pipeline(spark: SparkSession, directory: str, rate: str, sleep_ms: str) -> None:
     """Builds the job."""
-    left = numbers(session, directory, "left", int(rate))
-    right = numbers(session, directory, "right", int(rate) // 2)
-    keyed = left.withColumn("few", pc.divide(pc.field("source"), SOURCES_PER_KEY).cast(pa.int64())).uid("few")
+    left = numbers(spark, directory, "left", int(rate))
+    right = numbers(spark, directory, "right", int(rate) // 2)
+    keyed = left.withColumn("few", F.expr(f"source DIV {SOURCES_PER_KEY}")).hint("uid", "few")
     schema = "source BIGINT, rows BIGINT, max BIGINT, sum BIGINT"
     gathered = keyed.groupBy("few").transformWithState(Gathering(float(sleep_ms)), schema, "Append", "EventTime")
     write(gathered, directory, "totals")
-    numbered = right.select("source", "n", m="n", right_at="at").uid("right-numbers")
-    joined = left.join(numbered, ["source", "n"], "left_outer", within=("0 ms", "0 ms"))
-    write(joined.uid("joined").select("source", "n", "m"), directory, "matches")
+    write_matches(left, right, directory)

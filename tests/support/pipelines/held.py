@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-
-from ckpt_runtime.api import StreamSession, functions
 
 BRANCHES = 9
 HELD_KEY = 0
@@ -47,21 +46,22 @@ class HeldCounter(StatefulProcessor):
         """Nothing to close."""
 
 
-def pipeline(session: StreamSession, directory: str) -> None:
+def pipeline(spark: SparkSession, directory: str) -> None:
     """Builds the job. ``directory`` is for the files, and for what the sinks report."""
-    numbers = session.readStream.format("numbers").options(keys="20", rowsPerSecond="500", batchRows="16")
-    rows = numbers.load().uid("source")
+    numbers = spark.readStream.format("numbers").options(keys="20", rowsPerSecond="500", batchRows="16")
+    rows = numbers.load().hint("uid", "source")
     for branch in range(BRANCHES):
         groups = rows.groupBy("key")
         if branch == 0:
             schema = "key BIGINT, count BIGINT, sum BIGINT"
             counted = groups.transformWithState(HeldCounter(directory), schema, "Append", "None")
         else:
-            counted = groups.agg(functions.count().alias("count"), functions.sum("value").alias("sum"))
+            counted = groups.agg(F.count("*").alias("count"), F.sum("value").alias("sum"))
         (
-            counted.uid(f"state-{branch}")
+            counted.hint("uid", f"state-{branch}")
             .writeStream.format("verify")
             .options(key="key", count="count", sum="sum", report=f"{directory}/report-{branch}", reportIntervalMs=200)
-            .uid(f"sink-{branch}")
+            .outputMode("update")
+            .queryName(f"branch-{branch}")
             .start()
         )

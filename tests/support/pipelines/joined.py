@@ -7,44 +7,45 @@ right rows whose number is at most 2 less or 3 more.
 
 from __future__ import annotations
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
-from ckpt_runtime.api import Stream, StreamSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 
-def pipeline(session: StreamSession, output: str, rows: str, rate: str) -> None:
+def pipeline(spark: SparkSession, output: str, rows: str, rate: str) -> None:
     """Builds the job: two sources of ``rows`` rows each."""
 
-    def numbers(name: str, column: str) -> Stream:
+    def numbers(name: str, column: str) -> DataFrame:
         return (
-            session.readStream.format("numbers")
+            spark.readStream.format("numbers")
             .option("sequence", True)
             .option("rows", rows)
             .option("rowsPerSecond", rate)
             .option("batchRows", 64)
             .load()
-            .uid(name)
-            .withColumn(column, pc.add(pc.field("n"), 1).cast(pa.timestamp("ms")))
-            .uid(f"{name}-time")
-            .withWatermark(column, "1 s")
-            .uid(f"{name}-watermark")
+            .hint("uid", name)
+            .withColumn(column, F.timestamp_millis(F.col("n") + 1))
+            .hint("uid", f"{name}-time")
+            .withWatermark(column, "1 second")
+            .hint("uid", f"{name}-watermark")
         )
 
-    left, right = numbers("left", "left_at"), numbers("right", "right_at")
-    every_third = right.filter(pc.equal(pc.subtract(pc.field("n"), pc.multiply(pc.divide(pc.field("n"), 3), 3)), 0))
+    left, right = numbers("left", "left_at"), numbers("right", "right_at").toDF("right_source", "m", "right_at")
+    every_third = right.filter("m % 3 = 0").hint("uid", "every-third")
+    same = F.expr("source = right_source AND n = m AND right_at >= left_at AND right_at <= left_at")
     (
-        left.join(every_third.uid("every-third"), ["source", "n"], "left_outer", within=("0 ms", "0 ms"))
-        .uid("thirds")
+        left.join(every_third, same, "left_outer")
+        .hint("uid", "thirds")
+        .select("source", "n", "left_at", "right_at")
         .writeStream.format("parquet")
-        .uid("thirds-sink")
+        .queryName("thirds")
         .start(f"{output}/thirds")
     )
-    others = right.select("source", "right_at", m="n").uid("others")
+    bounds = "right_at BETWEEN left_at - INTERVAL 0.002 SECONDS AND left_at + INTERVAL 0.003 SECONDS"
     (
-        left.join(others, on="source", within=("-2 ms", "3 ms"))
-        .uid("near")
+        left.join(right, F.expr(f"source = right_source AND {bounds}"))
+        .hint("uid", "near")
+        .select("source", "n", "left_at", "right_at", "m")
         .writeStream.format("parquet")
-        .uid("near-sink")
+        .queryName("near")
         .start(f"{output}/near")
     )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 
-def pipeline(session: StreamSession, servers: str, source: str, target: str) -> None:
-    reader = session.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", source)
-    rows = reader.option("startingOffsets", "earliest").load().uid("source").select("key", "value")
-    writer = rows.writeStream.format("kafka").option("kafka.bootstrap.servers", servers)
-    writer.option("topic", target).option("kafka.transaction.timeout.ms", "60000").start().uid("sink")
+def pipeline(spark: SparkSession, servers: str, source: str, target: str) -> None:
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", source)
+    rows = reader.option("startingOffsets", "earliest").load().hint("uid", "source").select("key", "value")
+    writer = rows.writeStream.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", target)
+    writer.option("kafka.transaction.timeout.ms", "60000").queryName("target").start()

@@ -5,38 +5,37 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pyarrow.compute as pc
 from batches import Batches
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from ckpt_runtime.api import Stream, StreamSession
+PAIRED = "lk = rk AND rt >= lt - INTERVAL 5 SECONDS AND rt <= lt + INTERVAL 5 SECONDS"
 
 
-def sides(session: StreamSession, given: dict[str, Any]) -> tuple[Stream, Stream]:
+def sides(spark: SparkSession, given: dict[str, Any]) -> tuple[DataFrame, DataFrame]:
     """Both streams, with the names of their columns behind ``l`` and ``r``."""
-    rows = session.readStream.format(Batches).option("path", given["source"]).option("chunk", given["chunk"]).load()
+    spark.dataSource.register(Batches)
+    rows = spark.readStream.format("batches").options(path=given["source"], chunk=given["chunk"]).load()
+    rows = rows.hint("uid", "source")
 
-    def side(letter: str) -> Stream:
-        one = rows.filter(pc.equal(pc.field("side"), letter)).uid(f"{letter}-side")
-        renamed = one.select(**{letter + name: name for name in "ktv"}).uid(f"{letter}-columns")
-        return renamed.withWatermark(f"{letter}t", given["watermark"][1]).uid(f"{letter}-time")
+    def side(letter: str) -> DataFrame:
+        one = rows.filter(F.col("side") == letter).hint("uid", f"{letter}-side")
+        renamed = one.select(*(F.col(name).alias(letter + name) for name in "ktv")).hint("uid", f"{letter}-columns")
+        return renamed.withWatermark(f"{letter}t", given["watermark"][1]).hint("uid", f"{letter}-time")
 
-    left, right = side("l"), side("r")
-    rows.uid("source")
-    return left, right
+    return side("l"), side("r")
 
 
-def pipeline(session: StreamSession, case: str) -> None:
+def pipeline(spark: SparkSession, case: str) -> None:
     """``case`` is JSON: source, output, chunk and watermark (of ``t``); kinds of join stand for a processor."""
     given = json.loads(case)
-    left, right = sides(session, given)
-    united: Stream | None = None
+    left, right = sides(spark, given)
+    united: DataFrame | None = None
     for kind in json.loads(given["processor"]):
-        joined = left.join(right, on=[("lk", "rk")], how=kind, within=("-5 s", "5 s")).uid(kind)
-        pair = {
-            "l": pc.coalesce(pc.field("lv"), pc.scalar(-1)),
-            "r": pc.scalar(-1) if kind == "left_semi" else pc.coalesce(pc.field("rv"), pc.scalar(-1)),
-        }
-        named = joined.select(kind=pc.scalar(kind), **pair).uid(f"{kind}-pairs")
+        joined = left.join(right, F.expr(PAIRED), kind).hint("uid", kind)
+        number = F.lit(-1).cast("bigint") if kind == "left_semi" else F.coalesce("rv", F.lit(-1))
+        pair = F.coalesce("lv", F.lit(-1)).alias("l"), number.alias("r")
+        named = joined.select(F.lit(kind).alias("kind"), *pair).hint("uid", f"{kind}-pairs")
         united = named if united is None else united.union(named)
     assert united is not None
-    united.writeStream.format("parquet").uid("sink").start(given["output"])
+    united.writeStream.format("parquet").queryName("pairs").start(given["output"])

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 
-from ckpt_runtime.api import StreamSession
 
-
-def pipeline(session: StreamSession, size: str, rows: str) -> None:
+def pipeline(spark: SparkSession, size: str, rows: str) -> None:
     """Builds the job, which ends by itself."""
     line = "x" * 99 + "\n"
 
@@ -19,6 +18,6 @@ def pipeline(session: StreamSession, size: str, rows: str) -> None:
                 print(line * (int(size) // len(line)), end="", flush=True)
             yield batch
 
-    numbers = session.readStream.format("numbers").option("sequence", True).option("rows", rows).load().uid("numbers")
-    schema = pa.schema([("source", pa.int64()), ("n", pa.int64())])
-    numbers.mapInArrow(shout, schema).uid("shout").writeStream.format("noop").uid("sink").start()
+    numbers = spark.readStream.format("numbers").option("sequence", True).option("rows", rows).load()
+    shouted = numbers.hint("uid", "numbers").mapInArrow(shout, "source BIGINT, n BIGINT").hint("uid", "shout")
+    shouted.writeStream.format("noop").queryName("shouted").start()

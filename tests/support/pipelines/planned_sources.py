@@ -17,14 +17,14 @@ from decimal import Decimal
 from enum import Enum
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from zoneinfo import ZoneInfo
 
 import numpy as np
 import pyarrow as pa
 from injected import act
 from pyspark import TaskContext
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceStreamReader,
@@ -34,9 +34,6 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-
-if TYPE_CHECKING:
-    from ckpt_runtime.api import StreamSession
 
 RANGES, ROWS = 3, 5
 PARTITIONS, SLOW_ROWS = 30, 6
@@ -327,11 +324,14 @@ class Parts(_Source):
 READERS: tuple[type[_Source], ...] = (Stateful, Unordered, Typed, Leaving, Few)
 
 
-def pipeline(session: StreamSession, directory: str, faults: str) -> None:
+def pipeline(spark: SparkSession, directory: str, faults: str) -> None:
     """Builds the job: all readers, united, into the writer."""
     streams = []
+    for source in (*READERS, Parts):
+        spark.dataSource.register(source)
     for source in READERS:
-        reader = session.readStream.format(source).option("directory", directory).option("availableNow", True)
-        streams.append(reader.option("faults", faults).load().uid(source.name()))
+        reader = spark.readStream.format(source.name()).option("directory", directory).option("faults", faults)
+        streams.append(reader.load().hint("uid", source.name()))
     rows = reduce(lambda one, other: one.union(other), streams)
-    rows.writeStream.format(Parts).option("directory", directory).uid("parts").start()
+    parts = rows.writeStream.format("parts").option("directory", directory).queryName("parts")
+    parts.trigger(availableNow=True).start()

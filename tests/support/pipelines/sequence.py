@@ -14,12 +14,11 @@ from typing import Any
 
 import pyarrow as pa
 from injected import act, leave, sign_in
-from pyspark.sql import Row
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from ckpt_runtime.api import StreamSession, count, max
-
-SCHEMA = pa.schema([("source", pa.int64()), ("n", pa.int64())])
+SCHEMA = "source BIGINT, n BIGINT"
 
 
 class SeenCounter(StatefulProcessor):
@@ -48,7 +47,7 @@ class SeenCounter(StatefulProcessor):
         act(self._faults, "close")
 
 
-def pipeline(session: StreamSession, *arguments: str) -> None:
+def pipeline(spark: SparkSession, *arguments: str) -> None:
     """Builds the job."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--output", required=True)
@@ -61,7 +60,7 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
     options = parser.parse_args(arguments)
 
     counter = SeenCounter(options.faults, float(options.sleep_ms))
-    mark = session.conf.get("sequence.mark")
+    mark = spark.conf.get("sequence.mark", "") or None
 
     def pass_through(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -70,29 +69,30 @@ def pipeline(session: StreamSession, *arguments: str) -> None:
             yield batch
 
     rows = (
-        session.readStream.format("numbers")
+        spark.readStream.format("numbers")
         .option("sequence", True)
         .option("rows", options.rows)
         .option("rowsPerSecond", options.rate)
         .option("batchRows", options.batch)
         .load()
-        .uid(f"numbers{options.uids}")
+        .hint("uid", f"numbers{options.uids}")
         .mapInArrow(pass_through, SCHEMA)
-        .uid(f"map{options.uids}")
+        .hint("uid", f"map{options.uids}")
     )
     (
         rows.groupBy("source")
-        .transformWithState(counter, "source BIGINT, n BIGINT, seen BIGINT", "Append", "None")
-        .uid(f"order{options.uids}")
+        .transformWithState(counter, f"{SCHEMA}, seen BIGINT", "Append", "None")
+        .hint("uid", f"order{options.uids}")
         .writeStream.format("parquet")
-        .uid(f"order-sink{options.uids}")
+        .queryName(f"order{options.uids}")
         .start(f"{options.output}/order")
     )
     (
         rows.groupBy("source")
-        .agg(count().alias("rows"), max("n").alias("greatest"))
-        .uid(f"counts{options.uids}")
+        .agg(F.count("*").alias("rows"), F.max("n").alias("greatest"))
+        .hint("uid", f"counts{options.uids}")
         .writeStream.format("parquet")
-        .uid(f"counts-sink{options.uids}")
+        .outputMode("update")
+        .queryName(f"counts{options.uids}")
         .start(f"{options.output}/counts")
     )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 
-from ckpt_runtime.api import StreamSession
+from pyspark.sql import SparkSession
 
 
-def pipeline(session: StreamSession, source: str, options: str, schema: str, output: str) -> None:
-    reader = session.readStream.format(source).options(**json.loads(options))
-    rows = (reader.schema(schema) if schema else reader).load().uid("source")
-    rows.writeStream.format("parquet").start(output).uid("sink")
+def pipeline(spark: SparkSession, source: str, options: str, schema: str, output: str) -> None:
+    reader = spark.readStream.format(source).options(**json.loads(options))
+    rows = (reader.schema(schema) if schema else reader).load().hint("uid", "source")
+    rows.writeStream.format("parquet").queryName("rows").start(output)

@@ -83,7 +83,7 @@ def test_a_program_and_its_savepoint_are_the_inputs_of_a_submission(
     job_manager: JobManager, task: Task, finish: Finish, tmp_path: Path
 ) -> None:
     pipeline = tmp_path / "flights.py"
-    pipeline.write_text("def pipeline(session): ...\n")
+    pipeline.write_text("def pipeline(spark): ...\n")
     operator = SubmitJobOperator(task_id="t", pipeline=str(pipeline), savepoint_path="s3a://bucket/sp/1", **FAST)
     result = finish(operator, task.context())
     found = extracted(operator)

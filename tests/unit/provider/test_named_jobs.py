@@ -53,7 +53,7 @@ BY_NAME = [
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     path = tmp_path / "orders.py"
-    path.write_text("def pipeline(session): ...\n")
+    path.write_text("def pipeline(spark): ...\n")
     return str(path)
 
 

@@ -79,7 +79,7 @@ def run(finish: Finish, job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     path = tmp_path / "flights.py"
-    path.write_text("def pipeline(session, region): ...\n")
+    path.write_text("def pipeline(spark, region): ...\n")
     return str(path)
 
 

@@ -39,7 +39,7 @@ SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     path = tmp_path / "flights.py"
-    path.write_text("def pipeline(session): ...\n")
+    path.write_text("def pipeline(spark): ...\n")
     return str(path)
 
 

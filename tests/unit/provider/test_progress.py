@@ -272,7 +272,7 @@ def test_job_that_fails_after_its_submission_is_logged_with_its_trace(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    (tmp_path / "flights.py").write_text("def pipeline(session): ...\n")
+    (tmp_path / "flights.py").write_text("def pipeline(spark): ...\n")
     operator = SubmitJobOperator(
         task_id="t", pipeline=str(tmp_path / "flights.py"), deferrable=deferrable, wait_for_completion=True, **FAST
     )

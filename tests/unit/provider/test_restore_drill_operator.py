@@ -40,7 +40,7 @@ def savepoints(job_manager: JobManager) -> None:
 @pytest.fixture
 def drill(tmp_path: Path) -> RestoreDrillOperator:
     path = tmp_path / "flights.py"
-    path.write_text("def pipeline(session): ...\n")
+    path.write_text("def pipeline(spark): ...\n")
     return RestoreDrillOperator(task_id="t", dag=None, pipeline=str(path), latest_of="flights", checkpoints="2", **FAST)
 
 

@@ -32,7 +32,7 @@ FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 @pytest.fixture
 def pipeline(tmp_path: Path) -> str:
     path = tmp_path / "flights.py"
-    path.write_text("def pipeline(session): ...\n")
+    path.write_text("def pipeline(spark): ...\n")
     return str(path)
 
 

@@ -34,7 +34,8 @@ from ckpt_runtime.graph.errors import PlanError
 COLUMNS = (TypedColumn("country", "string"), TypedColumn("amount", "long"))
 COUNTED = (TypedColumn("country", "string"), TypedColumn("orders", "long"))
 SOURCE = Source(columns=COLUMNS, plan_id=7)
-ROWS = Project(columns=COLUMNS, inputs=(0,), expressions=(Column(0, "string"), Column(1, "long")))
+NEGATED = Call("UnaryMinus", (Column(1, "long"),), "long")
+ROWS = Project(columns=COLUMNS, inputs=(0,), expressions=(Column(0, "string"), NEGATED))
 COUNT = Aggregate(
     columns=COUNTED, inputs=(1,), plan_id=8, keys=(0,), aggregates=(TypedAggregate("Count", (1,), "long"),)
 )
@@ -79,6 +80,12 @@ def test_frame_shows_operators_with_uid_parallelism_edges_and_state() -> None:
     ]
 
 
+def test_aggregation_reads_its_input_as_it_is_if_that_has_just_its_columns() -> None:
+    rows = msgspec.structs.replace(ROWS, expressions=(Column(0, "string"), Column(1, "long")))
+    text = text_of(SOURCE, rows, COUNT, hints={8: {"uid": "orders"}})
+    assert "(2) aggregate, uid orders, parallelism 2\n    input: (1) HASH by country" in text
+
+
 def test_operator_of_another_parallelism_is_shown_with_the_edge_of_the_job() -> None:
     project = Project(columns=COLUMNS, inputs=(0,), plan_id=8, expressions=(Column(0, "string"), Column(1, "long")))
     assert "input: (1) REBALANCE" in text_of(SOURCE, project, hints={8: {"parallelism": "3"}})
@@ -98,8 +105,7 @@ def test_repartitioned_rows_reach_the_next_operator_in_turn_and_its_watermark_in
 
 
 def test_projections_are_merged_unless_a_value_would_be_computed_twice() -> None:
-    negated = Call("UnaryMinus", (Column(1, "long"),), "long")
-    first = Project(columns=COLUMNS, inputs=(0,), expressions=(Column(0, "string"), negated))
+    first = ROWS
     again = msgspec.structs.replace(first, inputs=(1,))
     assert text_of(SOURCE, first, again).count("project") == 1
     twice = Call("Add", (Column(1, "long"), Column(1, "long")), "long")
@@ -126,7 +132,7 @@ def test_extended_plan_lists_the_columns_of_each_operator() -> None:
     assert re.findall("columns: .*", text) == [
         "columns: country string, amount int64",
         "columns: country string, argument1 int64",
-        "columns: country string, Count(amount) int64",
+        "columns: country string, Count(UnaryMinus(amount)) int64",
         "columns: country string, orders int64",
     ]
     assert "columns" not in text_of(SOURCE, ROWS, COUNT)

@@ -9,14 +9,16 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanFailure, PlanRequest, plan_in_process
+from tests.support.source_answers import planned
 
-PIPELINE = "    session.readStream.format('numbers').load().writeStream.format('noop').start().uid('sink')\n"
+PIPELINE = "    spark.readStream.format('numbers').load().writeStream.format('noop').queryName('numbers').start()\n"
 
 
 def plan(directory: Path, body: str, **limits: float) -> PlanFailure | None:
     lines = "".join(f"    {line}\n" for line in body.splitlines())
-    (directory / "job.py").write_text(f"import os, sys, threading\ndef pipeline(session):\n{lines}{PIPELINE}")
-    result = plan_in_process(PlanRequest(str(directory), "job", (), {}), replace(PLAN_LIMITS, **limits))
+    (directory / "job.py").write_text(f"import os, sys, threading\ndef pipeline(spark):\n{lines}{PIPELINE}")
+    allowed = replace(PLAN_LIMITS, **limits)
+    result = planned(PlanRequest(str(directory), "job", (), {}), lambda request: plan_in_process(request, allowed))
     assert (result.job_graph is None) == (result.failure is not None)
     return result.failure
 
@@ -24,9 +26,9 @@ def plan(directory: Path, body: str, **limits: float) -> PlanFailure | None:
 def test_the_archive_is_unpacked_in_the_process(tmp_path: Path) -> None:
     archive, directory = tmp_path / "job.zip", tmp_path / "unpacked"
     with zipfile.ZipFile(archive, "w") as files:
-        files.writestr("job.py", f"def pipeline(session):\n{PIPELINE}")
+        files.writestr("job.py", f"def pipeline(spark):\n{PIPELINE}")
     directory.mkdir()
-    result = plan_in_process(PlanRequest(str(directory), "job", (), {}, archive=str(archive)))
+    result = planned(PlanRequest(str(directory), "job", (), {}, archive=str(archive)), plan_in_process)
     assert result.failure is None
     assert (directory / "job.py").exists()
 
@@ -44,7 +46,7 @@ def test_memory(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_too_large(tmp_path: Path) -> None:
-    failure = plan(tmp_path, "session.conf.set('acme.x', 'x' * (20 << 20))")
+    failure = plan(tmp_path, "spark.conf.set('acme.x', 'x' * (20 << 20))")
     assert failure is not None
     assert "larger than the 8388608 allowed" in failure.message
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,22 +11,24 @@ import pytest
 
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, plan_in_process, run
 from ckpt_runtime.frontend.program import load_plan, parse_entry
+from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
+from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.job_graph import JobGraph
+from tests.support.source_answers import answers_to, planned
 
 PIPELINE = """
 import helper
 
 print("noise on standard output")
 
-def pipeline(session, *args):
-    (session.readStream.format("numbers").option("rows", args[0]).load().uid(helper.UID)
-        .writeStream.format("noop").start().uid("sink"))
+def pipeline(spark, *args):
+    (spark.readStream.format("numbers").option("rows", args[0]).load().hint("uid", helper.UID)
+        .writeStream.format("noop").queryName("all").start())
 
-def broken(session, *args):
+def broken(spark, *args):
     raise RuntimeError("the author's own error")
 
-def leaves(session, *args):
+def leaves(spark, *args):
     raise SystemExit(3)
 """
 
@@ -49,29 +50,37 @@ def _clean_import_state() -> Iterator[None]:
             del sys.modules[name]
 
 
+def loaded(archive: Path, entry: str, *args: str) -> CompiledPlan:
+    """The plan of a program whose request to Spark is answered."""
+    try:
+        return load_plan(archive, entry, args, {})
+    except AnalysisNeeded as question:
+        return load_plan(archive, entry, args, {}, analyses=answers_to(question.text))
+
+
 def uids(archive: Path, entry: str = "job") -> list[str]:
-    plan = load_plan(archive, entry, ["5"], {})
+    plan = loaded(archive, entry, "5")
     return [node.uid for vertex in plan.job_graph.vertices for node in vertex.operators]
 
 
 @pytest.mark.parametrize("entry", ["job", "job:pipeline", "job.py:pipeline"])
 def test_an_entry_names_a_module_and_a_function(archive: Path, entry: str) -> None:
-    assert uids(archive, entry) == ["first", "sink"]
+    assert uids(archive, entry) == ["first", "all-sink"]
 
 
 def test_another_archive_brings_its_own_modules(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    assert uids(archive) == ["first", "sink"]
+    assert uids(archive) == ["first", "all-sink"]
     second = tmp_path_factory.mktemp("second")
     (second / "job.py").write_text(PIPELINE)
     (second / "helper.py").write_text("UID = 'second'")
-    assert uids(second) == ["second", "sink"]
-    assert uids(archive) == ["first", "sink"]
+    assert uids(second) == ["second", "all-sink"]
+    assert uids(archive) == ["first", "all-sink"]
     assert str(second) not in sys.path
 
 
 def test_a_module_named_like_an_installed_one_is_the_authors(archive: Path) -> None:
     (archive / "json.py").write_text(PIPELINE)
-    assert uids(archive, "json") == ["first", "sink"]
+    assert uids(archive, "json") == ["first", "all-sink"]
     assert not hasattr(sys.modules["json"], "pipeline")
 
 
@@ -81,7 +90,7 @@ def test_a_package_may_hold_the_entry(archive: Path) -> None:
     (package / "__init__.py").touch()
     (package / "main.py").write_text("from flow_package.parts import pipeline")
     (package / "parts.py").write_text(PIPELINE)
-    assert uids(archive, "flow_package.main") == ["first", "sink"]
+    assert uids(archive, "flow_package.main") == ["first", "all-sink"]
 
 
 @pytest.mark.parametrize("entry", ["", "../job", "job:a.b", "job:", "/etc/passwd", "job:pipe line", "a..b"])
@@ -119,48 +128,27 @@ def test_errors_become_results_with_the_authors_frames_only(archive: Path) -> No
     refused = run(request(archive, "job", "-1")).failure
     assert refused is not None
     assert str(refused) == "option 'rows': -1 is less than the least allowed value 0"
-    option = run(request(archive, "job", "1", **{"parallelism.default": "none"})).failure
+    option = planned(request(archive, "job", "1", **{"parallelism.default": "none"}), run).failure
     assert option is not None
     assert str(option).startswith("parallelism.default: 'none' is not acceptable")
 
 
 def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) -> None:
-    result = plan_in_process(request(archive, "job", "5"))
+    result = planned(request(archive, "job", "5"), plan_in_process)
     assert result.failure is None
     assert result.job_graph is not None
-    assert result.job_graph.fingerprint == load_plan(archive, "job", ["5"], {}).job_graph.fingerprint
+    assert result.job_graph.fingerprint == loaded(archive, "job", "5").job_graph.fingerprint
     assert "job" not in sys.modules
-
-
-@pytest.mark.row("203.14")
-def test_a_rescaled_plan_keeps_its_chains_edges_and_key_groups(archive: Path) -> None:
-    """What a submission at that parallelism would chain or connect one to one, and how many key groups it would derive,
-    does not matter: state and rows on their way have to keep their places.
-    """
-    (archive / "wide.py").write_text(
-        "def pipeline(session):\n"
-        "    rows = session.readStream.format('numbers').load().uid('rows').setParallelism(2)\n"
-        "    mapped = rows.mapInArrow(lambda batches: batches, rows.schema).uid('map').setParallelism(3)\n"
-        "    mapped.writeStream.format('noop').start().uid('sink').setParallelism(3)\n"
-    )
-    submitted = load_plan(archive, "wide", [], {}).job_graph
-    rescaled = submitted.with_parallelism(dict.fromkeys((vertex.id for vertex in submitted.vertices), 100))
-    again = load_plan(archive, "wide", [], rescaled.configuration).job_graph
-    assert again.fingerprint == rescaled.fingerprint != submitted.fingerprint
-    assert again.plan_fingerprint == submitted.plan_fingerprint
-    assert again.edges == submitted.edges
-    assert {vertex.parallelism for vertex in again.vertices} == {100}
-    assert JobGraph.from_json(json.loads(json.dumps(rescaled.to_json()))) == rescaled
 
 
 def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:
     (archive / "sets.py").write_text(
-        "def pipeline(session):\n"
-        "    session.conf.set('execution.checkpointing.interval', '5 s')\n"
-        "    session.readStream.format('numbers').load().writeStream.format('noop').start()\n"
+        "def pipeline(spark):\n"
+        "    spark.conf.set('execution.checkpointing.interval', '5 s')\n"
+        "    spark.readStream.format('numbers').load().writeStream.format('noop').start()\n"
     )
     defaults = {"execution.checkpointing.interval": "1 h", "acme.region": "east"}
-    result = plan_in_process(PlanRequest(str(archive), "sets", (), {"acme.region": "west"}, defaults))
+    result = planned(PlanRequest(str(archive), "sets", (), {"acme.region": "west"}, defaults), plan_in_process)
     assert result.failure is None
     assert result.job_graph is not None
     assert result.own_configuration == {"execution.checkpointing.interval": "5 s"}

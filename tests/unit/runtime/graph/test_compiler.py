@@ -5,9 +5,9 @@ from dataclasses import MISSING, fields, replace
 from typing import Any, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
+from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
@@ -21,12 +21,10 @@ from ckpt_runtime.graph.specs import (
     DrillSinkSpec,
     EnumeratorSpec,
     EvaluateSpec,
-    FilterSpec,
     GenerateSpec,
     JoinSide,
     MapInArrowSpec,
     OperatorSpec,
-    ProjectSpec,
     PythonFunctionsSpec,
     RangeReaderSpec,
     SinkSpec,
@@ -37,6 +35,7 @@ from ckpt_runtime.graph.specs import (
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 FORWARD, HASH = Partitioning.FORWARD, Partitioning.HASH
+POSITIVE = Call("GreaterThan", (Column(0, "long"), Literal("0", "long")), "boolean")
 
 
 class FakeDataSource:
@@ -51,7 +50,7 @@ def operator(
     plan: LogicalPlan, *inputs: LogicalNode, uid: str | None = None, how: Partitioning = FORWARD, **settings: Any
 ) -> LogicalNode:
     edges = tuple(LogicalInput(node, how) for node in inputs)
-    return plan.add(LogicalNode(FilterSpec(pc.field("k") > 0), edges, SCHEMA, uid, **settings))
+    return plan.add(LogicalNode(ConditionSpec(POSITIVE), edges, SCHEMA, uid, **settings))
 
 
 def aggregate(plan: LogicalPlan, node: LogicalNode, uid: str | None = "agg", **settings: Any) -> LogicalNode:
@@ -308,7 +307,7 @@ def spec_of(kind: type) -> Any:
 
 
 PASS_RANGES_ON = {
-    *(WatermarkSpec, FilterSpec, ProjectSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
+    *(WatermarkSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
     *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec),
 }
 

@@ -34,7 +34,7 @@ FILES = {
             def __module__(self):
                 return "anything"
 
-        def pipeline(session):
+        def pipeline(spark):
             pass
     """,
     "beside.py": "class Beside: pass",

@@ -13,7 +13,7 @@ from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, Pipe
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.storage.ha_store import HaStore
 
-SOURCE = b"def pipeline(session):\n    pass\n"
+SOURCE = b"def pipeline(spark):\n    pass\n"
 
 
 class Driver:

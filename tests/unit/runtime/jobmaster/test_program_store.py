@@ -14,7 +14,7 @@ from ckpt_runtime.jobmaster import program_store
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
 from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, ProgramStore, modules_of
 
-PIPELINE = b"def pipeline(session):\n    pass\n"
+PIPELINE = b"def pipeline(spark):\n    pass\n"
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_several_entries_leave_the_choice_to_the_client(store: ProgramStore) -> 
 
 
 def test_a_program_without_the_usual_function_is_kept_without_a_default(store: ProgramStore) -> None:
-    stored = store.add("job.py", b"def other(session): ...", 0)
+    stored = store.add("job.py", b"def other(spark): ...", 0)
     assert stored.entry_points == ()
     assert store.get(stored.id).default_entry is None
 

@@ -1,4 +1,4 @@
-"""Filter, project, map and watermark."""
+"""Map and watermark."""
 
 from __future__ import annotations
 
@@ -6,45 +6,17 @@ import datetime as dt
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
-from ckpt_runtime.graph.schemas import (
-    SchemaDerivationError,
-    project_output_schema,
-)
-from ckpt_runtime.graph.specs import FilterSpec, MapInArrowSpec, ProjectSpec, WatermarkSpec
+from ckpt_runtime.graph.specs import MapInArrowSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
-from ckpt_runtime.operators.expressions import FilterOperator, ProjectOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from tests.unit.runtime.operators.conftest import Harness
 
 BATCH = pa.record_batch({"k": [1, 2, 3, None], "v": [10.0, None, 30.0, 40.0]})
-
-
-def test_filter_counts_null_as_false(harness: type[Harness]) -> None:
-    spec = FilterSpec(pc.field("v") > 15)
-    run = harness(FilterOperator(spec))
-    assert run.process(BATCH) == [{"k": 3, "v": 30.0}, {"k": None, "v": 40.0}]
-    assert run.process(BATCH.slice(0, 2)) == []
-    assert len(run.batches) == 1
-
-
-def test_project_computes_what_its_schema_says(harness: type[Harness]) -> None:
-    spec = ProjectSpec((("double", pc.field("v") * 2), ("k", pc.field("k")), ("one", pc.scalar(1))))
-    run = harness(ProjectOperator(spec))
-    assert run.process(BATCH.slice(0, 2)) == [{"double": 20.0, "k": 1, "one": 1}, {"double": None, "k": 2, "one": 1}]
-    assert run.batches[0].schema.equals(project_output_schema(BATCH.schema, spec))
-
-
-@pytest.mark.parametrize("expression", [pc.field("missing"), pc.field("k") + pc.field("text")])
-def test_expressions_that_do_not_fit_are_refused(expression: pc.Expression) -> None:
-    schema = pa.schema([("k", pa.int64()), ("text", pa.string())])
-    with pytest.raises(SchemaDerivationError, match="k: int64, text: string"):
-        project_output_schema(schema, ProjectSpec((("x", expression),)))
 
 
 def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
