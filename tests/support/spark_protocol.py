@@ -12,6 +12,9 @@ SILENT_S = 5
 """A port that has said nothing for so long says nothing: most ports of a session are waited for, and never answer."""
 
 
+_REQUEST_ID = struct.pack(">q", 7)
+
+
 class Refused(Exception):
     """The other side has closed the connection, or says nothing."""
 
@@ -35,9 +38,10 @@ class SparkConnection:
 
     def ask(self, body: bytes) -> bytes | None:
         """The body of the answer to an RPC; None for a failure."""
-        self._send(RPC_REQUEST, struct.pack(">qI", 7, len(body)) + body)
+        self._send(RPC_REQUEST, _REQUEST_ID + struct.pack(">I", len(body)) + body)
         kind, answer = self._receive()
-        return answer[12:] if kind == RPC_RESPONSE else None
+        # Other ports begin with random bytes, of which some look like the header of an answer.
+        return answer[12:] if kind == RPC_RESPONSE and answer.startswith(_REQUEST_ID) else None
 
     def tell(self, body: bytes) -> None:
         """A message that is not answered."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,11 +85,15 @@ def _start(spark: Any) -> SparkService:
     service = getattr(getattr(spark._jvm.org.apache.spark.sql.connect.service, "SparkConnectService$"), "MODULE$")
     service.start(context)
     # Threads of the service that are no daemons would keep the JVM alive when this process has ended.
-    no_timeout = spark._jvm.scala.Option.empty()
-    atexit.register(service.stop, no_timeout, no_timeout)
+    atexit.register(_stop, service, spark._jvm.scala.Option.empty())
     # Not in the configuration that clients may read.
     conf.remove("spark.connect.authenticate.token")
     return SparkService(f"{host}:{service.server().getPort()}", token, local)
+
+
+def _stop(service: Any, no_timeout: Any) -> None:
+    with suppress(Exception):  # the call fails if the JVM is gone
+        service.stop(no_timeout, no_timeout)
 
 
 def _hide_secrets(jvm: Any) -> None:
