@@ -104,7 +104,7 @@ may_start() { # whether one more group may start now; takes a moment
     if [[ -n "${TEST_PROCESSES:-}" ]]; then
         ((under_way < TEST_PROCESSES)) || { sleep 1 && false; }
     else
-        ((under_way < 4)) || { processors_have_time && ((under_way < 8)); }
+        ((under_way < 4)) || { processors_have_time && ((under_way < 5)); }
     fi
 }
 
