@@ -262,18 +262,22 @@ def begun_since(threads: set[threading.Thread]) -> list[threading.Thread]:
     Python lists a native thread that has called it even after its end. The thread of deadlines is one for the process,
     whatever sessions come and go.
     """
-    living = {thread.id for thread in psutil.Process().threads()}
+    native = {thread.id for thread in psutil.Process().threads()}
     since = [thread for thread in threading.enumerate() if thread not in threads and thread.name != "deadlines"]
-    return [thread for thread in since if thread.native_id in living]
+    return [thread for thread in since if thread.native_id in native]
 
 
-def test_a_session_that_ends_leaves_no_process_and_no_thread(tmp_path: Path) -> None:
+def test_a_session_that_ends_leaves_no_process_and_no_thread(job: SequenceJob, tmp_path: Path) -> None:
+    # Sessions of one process share the Java machine of Spark and the template of agents, which the first one starts.
+    job.start()
+    job.running()
+    job.stopped()
     threads = set(threading.enumerate())
     with MiniCluster(rest=True) as cluster:
-        job = SequenceJob(cluster, tmp_path)
-        job.start()
-        job.running()
-        job.has_output()
+        other = SequenceJob(cluster, tmp_path / "other")
+        other.start()
+        other.running()
+        other.has_output()
         agents = cluster.provider.agent_pids()
         started = [pid for agent in agents for pid in (agent, *children(agent))]
         assert len(living(started)) >= 4
