@@ -239,12 +239,11 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
     return LogicalNode(
         CommitterSpec(spec.format, spec.options, node.inputs[0].node.schema, spec.function, spec.table is not None),
         (LogicalInput(node, Partitioning.REBALANCE),),
-        None,
-        None if node.uid is None else node.uid + COMMITTER_SUFFIX,
-        f"{node.name or _format_name(spec.format)} commit",
-        1,
-        None,
-        Chaining.NEVER,
+        schema=None,
+        uid=None if node.uid is None else node.uid + COMMITTER_SUFFIX,
+        name=f"{node.name or _format_name(spec.format)} commit",
+        parallelism=1,
+        chaining=Chaining.NEVER,
     )
 
 
@@ -398,20 +397,9 @@ def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator
 
 
 def _max_parallelism(plan: LogicalPlan, chain: list[_Operator]) -> int:
-    """One maximum parallelism per vertex: two numbers of key groups would split keyed state inconsistently."""
-    asked = {
-        operator.node.max_parallelism: operator.uid
-        for operator in reversed(chain)
-        if operator.node.max_parallelism is not None
-    }
-    if len(asked) > 1:
-        listed = " and ".join(f"{uid!r} ({maximum})" for maximum, uid in sorted(asked.items()))
-        raise PlanError(
-            "maxParallelism",
-            f"operators {listed} are chained into one vertex; give them the same value or call .startNewChain()",
-        )
+    """The number of key groups of a vertex: what the job sets, or that of restored state, or Flink's default."""
     parallelism = chain[0].parallelism
-    maximum = next(iter(asked), plan.default_max_parallelism)
+    maximum = plan.default_max_parallelism
     if maximum is None:
         # Keyed state that is restored cannot be cut into another number of key groups.
         restored = plan.restored_max_parallelism

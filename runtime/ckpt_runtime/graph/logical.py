@@ -100,7 +100,6 @@ class LogicalNode:
     uid: str | None = None
     name: str | None = None
     parallelism: int | None = None
-    max_parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
 
     @property

@@ -56,7 +56,7 @@ class SimpleOnly(DataSource):
         return None
 
 
-def counting(max_parallelism: int | None = None) -> LogicalPlan:
+def counting() -> LogicalPlan:
     """Numbers that are counted by key."""
     plan = LogicalPlan("counting")
     source = plan.add(LogicalNode(SourceSpec("numbers"), (), SCHEMA, "source"))
@@ -65,7 +65,7 @@ def counting(max_parallelism: int | None = None) -> LogicalPlan:
         pa.schema([("key", pa.int64()), ("n", pa.int64())]),
     )
     by_key = (LogicalInput(source, Partitioning.HASH, ("key",)),)
-    totals = plan.add(LogicalNode(spec, by_key, schema, "totals", max_parallelism=max_parallelism))
+    totals = plan.add(LogicalNode(spec, by_key, schema, "totals"))
     plan.add(LogicalNode(SinkSpec("noop"), (LogicalInput(totals),), None, "sink"))
     return plan
 
@@ -111,13 +111,12 @@ def test_an_option_that_code_cannot_set_is_refused_where_it_is_set(key: str, val
 
 
 def test_key_groups_of_a_snapshot_hold_where_the_job_sets_none() -> None:
-    def maxima(configuration: dict[str, str], own: int | None = None) -> list[int]:
+    def maxima(configuration: dict[str, str]) -> list[int]:
         restored = {"$internal.restored-max-parallelism": '{"totals": 256, "sums": 64}', **configuration}
-        graph = compiled(counting(own), JobOptions(restored)).job_graph
+        graph = compiled(counting(), JobOptions(restored)).job_graph
         return [graph.vertex(vertex_id_of(uid)).max_parallelism for uid in ("totals", "sink")]
 
     assert maxima({"pipeline.operator-chaining.enabled": "false"}) == [256, 128]
-    assert maxima({"pipeline.operator-chaining.enabled": "false"}, own=32) == [32, 128]
     chaining = {"pipeline.operator-chaining.enabled": "false", "pipeline.max-parallelism": "96"}
     assert maxima(chaining) == [96, 96]
 

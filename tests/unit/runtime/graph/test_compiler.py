@@ -210,16 +210,6 @@ def test_an_operator_without_a_sink_is_left_out_with_a_warning() -> None:
     assert compiled.warnings == ("operator 'forgotten' leads to no sink and is left out",)
 
 
-def test_two_maximum_parallelisms_in_one_chain_are_refused() -> None:
-    plan = LogicalPlan("job")
-    middle = operator(plan, source(plan, max_parallelism=64), uid="f", max_parallelism=128)
-    sink(plan, middle)
-    with pytest.raises(PlanError, match=r"maxParallelism: operators 'source' \(64\) and 'f' \(128\) are chained"):
-        compile_plan(plan)
-    middle.chaining = Chaining.HEAD
-    assert [vertex.max_parallelism for vertex in compile_plan(plan).job_graph.vertices] == [64, 128]
-
-
 @pytest.mark.parametrize(
     ("parallelism", "expected"), [(1, 128), (128, 256), (85, 128), (86, 256), (20_000, 32_768), (32_768, 32_768)]
 )
@@ -244,7 +234,7 @@ def test_refused_plans_name_the_field() -> None:
     first.parallelism = 0
     with pytest.raises(PlanError, match="parallelism: 0 of operator 'same' is not between 1 and 32768"):
         compile_plan(plan)
-    first.parallelism, first.max_parallelism = 9, 8
+    first.parallelism, plan.default_max_parallelism = 9, 8
     with pytest.raises(PlanError, match="parallelism: 9 of operator 'same' is above its maximum parallelism 8"):
         compile_plan(plan)
 
