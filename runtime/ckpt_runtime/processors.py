@@ -1,8 +1,8 @@
 """The public protocol of stateful processors in Arrow: one call for all keys of a buffer, with their state as columns.
 
 A program passes an :class:`ArrowStatefulProcessor` to ``transformWithState``, as it does with PySpark's own processors.
-The engine calls it with the rows of many keys at once. Plain Spark, which knows nothing of it, calls it as any processor,
-for one key at a time: the program runs there unchanged and gives the same result, at the speed of PySpark's row API.
+The engine calls it with the rows of many keys at once. Plain Spark, which knows nothing of it, calls it like any other
+processor, for one key at a time: the program runs there unchanged and gives the same result, at the speed of rows.
 """
 
 # Names are PySpark's.
@@ -39,8 +39,8 @@ class ArrowStatefulProcessor(StatefulProcessor):
     * ``inputSchema``: the columns of the input that :meth:`handleBatch` gets.
     * ``stateSchema``: the state of a key. All of its columns are nullable, and a key whose columns are all null has no
       state: that is how a processor gets a key for the first time, and how it removes the state of one.
-    * ``timerColumn``, if it wants timers: a BIGINT column of the state, with the event time (milliseconds since 1970) at
-      which :meth:`handleExpired` gets the key. Null stands for no timer. Needs ``timeMode`` EventTime.
+    * ``timerColumn``, if it wants timers: a BIGINT column of the state with the event time, in milliseconds since 1970,
+      at which :meth:`handleExpired` gets the key. Null stands for no timer. Needs ``timeMode`` EventTime.
 
     Columns of tables that it returns are found by their names.
     """
@@ -54,9 +54,7 @@ class ArrowStatefulProcessor(StatefulProcessor):
         """Called once before all other calls, and again after each recovery."""
 
     @abstractmethod
-    def handleBatch(
-        self, rows: pa.Table, offsets: npt.NDArray[np.int64], state: pa.Table, timerValues: Any
-    ) -> Result:
+    def handleBatch(self, rows: pa.Table, offsets: npt.NDArray[np.int64], state: pa.Table, timerValues: Any) -> Result:
         """Returns the rows of the output and the new state; None for no rows, and for a state that does not change.
 
         ``state`` has one row for each key: the key's columns, then the state's. ``rows`` has the columns of
@@ -76,8 +74,8 @@ class ArrowStatefulProcessor(StatefulProcessor):
     def close(self) -> None:
         """Called once after all other calls."""
 
-    # What follows runs in plain Spark only. The state of a key is one row as an Arrow stream, so that all types and nulls
-    # are the same as in the engine.
+    # What follows runs in plain Spark only. The state of a key is one row as an Arrow stream, so that all types and
+    # nulls are the same as in the engine.
 
     def init(self, handle: Any) -> None:
         self._handle = handle

@@ -84,28 +84,24 @@ def stateful_spec(
     )
 
 
-def check_arrow_processor(
-    processor: ArrowStatefulProcessor, keys: pa.Schema, rows: pa.Schema, time_mode: str
-) -> None:
+def check_arrow_processor(processor: ArrowStatefulProcessor, keys: pa.Schema, rows: pa.Schema, time_mode: str) -> None:
     """Raises PlanError unless the processor's schemas fit the grouped rows.
 
     ``keys`` are the columns of groupBy, ``rows`` those of the stream.
     """
     schemas = ProcessorSchemas(processor)
     if [(field.name, field.type) for field in schemas.key] != [(field.name, field.type) for field in keys]:
-        raise PlanError("keySchema", f"it is {schema_text(schemas.key)}, and groupBy has {schema_text(keys)}")
+        raise PlanError("keySchema", f"it is {_text(schemas.key)}, and groupBy has {_text(keys)}")
     for field in schemas.input:
         if rows.names.count(field.name) != 1 or rows.field(field.name).type != field.type:
-            raise PlanError("inputSchema", f"{field.name} {field.type} is not a column of {schema_text(rows)}")
+            raise PlanError("inputSchema", f"{field.name} {field.type} is not a column of {_text(rows)}")
     if not len(schemas.input):
         raise PlanError("inputSchema", "it has no columns: name those that handleBatch needs, or the key's")
-    try:
-        check_supported(schemas.state, "stateSchema")
-    except StateSchemaError as error:
-        raise PlanError("stateSchema", str(error)) from error
     for field in schemas.state:
         if not field.nullable:
-            raise PlanError("stateSchema", f"{field.name} is NOT NULL; nulls stand for the state that a key has not yet")
+            raise PlanError(
+                "stateSchema", f"{field.name} is NOT NULL; nulls stand for the state that a key has not yet"
+            )
         if field.name in schemas.key.names or schemas.state.names.count(field.name) != 1:
             raise PlanError("stateSchema", f"{field.name} is a column of the key, or there are two of it")
     timer = processor.timerColumn
@@ -114,6 +110,10 @@ def check_arrow_processor(
             raise PlanError("timerColumn", f"{timer!r} is not a BIGINT column of stateSchema")
         if time_mode != "EventTime":
             raise PlanError("timerColumn", f"timers in Arrow need timeMode EventTime, it is {time_mode}")
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def check_initial_state(node: StatefulFunction, rows: pa.Schema, table: StaticTable) -> None:

@@ -1,8 +1,8 @@
 """Hosts an :class:`~ckpt_runtime.processors.ArrowStatefulProcessor`: one call of user code for all keys of a batch.
 
-The host of PySpark's processors, with its triggers, late rows and watermarks, but for what a call gets: the state of all
-keys of the batch is a table, and so is the new state. State is one row per key in row buffers, which both backends have;
-what a call changes replaces the key's row. A timer is a column of that row, by which rows expire.
+It is the host of PySpark's processors, with its triggers, late rows and watermarks. Only a call differs: it gets the
+state of all keys of the batch as a table, and returns the new state as one. State is one row per key in row buffers,
+which both backends have; the new state of a key replaces its row. A timer is a column of that row, by which rows expire.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
 class BatchKeys:
-    """The keys of a batch: ``slots`` and ``firsts`` by key (its slot, its first row), ``groups`` the key of each row."""
+    """The keys of a batch: by key its slot and its first row, and by row the number of its key."""
 
     def __init__(self, slots: AnyArray, marks: AnyArray) -> None:
         groups, firsts = (np.empty(len(slots), dtype=np.uint32) for _ in range(2))
@@ -155,13 +155,8 @@ class StateRows:
 
 
 def _equal(column: pa.ChunkedArray, given: pa.Array) -> bool:
-    column = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if column.equals(given):
-        return True
-    # NaN differs from itself, and a key of another type may be the same.
-    if pa.types.is_floating(given.type) or column.type != given.type:
-        return bool(column.to_pylist() == given.to_pylist() or pc.is_nan(given.cast(pa.float64())).any())
-    return False
+    """Whether a column of keys has the given values. Columns with NaN, which differs from itself, pass."""
+    return bool(pa.types.is_floating(given.type) or column.cast(given.type).equals(pa.chunked_array([given])))
 
 
 def _of_schema(table: pa.Table, schema: pa.Schema, what: str) -> pa.RecordBatch:
@@ -169,7 +164,9 @@ def _of_schema(table: pa.Table, schema: pa.Schema, what: str) -> pa.RecordBatch:
     names = table.schema.names
     missing = [name for name in schema.names if names.count(name) != 1]
     if missing:
-        raise OutputSchemaError(f"{what} gave the columns {names}, of which {missing} is missing or there are two of it")
+        raise OutputSchemaError(
+            f"{what} gave the columns {names}, of which {missing} is missing or there are two of it"
+        )
     arrays = []
     for name in schema.names:
         column = table.column(name)
@@ -262,8 +259,8 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
     def _pair(self, method: str, result: Any) -> tuple[Any, Any]:
         if not isinstance(result, tuple) or len(result) != 2:
             raise UserFunctionError(
-                f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, it must return a tuple of "
-                "two: the output and the new state, each a pyarrow.Table or None"
+                f"{method} of operator {self.context.uid!r} returned {type(result).__name__}, it must return a tuple "
+                "of two: the output and the new state, each a pyarrow.Table or None"
             )
         return result
 

@@ -1,0 +1,59 @@
+"""Stateful processors in Arrow: Spark calls the same class for one key at a time, with the same result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.pipelines.arrow_processors import FORGETS, SESSIONS, TOTALS
+from tests.support.side_by_side import Case, EngineRun, flat, in_spark, ordered
+
+pytestmark = pytest.mark.spark
+
+
+def totals(seed: int) -> pa.Table:
+    """Rows of two dozen keys, with nulls in all columns."""
+    chance = np.random.default_rng(seed)
+
+    def some(values: list[object], rows: int = 300) -> list[object]:
+        return [values[at] for at in chance.integers(0, len(values), rows)]
+
+    at = pa.array([None, *chance.integers(0, 10**15, 299).tolist()], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    keys = some([None, "", *(f"key {number}" for number in range(24))])
+    numbers = pa.array(some([None, 1, -7, 12]), pa.int32())
+    return pa.table({"k": pa.array(keys, pa.string()), "v": numbers, "word": some([None, "a", "b", FORGETS]), "at": at})
+
+
+def visits(*rows: tuple[str, int]) -> pa.Table:
+    times = pa.array([second * 1_000_000 for _, second in rows], pa.int64()).cast(pa.timestamp("us", "UTC"))
+    return pa.table({"k": [key for key, _ in rows], "t": times})
+
+
+def test_states_as_columns_give_what_spark_gives_key_by_key_also_after_a_rescale(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    case = Case("ColumnTotals", [totals(1), totals(2)], TOTALS)
+    whole = replace(case, batches=[totals(1), totals(2), totals(3)])
+    first = EngineRun(cluster, case, tmp_path / "engine")
+    rows = first.rows()
+    more = replace(case, batches=[totals(3)])
+    rows += EngineRun(cluster, more, tmp_path / "more", first.savepoint, first=2, parallelism=2).rows()
+    assert ordered(rows) == ordered(flat(in_spark(spark, whole, tmp_path)))
+
+
+@pytest.mark.long
+def test_timers_as_a_column_end_keys_as_timers_do_in_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    batches = [visits(("x", 1), ("y", 2), ("x", 5)), visits(("y", 40), ("z", 41)), visits(("x", 90), ("z", 92))]
+    case = Case("ColumnSessions", batches, SESSIONS, time_mode="EventTime", watermark=("t", "5 seconds"))
+    case = replace(case, configuration={"state.backend.type": "rocksdb"})
+    theirs = flat(in_spark(spark, case, tmp_path))
+    assert sum(row["ended"] for row in theirs) == 4
+    assert ordered(EngineRun(cluster, case, tmp_path).rows()) == ordered(theirs)
