@@ -2,7 +2,7 @@
 
 It is the host of PySpark's processors, with its triggers, late rows and watermarks. Only a call differs: it gets the
 state of all keys of the batch as a table, and returns the new state as one. State is one row per key in row buffers,
-which both backends have; the new state of a key replaces its row. A timer is a column of that row, by which rows expire.
+which both backends have; the new state of a key replaces its row. Rows expire by the column of timers.
 """
 
 from __future__ import annotations

@@ -157,8 +157,9 @@ class StatefulProcessorOperator(Operator):
             self._initialise(key_schema)
 
     def _new_results(self) -> Results:
-        make = FramesToBatch if self._spec.in_pandas else RowsToBatch
-        return make(self.context.uid, self._spec.output_schema)
+        if self._spec.in_pandas:
+            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor)
+        return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
         decoded = _decoded(input_schema)
