@@ -33,7 +33,6 @@ STATE = "state"
 EXPIRED_ROWS = 32_768
 """Maximum number of keys in one call for expired timers."""
 NEVER = (1 << 63) - 1
-_NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
 class BatchKeys:
@@ -81,21 +80,13 @@ class StateRows:
 
     def taken(self, keys: list[pa.Array], slots: AnyArray) -> pa.RecordBatch:
         """Removes the rows of keys, and returns them in the order of the keys; all columns are null without a row."""
-        found = np.zeros(len(slots), dtype=np.uint8)
-        places, parts = [], []
-        for probes, rows in self._buffer.matches(slots, _NO_TIMES, 0, 0, found):
-            places.append(probes)
-            parts.append(self._buffer.take(rows, self._wanted))
-        if not parts:
-            return self._table(keys, [pa.nulls(len(slots), field.type) for field in self._schema])
-        columns = parts[0] if len(parts) == 1 else [pa.concat_arrays(column) for column in zip(*parts, strict=True)]
-        place = places[0] if len(places) == 1 else np.concatenate(places)
-        if len(place) < len(slots):
-            at = np.full(len(slots), -1, dtype=np.int64)
-            at[place] = np.arange(len(place))
-            indices = pa.array(at, mask=at < 0)
-            columns = [column.take(indices) for column in columns]
-        return self._table(keys, columns)
+        rows = self._buffer.consume(slots)
+        known = rows >= 0
+        if known.all():
+            return self._table(keys, self._buffer.take(rows, self._wanted))
+        columns = self._buffer.take(rows[known], self._wanted)
+        places = pa.array(np.cumsum(known) - 1, mask=~known)
+        return self._table(keys, [column.take(places) for column in columns])
 
     def _table(self, keys: list[pa.Array], columns: list[pa.Array]) -> pa.RecordBatch:
         if self._timer is not None:
