@@ -146,7 +146,7 @@ def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
 @pytest.mark.row("203.10")
 def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path) -> None:
     before = _content(savepoint)
-    job.start(rows=3000, configuration=FILES, savepoint=str(savepoint))
+    job.start(rows=3000, rate=2_000, configuration=FILES, savepoint=str(savepoint))
     job.finished()
     assert _content(savepoint) == before
 
@@ -165,7 +165,7 @@ def test_a_file_of_a_savepoint_that_is_missing_is_waited_for(job: SequenceJob, s
     shutil.copytree(savepoint, copy)
     victim = _state_files(copy)[0]
     aside = victim.rename(job.directory / "aside")
-    job.start(rows=3000, configuration=DEFAULTS, savepoint=str(copy))
+    job.start(rows=3000, rate=2_000, configuration=DEFAULTS, savepoint=str(copy))
     _assert_waits_for(job, victim)
     aside.rename(victim)
     job.finished()
