@@ -196,7 +196,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     for directory in (faults, output / "epochs"):
         directory.mkdir(parents=True)
     source = typed(tmp_path, 4_000)
-    options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=str(checkpoints))
+    options = fast(execution__checkpointing__interval="500ms", execution__checkpointing__dir=str(checkpoints))
 
     def start(rate: int, savepoint: str | None = None) -> str:
         arguments = [source, str(rate), str(output), str(faults)]
