@@ -84,7 +84,6 @@ def test_a_dag_can_be_stored_by_airflow(block: Block) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.long
 def test_the_types_of_every_dag_are_right(tmp_path: Path) -> None:
     """Strict mypy, as a reader runs it, over all of them at once; it does notice an argument of a wrong type."""
     files = sorted((ROOT / "dags").glob("*.py"))
