@@ -13,15 +13,12 @@ import pytest
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.effort import THOROUGH
 from tests.support.forging import EVERY_VALUE, forged
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.slow
 
-EVERY = 1 if THOROUGH else 3
-"""The suite sends each third of the forged documents."""
 _DEEP: Any = []
 for _ in range(40):
     _DEEP = {"x": [_DEEP]}
@@ -115,15 +112,17 @@ def _fault(answer: httpx.Response, change: str, unforged: httpx.Response) -> str
     return None if named else "the answer does not name the field"
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_each_forged_document_is_taken_or_refused_by_name_and_the_job_still_takes_checkpoints(
-    cluster: MiniCluster, job: SequenceJob, requests: Requests
+    cluster: MiniCluster, job: SequenceJob, requests: Requests, every: int
 ) -> None:
+    """Or ``every`` n-th of them."""
     found, refused = [], 0
     restarts = cluster.restarts(job.job_id)
     with httpx.Client(base_url=cluster.rest_url, timeout=120) as http:
         for (method, path), document in requests.all.items():
             unforged = http.request(method, path, json=document)
-            for change, changed in islice(forged(document, VALUES), None, None, EVERY):
+            for change, changed in islice(forged(document, VALUES), None, None, every):
                 if _would_start_a_job(path, change):
                     continue
                 answer = http.request(method, path, content=json.dumps(changed))
@@ -131,7 +130,7 @@ def test_each_forged_document_is_taken_or_refused_by_name_and_the_job_still_take
                 if fault := _fault(answer, change, unforged):
                     found.append(f"{method} {path}, {change[:100]}: {answer.status_code}, {fault}: {answer.text[:300]}")
     assert not found, "\n".join(found)
-    assert refused > 500 // EVERY
+    assert refused > 500 // every
     with CkptClient(cluster.rest_url) as client:
         client.reset_checkpoint_config(job.job_id)
         client.wait_for_operation(
