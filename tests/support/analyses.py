@@ -41,7 +41,7 @@ def share(directory: Path) -> None:
         if known is not None:
             return known
         answer = _ask(self, request, tables)
-        if answer.lasts:
+        if answer.lasts and request.table is msgspec.UNSET:
             partial = file.with_name(f".{uuid4().hex}")
             partial.write_bytes(msgspec.json.encode(answer))
             partial.replace(file)
