@@ -13,7 +13,7 @@ from typing import Any
 from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions as Options
 from ckpt_runtime.configuration.option import ConfigOption
-from ckpt_runtime.configuration.value_types import BOOLEAN, MAX_INT, MAX_LONG
+from ckpt_runtime.configuration.value_types import MAX_INT, MAX_LONG
 
 MAX_MILLISECONDS = 10 * 365 * 24 * 3600 * 1000
 """Ten years: a longer duration is a mistake, and its sum with a timestamp might not fit into a 64-bit integer."""
@@ -39,11 +39,6 @@ class CheckpointSetting:
     def least(self) -> int | None:
         """Gives the least value that a submission may set; None if it is not a number."""
         return getattr(self.option.type, "minimum", None)
-
-    @property
-    def is_flag(self) -> bool:
-        """Tells whether the value is true or false."""
-        return self.option.type is BOOLEAN
 
 
 CHECKPOINT_SETTINGS = (

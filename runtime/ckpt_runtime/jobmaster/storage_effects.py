@@ -25,8 +25,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler import core_events as core

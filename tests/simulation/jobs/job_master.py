@@ -17,10 +17,10 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.compiler import CompiledPlan
