@@ -202,3 +202,21 @@ class CheckpointOverrides:
                 kind = "an integer" if PATCHABLE[name].patch_range else "true or false"
                 raise CheckpointConfigurationError(f"{name} is {value!r}; it must be {kind}")
         return cls(**{PATCHABLE[name].field: value for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class OverridesChange:
+    """How a patch changes the stored overrides, regardless of their value at the time of the write."""
+
+    overrides: CheckpointOverrides | None
+    settings: CheckpointConfiguration
+
+    def __call__(self, text: str | None) -> str | None:
+        """Returns the text to store. Raises CheckpointConfigurationError if the result could not be used.
+
+        Overrides that would make the next start of the job fail are never stored.
+        """
+        known = CheckpointOverrides.from_document(text)
+        overrides = CheckpointOverrides() if self.overrides is None else known.merged_with(self.overrides)
+        overrides.applied_to(self.settings)
+        return overrides.to_document() if overrides.given else None

@@ -59,9 +59,10 @@ class _Restore:
 
 
 class Restoring:
-    """Answers what the next deployment starts from, once no further checkpoint can complete; ``emit`` takes the effects.
+    """Answers what the next deployment starts from, once no further checkpoint can complete.
 
-    Owns the waiting request. A savepoint that the job starts from gets its pointer before the request is answered.
+    Owns the waiting request; ``emit`` takes the effects. A savepoint that the job starts from gets its pointer before
+    the request is answered.
     """
 
     def __init__(

@@ -243,7 +243,7 @@ def is_shared(file: StateFile) -> bool:
 
 
 class SharedStateRegistry:
-    """Tracks which shared files are used and which can be deleted (Flink's SharedStateRegistry); deletes nothing itself.
+    """Tracks which shared files are used and which can be deleted (Flink's SharedStateRegistry). It deletes nothing.
 
     A file with an absolute path is shared between checkpoints; one with a relative path belongs to its checkpoint only.
     Files of a snapshot that the job does not own are never deleted.

@@ -3,8 +3,8 @@
 Locally: a temporary file in the same directory, fsync, a hard link to the final name (which fails if it exists), fsync
 of the directory. Elsewhere: one conditional put. Reading back settles whether a failed remote write took effect.
 
-The checksum of stored bytes is XXH3 with 128 bits, written as ``xxh3-128:<32 hex digits>``. It finds damage (truncation,
-flipped bits, swapped files) at memory speed; it does not protect against forgery.
+The checksum of stored bytes is XXH3 with 128 bits, written as ``xxh3-128:<32 hex digits>``. It finds damage
+(truncation, flipped bits, swapped files) at memory speed; it does not protect against forgery.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import SavepointFormat
@@ -35,7 +35,7 @@ from ckpt_runtime.jobmaster.gateway_errors import (
 )
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
+from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.operations import OperationFailure
