@@ -33,7 +33,13 @@ class ColumnTotals(ArrowStatefulProcessor):
         seen = rows["at"].take(last)
         tags = rows["v"].take(last).to_pylist()
         columns = {"n": n, "total": total, "latest": latest, "seen": seen}
-        out = pa.table({"seen": seen.cast(pa.int64()), "k": state["k"], **{name: columns[name] for name in ("n", "total", "latest")}})
+        out = pa.table(
+            {
+                "seen": seen.cast(pa.int64()),
+                "k": state["k"],
+                **{name: columns[name] for name in ("n", "total", "latest")},
+            }
+        )
         new = pa.table({**columns, "tags": pa.array([[tag] for tag in tags], pa.list_(pa.int32()))})
         goes = pc.fill_null(pc.equal(rows["word"].take(last), FORGETS), False)
         kept = [pc.if_else(goes, pa.scalar(None, column.type), column) for column in new.columns]
