@@ -220,7 +220,7 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
     def _handle_rows(self, batch: pa.RecordBatch, timer_values: TimerValues) -> None:
         if not batch.num_rows:
             return
-        columns = [normal_key(batch.column(name)) for name in self._spec.keys]
+        columns = [_in_type(normal_key(batch.column(field.name)), field.type) for field in self._schemas.key]
         keys = self._state.keys_of(columns)
         firsts = pa.array(keys.firsts)
         distinct = [column.take(firsts) for column in columns]
