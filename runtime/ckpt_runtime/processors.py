@@ -51,7 +51,7 @@ class ArrowStatefulProcessor(StatefulProcessor):
     timerColumn: ClassVar[str | None] = None
 
     def open(self) -> None:
-        """Called once before all other calls, and again after each recovery."""
+        """Called before all other calls: once per attempt of a job, in plain Spark once per task."""
 
     @abstractmethod
     def handleBatch(self, rows: pa.Table, offsets: npt.NDArray[np.int64], state: pa.Table, timerValues: Any) -> Result:
@@ -72,7 +72,7 @@ class ArrowStatefulProcessor(StatefulProcessor):
         return None, None
 
     def close(self) -> None:
-        """Called once after all other calls."""
+        """Called after all other calls, as often as :meth:`open`."""
 
     # What follows runs in plain Spark only. The state of a key is one row as an Arrow stream, so that all types and
     # nulls are the same as in the engine.
