@@ -127,7 +127,7 @@ def _combine_sparse(
     old: Any, old_nexts: Any, offsets: Any, data: Any, new: Any, new_nexts: Any, hashes: Any, bitmap: Any,
     bit_offset: Any, precision: Any, width: Any, scratch: Any, end: Any, out: Any,
 ) -> Any:  # fmt: skip
-    """Sorts all new entries and those of all old rows but one, and merges them with the latter."""
+    """Sorts the new entries and those of all old rows but the longest one, and merges them with the latter."""
     count = 0
     row = new
     while row >= 0:
@@ -136,14 +136,18 @@ def _combine_sparse(
             count += 1
         row = new_nexts[row]
     at = stop = np.int64(0)
-    if old >= 0:
-        at, stop = offsets[old], offsets[old + 1]
-        row = old_nexts[old]
-        while row >= 0:
+    longest = row = old
+    while row >= 0:
+        if offsets[row + 1] - offsets[row] > stop - at:
+            longest, at, stop = row, offsets[row], offsets[row + 1]
+        row = old_nexts[row]
+    row = old
+    while row >= 0:
+        if row != longest:
             for other in range(offsets[row], offsets[row + 1], width):
                 scratch[count] = _load(data, other, width)
                 count += 1
-            row = old_nexts[row]
+        row = old_nexts[row]
     _sort(scratch, count)
     for number in range(count):
         entry = scratch[number]

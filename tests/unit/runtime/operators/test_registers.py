@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ NOTHING = Rows(read_only(np.empty(0, dtype=np.uint32)), [pa.nulls(0, pa.large_bi
 
 
 def accumulator(precision: int, **tables: list[float]) -> ApproximateDistinct:
-    constants = {"thresholds": [], "estimates": [], "biases": []} | tables
+    constants: dict[str, list[float]] = {"thresholds": [], "estimates": [], "biases": []} | tables
     settings = {"precision": precision, "tables": constants}
     return ApproximateDistinct(
         aggregate("HyperLogLogPlusPlus", "v", result=pa.int64(), settings=settings), [pa.int64()]
@@ -29,7 +30,7 @@ def numbered(groups: list[int], *columns: pa.Array) -> Rows:
     return Rows(read_only(np.array(groups, dtype=np.uint32)), list(columns))
 
 
-def dense(precision: int, hashes: list[int | None]) -> bytes:
+def dense(precision: int, hashes: Sequence[int | None]) -> bytes:
     """A byte for each register, by the definition."""
     registers = bytearray(1 << precision)
     for value in hashes:
