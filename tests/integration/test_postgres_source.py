@@ -240,7 +240,7 @@ def test_source_waits_for_a_database_that_ends_its_connections(table: Table) -> 
 @pytest.mark.parametrize(
     ("definition", "problem"),
     [
-        ("id bigint PRIMARY KEY, value int", "do not come from a sequence of its own"),
+        ("id bigint PRIMARY KEY, value int", "do not come from the column's own sequence"),
         ("id bigint GENERATED ALWAYS AS IDENTITY (CACHE 20) PRIMARY KEY, value int", "CACHE 20"),
         ("id bigint GENERATED ALWAYS AS IDENTITY (INCREMENT -1) PRIMARY KEY, value int", "INCREMENT -1"),
         ("id bigint GENERATED ALWAYS AS IDENTITY (CYCLE) PRIMARY KEY, value int", "CYCLE"),
@@ -354,7 +354,7 @@ def test_table_is_read_from_the_position_that_was_set(table: Table) -> None:
     assert rows("earliest") == [1, 2, 3, 4]
     assert rows("latest") == []
     assert rows('{"value": 2}') == [3, 4]
-    for to, problem in (("2026-01-01T00:00", "holds no times"), ('{"value": "x"}', "are not of the form")):
+    for to, problem in (("2026-01-01T00:00", "does not contain timestamps"), ('{"value": "x"}', "are not of the form")):
         with pytest.raises(ValueError, match=problem):
             rows(to)
     with table.job(restored=moved(state, "latest")) as job:

@@ -226,7 +226,7 @@ def _checked(kind: str, given: bytes) -> bytes:
         message = todo.pop()
         name = message.DESCRIPTOR.name
         if name == "UDT":  # Spark loads its class by name
-            raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+            raise UnsupportedExpressionError("a user-defined type", "the engine does not support its values")
         if name == "CommonInlineUserDefinedFunction" and not message.python_udf.command.isdigit():
             raise UnsupportedExpressionError(
                 "common_inline_user_defined_function", "functions are those of Python in a program that is submitted"
@@ -268,7 +268,7 @@ def _check_schema(text: str) -> None:
         part = todo.pop()
         if isinstance(part, dict):
             if part.get("type") == "udt":
-                raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+                raise UnsupportedExpressionError("a user-defined type", "the engine does not support its values")
             todo += part.values()
         elif isinstance(part, list):
             todo += part

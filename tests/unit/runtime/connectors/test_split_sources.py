@@ -212,7 +212,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_job_after_a_restore(tmp_
     job.read(2)
     state = job.checkpoint(1)
     write(tmp_path, "text", "a", 100, 30)
-    with pytest.raises(ValueError, match="has changed after 6 rows of it were read"):
+    with pytest.raises(ValueError, match="has changed after 6 of its rows were read"):
         Job("text", {"path": str(tmp_path)}, restored=state).run()
 
 
