@@ -204,11 +204,11 @@ def test_value_that_the_table_refuses_fails_before_the_checkpoint(url: str, data
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"url": "mysql://host/db"}, "has to be postgresql://"),
+        ({"url": "mysql://host/db"}, "must be postgresql://"),
         ({"mode": "upsert"}, "needs the columns of a unique index"),
-        ({"keys": "id"}, "belongs to mode upsert"),
+        ({"keys": "id"}, "requires mode upsert"),
         ({"mode": "upsert", "keys": "nr"}, "no column 'nr'"),
-        ({"mode": "upsert", "keys": "id", "deleteColumn": "name"}, "has to be a BOOLEAN"),
+        ({"mode": "upsert", "keys": "id", "deleteColumn": "name"}, "must be a BOOLEAN"),
         ({"mode": "overwrite"}, "is not one of append, upsert"),
         ({"batchsize": "5"}, "does not know it"),
     ],
@@ -258,5 +258,5 @@ def test_prepared_transactions_that_no_snapshot_covers_are_rolled_back(url: str,
 
 
 def test_prepared_transactions_with_upsert_are_refused(url: str) -> None:
-    with pytest.raises(PlanError, match="it works with mode append"):
+    with pytest.raises(PlanError, match="it requires mode append"):
         sink_of(url, preparedTransactions="true", mode="upsert", keys="id")
