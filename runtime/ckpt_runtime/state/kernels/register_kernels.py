@@ -103,9 +103,9 @@ def combine_registers(
 ) -> None:  # fmt: skip
     """Writes the registers of each group: those of its old rows, with the hashes of its new rows.
 
-    ``sizes`` has the bytes of each group's old rows, and ``width`` more for each new row. ``scratch`` has an element for
-    each register, which is zero before and afterwards. ``ends`` starts with a zero, and gets the end of each group's
-    bytes in ``out``.
+    ``sizes`` has the bytes of each group's old rows, and ``width`` more for each new row. ``scratch`` has an element
+    for each register, which is zero before and afterwards. ``ends`` starts with a zero, and gets the end of each
+    group's bytes in ``out``.
     """
     end = np.int64(0)
     for group in range(sizes.size):
@@ -135,25 +135,41 @@ def _combine_sparse(
             scratch[count] = _entry_of(hashes[row], precision)
             count += 1
         row = new_nexts[row]
-    at = stop = np.int64(0)
-    longest = row = old
-    while row >= 0:
-        if offsets[row + 1] - offsets[row] > stop - at:
-            longest, at, stop = row, offsets[row], offsets[row + 1]
-        row = old_nexts[row]
-    row = old
-    while row >= 0:
-        if row != longest:
-            for other in range(offsets[row], offsets[row + 1], width):
-                scratch[count] = _load(data, other, width)
+    start = stop = np.int64(0)
+    if old >= 0:
+        longest = _longest_row(old, old_nexts, offsets)
+        start, stop = offsets[longest], offsets[longest + 1]
+        row = old
+        while row >= 0:
+            for at in range(offsets[row], offsets[row] if row == longest else offsets[row + 1], width):
+                scratch[count] = _load(data, at, width)
                 count += 1
-        row = old_nexts[row]
+            row = old_nexts[row]
     _sort(scratch, count)
+    return _merge(data, start, stop, width, scratch, count, end, out)
+
+
+@inlined
+def _longest_row(head: Any, nexts: Any, offsets: Any) -> Any:
+    longest = row = head
+    while row >= 0:
+        if offsets[row + 1] - offsets[row] > offsets[longest + 1] - offsets[longest]:
+            longest = row
+        row = nexts[row]
+    return longest
+
+
+@inlined
+def _merge(data: Any, at: Any, stop: Any, width: Any, added: Any, count: Any, end: Any, out: Any) -> Any:
+    """Merges entries in ``data`` with ``added`` ones, both in order; of each register, the highest rank stays.
+
+    Returns the new end. The added entries are zero afterwards.
+    """
     for number in range(count):
-        entry = scratch[number]
-        scratch[number] = 0
+        entry = added[number]
+        added[number] = 0
         register = entry >> RANK_BITS
-        if number + 1 < count and scratch[number + 1] >> RANK_BITS == register:
+        if number + 1 < count and added[number + 1] >> RANK_BITS == register:
             continue  # the next one has the same rank or a higher one
         while at < stop:
             known = _load(data, at, width)
