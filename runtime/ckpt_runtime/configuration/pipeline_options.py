@@ -101,6 +101,7 @@ class PipelineOptions:
         None,
         "How many rows per second sources read at most, all subtasks of one together, by the uids of sources: "
         "orders:1000,clicks:0. A source with 0 is paused. Sources that are not named read as fast as they can.",
+        changeability=Changeability.LIVE,
     )
 
 

@@ -228,10 +228,7 @@ class SplitReaderOperator(SplitHost):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
-        rate = rates.get(context.uid.removesuffix(READER_SUFFIX))
-        if rate is not None:
-            self._paused = not float(rate)
-            self._pacer = Pacer(float(rate) / context.parallelism, context.monotonic_ms)
+        self._set_rate({uid: float(rate) for uid, rate in rates.items()})
         _connect(self._source, self._program, context)
         self._bad_rows = BadRows.of(context, ValueError, self._policy)
         self._source.reports_bad = self._bad_rows is not None
@@ -326,6 +323,15 @@ class SplitReaderOperator(SplitHost):
         self._open.clear()
         if self._reader is not None:
             self._reader.close()
+
+    def limit(self, rates: Mapping[str, float]) -> None:
+        self._set_rate(rates)
+        self.ask_for_next_step()
+
+    def _set_rate(self, rates: Mapping[str, float]) -> None:
+        rate = rates.get(self.context.uid.removesuffix(READER_SUFFIX))
+        self._paused = rate == 0
+        self._pacer = None if rate is None else Pacer(rate / self.context.parallelism, self.context.monotonic_ms)
 
     def align(self, minimum: int) -> None:
         if self._alignment is not None:

@@ -182,6 +182,8 @@ class JobShell:
                 self._arrange_slots(output)
             case core.DeployTasks():
                 self._deploy(output)
+            case core.LimitSources(rates):
+                self._tasks.limit(rates, self.core.graph)
             case job_out.CancelTasks(executions):
                 self._cancel_tasks(executions)
             case job_out.JobEnded():

@@ -24,6 +24,7 @@ from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploymentMessage,
     DeploySubtasks,
+    LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskMessage,
@@ -144,9 +145,17 @@ class TaskGateway:
     def align(self, minimum: int, tasks: Iterable[SubtaskKey]) -> None:
         self._send_by_slot(AlignSources(self.deployment, (), minimum), tasks)
 
+    def limit(self, rates: Mapping[str, str], graph: JobGraph) -> None:
+        """Sends new rates to the sources of the deployment."""
+        heads = [
+            (vertex.id, vertex.parallelism) for vertex in graph.vertices if vertex.operators[0].kind == "range_reader"
+        ]
+        tasks = [(vertex_id, index) for vertex_id, parallelism in heads for index in range(parallelism)]
+        self._send_by_slot(LimitSources(self.deployment, (), {uid: float(rate) for uid, rate in rates.items()}), tasks)
+
     def _send_by_slot(
         self,
-        message: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources,
+        message: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources | LimitSources,
         tasks: Iterable[SubtaskKey],
     ) -> bool:
         by_slot: dict[int, list[SubtaskKey]] = {}
@@ -166,7 +175,8 @@ class TaskGateway:
         | TriggerCheckpoint
         | NotifyCheckpointComplete
         | NotifyCheckpointAborted
-        | AlignSources,
+        | AlignSources
+        | LimitSources,
     ) -> bool:
         if not self.lives(subtask):
             return False

@@ -25,6 +25,8 @@ Duration = Annotated[float, Meta(ge=0, le=1e18)]
 EventTime = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 """Milliseconds since the epoch."""
 
+Rate = Annotated[float, Meta(ge=0, le=1e18)]
+
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
@@ -83,6 +85,14 @@ class AlignSources(Message, frozen=True):
     minimum: EventTime
 
 
+class LimitSources(Message, frozen=True):
+    """How many rows per second sources may read, all subtasks together, by their uids. The others have no limit."""
+
+    deployment: int
+    tasks: tuple[SubtaskKey, ...]
+    rates: dict[str, Rate]
+
+
 class FollowAgent(Message, frozen=True):
     """Another agent adopts the worker, which from now on ends when that agent ends."""
 
@@ -128,6 +138,7 @@ WorkerCommand = (
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
     | AlignSources
+    | LimitSources
     | FollowAgent
     | SparkAddress
     | WorkerQuestion

@@ -11,7 +11,7 @@ All calls come from one thread, the subtask's. Life of an operator::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
@@ -250,6 +250,9 @@ class Operator(ABC):
 
     def align(self, minimum: int) -> None:
         """The event time of the group of sources that this one belongs to; called for the head of a chain."""
+
+    def limit(self, rates: Mapping[str, float]) -> None:
+        """The rows per second that sources may read, by their uids; called for the head of a chain."""
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """A checkpoint completed; ids may be skipped and calls may be missing. Covers all ids up to this one."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -303,6 +303,11 @@ class Subtask:
         """The driver knows the event time of the source's group."""
         if self.state is TaskState.RUNNING:
             self.chain.head.align(minimum)
+
+    def limit(self, rates: Mapping[str, float]) -> None:
+        """The rates of sources have changed."""
+        if self.state is TaskState.RUNNING:
+            self.chain.head.limit(rates)
 
     def snapshot_written(self, checkpoint_id: int) -> None:
         """The host has reported a snapshot, or has failed to write it."""

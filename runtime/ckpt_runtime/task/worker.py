@@ -45,6 +45,7 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReport,
     FollowAgent,
     Following,
+    LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SnapshotProgress,
@@ -205,6 +206,8 @@ class TaskWorker:
                 )
             case AlignSources():
                 self._mail_tasks(command, lambda subtask: subtask.align(command.minimum))
+            case LimitSources():
+                self._mail_tasks(command, lambda subtask: subtask.limit(command.rates))
             case FollowAgent():
                 self._parent_watch.adopted_by(command.agent)
                 self._connection.send(Following())
@@ -299,7 +302,7 @@ class TaskWorker:
 
     def _mail_tasks(
         self,
-        command: NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources,
+        command: NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources | LimitSources,
         action: Callable[[Subtask], None],
     ) -> None:
         job = self._current(command.deployment)

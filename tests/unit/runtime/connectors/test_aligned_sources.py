@@ -30,11 +30,11 @@ OPTIONS = {
 class Aligned:
     """One reader of ``rate-micro-batch``, whose batches are a second apart, with ``withWatermark`` behind it."""
 
-    def __init__(self, restored: tuple[States, States] | None = None, **options: str) -> None:
+    def __init__(self, options: dict[str, str] | None = None, restored: tuple[States, States] | None = None) -> None:
         self.clock = Clock()
         self.reports: list[Progress] = []
         self.timers: list[int] = []
-        given = {**OPTIONS, **options}
+        given = {**OPTIONS, **(options or {})}
         self.job = Job("rate-micro-batch", given, restored=restored)
         reader = create_connector(RangeReaderSpec("rate-micro-batch", given, source_schema("rate", {}, None)))
         assert isinstance(reader, SplitReaderOperator)
@@ -78,7 +78,7 @@ def test_reader_waits_ahead_of_its_group_and_reads_on_when_the_group_has_come_up
 
 
 def test_reports_come_at_the_update_interval_or_when_the_reader_has_to_wait() -> None:
-    aligned = Aligned(**{"scan.watermark.alignment.update-interval": "350 ms"})
+    aligned = Aligned({"scan.watermark.alignment.update-interval": "350 ms"})
     aligned.run(5)
     assert aligned.reports == [Progress(None), Progress(3_000)]
     aligned.run(5)
@@ -86,11 +86,11 @@ def test_reports_come_at_the_update_interval_or_when_the_reader_has_to_wait() ->
 
 
 def test_restored_reader_knows_how_far_it_was_before_it_has_read_a_row() -> None:
-    before = Aligned(rowsPerBatch="100000")
+    before = Aligned({"rowsPerBatch": "100000"})
     before.run(1)  # the first part of a batch of second 0
     before.reader.align(-100_000)
     assert before.reader.alignment_drift_ms == 100_000
-    after = Aligned(before.job.checkpoint(1), rowsPerBatch="100000")
+    after = Aligned({"rowsPerBatch": "100000"}, before.job.checkpoint(1))
     after.reader.align(-100_000)
     after.run(10)
     assert after.job.rows == []
