@@ -16,8 +16,9 @@ from ckpt_runtime.checkpoint.executions import SubtaskKey
 
 _LONGEST_LOOK_MS = 1_000.0
 """The most that one look adds to the time without rows: a subtask that could not look for minutes is not idle."""
-_WITHOUT_SPLIT_MS = 3_000
-"""After this time a subtask without splits is idle, if no timeout is set: there may be fewer splits than subtasks."""
+_WITHOUT_ROWS_MS = 3_000
+"""After this time what has no splits, or has never had a row, is idle even if no timeout is set: there may be fewer
+splits than subtasks, and empty partitions."""
 
 
 class Progress(NamedTuple):
@@ -41,8 +42,8 @@ _ALL = ""
 
 
 class SplitAlignment:
-    """The splits of one subtask. ``idle_ms`` 0 means that a split without rows is never idle. :meth:`looked` has to be
-    called a few times a second unless :attr:`is_settled`.
+    """The splits of one subtask. ``idle_ms`` 0 means that a split which has had rows is never idle. :meth:`looked` has
+    to be called a few times a second unless :attr:`is_settled`.
 
     ``each``: the reader can hold each split by itself, and the others wait for the first row of a split without an end.
     Otherwise the reader reads one split after the other, and the last row that it has read is its event time.
@@ -96,7 +97,8 @@ class SplitAlignment:
         """The splits whose rows have to wait; if the reader cannot hold each by itself, one name for all of them."""
         minimum, own = self._minimum, self._own_minimum
         if minimum is None:
-            return frozenset()
+            # The driver does not know the group yet: what is read now might be far ahead of it.
+            return frozenset(key for key, part in self._parts.items() if part.event_time is not None)
         # A split here may be behind what the driver knows: then the group is as well.
         limit = (minimum if own is None else min(minimum, own)) + self._max_drift_ms
         return frozenset(key for key, part in self._parts.items() if _is_ahead(part, limit))
@@ -140,14 +142,12 @@ class SplitAlignment:
             known = part.event_time if self._each else None
             part.event_time = event_time if known is None else max(known, event_time)
             part.quiet_ms = 0.0
-        if self._minimum is None:
-            # Until the driver has computed a minimum, the first event time of this subtask stands for it.
-            self._minimum = self._own_minimum
 
     @property
     def _active(self) -> Iterator[_Part]:
         for part in self._parts.values():
-            idle_ms = self._idle_ms or (0 if part.splits else _WITHOUT_SPLIT_MS)
+            had_rows = part.splits and part.event_time is not None
+            idle_ms = self._idle_ms or (0 if had_rows else _WITHOUT_ROWS_MS)
             if not idle_ms or part.quiet_ms < idle_ms:
                 yield part
 

@@ -22,6 +22,7 @@ def splits(*, drift: int = 10, idle_ms: int = 0, each: bool = True, **times: int
 
 def test_split_waits_while_it_is_ahead_of_the_group_by_more_than_the_drift() -> None:
     reader = splits(a=100, b=100)
+    reader.align(100)
     reader.advance("a", 110)
     assert reader.held == frozenset()
     reader.advance("a", 111)
@@ -33,19 +34,30 @@ def test_split_waits_while_it_is_ahead_of_the_group_by_more_than_the_drift() -> 
     assert (reader.progress, reader.drift_ms) == (Progress(105), 4)
 
 
-def test_splits_of_one_subtask_wait_for_each_other_before_the_driver_knows_the_group() -> None:
-    reader = splits(a=None, b=None)
-    reader.advance("a", 500)
-    reader.advance("a", 520)
-    assert reader.held == {"a"}
+def test_splits_of_one_subtask_wait_for_each_other_before_the_driver_knows_of_the_slower_one() -> None:
+    reader = splits(a=500, b=None)
+    reader.align(500)
+    reader.advance("a", 505)
     reader.advance("b", 100)
-    assert reader.progress == Progress(100)
-    reader.advance("b", 490)
+    assert (reader.held, reader.progress) == ({"a"}, Progress(100))
+    reader.advance("b", 495)
+    assert reader.held == frozenset()
+
+
+def test_splits_wait_behind_their_first_rows_until_the_driver_knows_the_group() -> None:
+    reader = splits(a=None, b=None)
+    assert reader.held == frozenset()
+    reader.advance("a", 500)
+    assert (reader.held, reader.progress) == ({"a"}, Progress(None))
+    reader.advance("b", 400)
+    assert (reader.holds_all, reader.progress) == (True, Progress(400))
+    reader.align(400)
     assert reader.held == {"a"}
 
 
 def test_split_without_a_row_is_waited_for_until_it_is_idle() -> None:
     reader = splits(idle_ms=100, a=100, b=None)
+    reader.align(100)
     reader.looked(0)
     assert reader.progress == Progress(None)
     for now in (50, 99):
@@ -60,6 +72,7 @@ def test_split_without_a_row_is_waited_for_until_it_is_idle() -> None:
 
 def test_split_that_has_to_wait_does_not_become_idle() -> None:
     reader = splits(idle_ms=100, a=100, b=200)
+    reader.align(100)
     for now in range(0, 1_000, 50):
         reader.looked(now)
         reader.advance("a", 100)
@@ -74,6 +87,17 @@ def test_subtask_that_could_not_look_for_long_is_not_idle() -> None:
     reader = splits(idle_ms=5_000, a=100)
     reader.looked(0)
     reader.looked(60_000)
+    assert reader.progress == Progress(100)
+
+
+def test_split_that_had_rows_is_never_idle_without_a_timeout_and_an_empty_one_is_after_a_while() -> None:
+    reader = splits(a=100, b=None)
+    reader.align(100)
+    for now in range(0, 2_900, 100):
+        reader.looked(now)
+    assert reader.progress == Progress(None)
+    for now in range(2_900, 100_000, 100):
+        reader.looked(now)
     assert reader.progress == Progress(100)
 
 
@@ -148,11 +172,8 @@ class World:
     def start(self) -> None:
         """Begins a deployment from the positions so far."""
         self.readers = [SplitAlignment(self.drift, 2_000, each=self.each) for _ in range(self.subtasks)]
-        self.first: dict[int, int] = {}
         for (subtask, split_id), event_time in self.read.items():
             self.readers[subtask].add(split_id, event_time, bounded=False)
-            if event_time is not None:
-                self.first.setdefault(subtask, event_time)
         self.groups = AlignmentGroups({"g": [("v", subtask) for subtask in range(self.subtasks)]})
         self.sent: list[tuple[int, Progress]] = []
 
@@ -187,10 +208,9 @@ class World:
         slowest = [self.read[other] for other, rows in self.rows.items() if rows]
         if before is not None and None not in slowest:
             least = min(time for time in slowest if time is not None)
-            assert before <= max(least, self.first[key[0]]) + self.drift
+            assert before <= least + self.drift
         event_time = self.rows[key].pop(0)
         self.read[key] = event_time
-        self.first.setdefault(key[0], event_time)
         reader.advance(key[1], event_time)
 
 
