@@ -27,22 +27,22 @@ def seconds(output: Path) -> int:
 
 
 @pytest.mark.row("ends.3")
-@pytest.mark.parametrize("unaligned", ["false", "true"], ids=["aligned barriers", "unaligned barriers"])
 def test_fast_source_stays_near_the_slow_one_through_a_kill_a_rescale_and_a_savepoint(
-    client: CkptClient, cluster: MiniCluster, tmp_path: Path, unaligned: str
+    client: CkptClient, cluster: MiniCluster, tmp_path: Path
 ) -> None:
+    """With unaligned checkpoints first, and aligned ones behind the savepoint."""
     slow, quick = tmp_path / "out" / "slow", tmp_path / "out" / "fast"
-    configuration = {
-        **fast(execution__checkpointing__unaligned__enabled=unaligned),
-        "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-        "pipeline.source.rates": "slow:40",
-    }
 
     def start(savepoint: str | None = None) -> str:
+        unaligned = "true" if savepoint is None else "false"
         job_id = cluster.submit(
             PIPELINES / "aligned.py",
             arguments=[str(tmp_path / "out"), f"{DRIFT_S} s"],
-            configuration=configuration,
+            configuration={
+                **fast(execution__checkpointing__unaligned__enabled=unaligned),
+                "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+                "pipeline.source.rates": "slow:40",
+            },
             parallelism=2,
             savepoint=savepoint,
         )
@@ -74,4 +74,6 @@ def test_fast_source_stays_near_the_slow_one_through_a_kill_a_rescale_and_a_save
     stop(job)
     for output in (slow, quick):
         counts = Counter(visible(output).value.tolist())
-        assert counts == Counter(range(len(counts)))
+        assert set(counts.values()) == {1}
+        # The subtasks of a source are aligned as well: what one has still to read is not older than that.
+        assert counts.keys() >= set(range(ROWS_OF_SECOND * (seconds(output) - 3 * DRIFT_S)))

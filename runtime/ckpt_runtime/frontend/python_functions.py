@@ -213,8 +213,9 @@ def _function(call: Call, arguments: list[Expression], functions: CapturedFuncti
             assert isinstance(argument, Call)
             named[argument.settings["key"]] = arguments.index(given)
     objects = tuple(functions.of_number(each.settings["number"]) for each in chain)
-    if isinstance(objects[0], ArrowFunction):
-        objects[0].check(arguments[positions[0]].type)
+    for at, each in enumerate(objects):
+        if isinstance(each, ArrowFunction):
+            each.check(chain[at - 1].type if at else arguments[positions[0]].type)
     return PythonFunction(call.settings["name"], objects, tuple(positions), named, call.type)
 
 
