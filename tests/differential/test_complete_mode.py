@@ -56,7 +56,7 @@ def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_spark
     cluster: MiniCluster, orders: str, expected: dict[str, list[str]], tmp_path: Path, way: str
 ) -> None:
     configuration = {
-        **fast(execution__checkpointing__interval="100ms", execution__checkpointing__dir=str(tmp_path / "checkpoints")),
+        **fast(execution__checkpointing__interval="500ms", execution__checkpointing__dir=str(tmp_path / "checkpoints")),
         **WAYS[way],
     }
     output = tmp_path / "output"

@@ -83,12 +83,12 @@ def result(directory: Path, name: str) -> Counter[str]:
 
 
 FEW = (
-    *("using", "left", "right", "semi", "anti", "aggregated", "nulls_match", "mixed", "cross", "decimals", "arrays"),
-    *("sql", "not_in", "empty", "one_value", "value_of_key", "in_or"),
+    *("using", "right", "anti", "aggregated", "nulls_match", "mixed", "decimals"),
+    *("sql", "not_in", "one_value", "in_or"),
 )
 OTHERS = (
     *("joined_statics", "two_in_a_row", "range", "between", "pandas", "times", "doubles", "nothing", "text"),
-    *("sql_values", "with", "in", "exists", "after"),
+    *("sql_values", "with", "in", "exists", "after", "left", "semi", "cross", "arrays", "empty", "value_of_key"),
 )
 
 

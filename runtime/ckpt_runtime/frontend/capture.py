@@ -81,7 +81,8 @@ class Capture:
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
     digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
     appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
-    last argument is true), and ``explained`` has the texts that the program asked for.
+    last argument is true), and ``explained`` has the texts that the program asked for. ``remembered`` are answers to an
+    earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
 
     analyses: Mapping[str, str]
@@ -104,6 +105,7 @@ class Capture:
     waited: bool = False
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
+    remembered: Mapping[str, str] = field(default_factory=dict)
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
 
@@ -114,8 +116,8 @@ class Capture:
         """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
-        text = self.analyses.get(digest)
-        if text is None and len(self.used) < len(self.analyses):
+        text = self.analyses.get(digest, self.remembered.get(digest))
+        if text is None and not self.analyses.keys() <= self.used.keys():
             raise PlanError(
                 "pipeline",
                 "it builds another plan each time that it runs; a plan must not depend on time or random numbers "

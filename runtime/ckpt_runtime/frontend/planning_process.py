@@ -53,7 +53,8 @@ PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 <
 class PlanRequest:
     """What to plan: see :func:`ckpt_runtime.frontend.program.load_plan`.
 
-    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers.
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers, and
+    ``remembered`` those that it gave when the program was planned before.
     """
 
     archive_dir: str
@@ -63,6 +64,7 @@ class PlanRequest:
     defaults: dict[str, str] = field(default_factory=dict)
     archive: str | None = None
     analyses: dict[str, str] = field(default_factory=dict)
+    remembered: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanRequest:
@@ -146,6 +148,7 @@ def run(request: PlanRequest) -> PlanResult:
             request.configuration,
             request.defaults,
             analyses=request.analyses,
+            remembered=request.remembered,
         )
     except AnalysisNeeded as question:
         return PlanResult(needed=question.text)
