@@ -323,7 +323,7 @@ SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "minPartitions": "3"}, "does not know it"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.sasl.jaas.config": "x"}, "kafka.sasl.username"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "the engine sets it"),
-        ({**SUBSCRIBED, "kafka.topic.metadata.refresh.interval.ms": "-1"}, "no time to wait between two looks"),
+        ({**SUBSCRIBED, "kafka.topic.metadata.refresh.interval.ms": "-1"}, "not a valid time between two lookups"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.nonsense": "x"}, "No such configuration property"),
     ],
 )

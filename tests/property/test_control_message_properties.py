@@ -341,7 +341,7 @@ def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[A
         ({"state": {"operators": {"u": {"lists": [{"name": "n", "mode": "?", "items": []}]}}}}, r"Invalid enum value"),
         (
             {"state": {"operators": {"u": {"lists": [{"name": "n", "mode": "UNION", "items": [{1: 2}]}]}}}},
-            "a list state has an object with another key than text",
+            "a list state has an object with a key that is not a text",
         ),
         (
             {"state": {"inputs": [{"edge": 0, "peer": -2, "schema": "", "segments": []}]}},

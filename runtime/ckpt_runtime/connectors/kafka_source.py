@@ -215,7 +215,7 @@ def _positions(
         (topic, at) for topic, numbers in (given or {}).items() for at in numbers if (topic, at) not in partitions
     ]
     if unknown:
-        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which is not there")
+        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which does not exist")
     found: dict[Partition, int | None] = {}
     for partition in sorted(partitions):
         low, high = brokers.ends(partition)
@@ -232,7 +232,7 @@ def _positions(
                 continue
         offset = {EARLIEST: low, LATEST: high}.get(asked, asked)
         if not low <= offset <= high:
-            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, and {offset} was asked for")
+            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, but {offset} was requested")
         found[partition] = offset
     return found
 
@@ -266,8 +266,8 @@ class KafkaEnumerator(SplitEnumerator):
         self._splits = 0 if state is None else state["splits"]
         if bounded and any(end is None for end in self._known.values()):
             raise ValueError(
-                "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
-                "it out, or give the source a new uid"
+                "the partitions of the restored snapshot are read without an end, which availableNow would change; "
+                "leave it out, or give the source a new uid"
             )
         self._brokers = _Brokers(options)
         self._found: SimpleQueue[_Found | Exception] = SimpleQueue()
@@ -336,7 +336,7 @@ class KafkaEnumerator(SplitEnumerator):
         there = self._brokers.partitions(self._known)
         gone = sorted(set(self._known) - there)
         if gone:
-            _data_loss(self._options, f"partitions {_named(gone)} are gone")
+            _data_loss(self._options, f"partitions {_named(gone)} no longer exist")
         found = _Found([], gone, {})
         for partition in sorted(there):
             if partition not in self._known or self._known[partition] is not None:
@@ -537,7 +537,7 @@ class KafkaReader(SplitReader):
         try:
             self._consumer.commit(offsets=offsets, asynchronous=not ended)
         except KafkaException as error:
-            _LOG.warning("kafka: offsets were not committed to the group, which shows too great a lag now: %s", error)
+            _LOG.warning("kafka: offsets were not committed to the group, so its lag is shown too high: %s", error)
 
     def close(self) -> None:
         self._assigned.clear()
@@ -650,6 +650,6 @@ def _data_loss(options: Mapping[str, Any], problem: str) -> None:
     if options["failOnDataLoss"]:
         raise ValueError(
             f"kafka: {problem}; records may have been deleted before they were read. With failOnDataLoss=false the "
-            "source continues with what is there"
+            "source continues with the remaining records"
         )
-    _LOG.warning("kafka: %s; the source continues with what is there", problem)
+    _LOG.warning("kafka: %s; the source continues with the remaining records", problem)

@@ -166,12 +166,14 @@ class SplitEnumeratorOperator(SourceOperator):
     def _repositioned(self, state: Any, given: _StoredReposition[Any, Any]) -> Any:
         """The state of an enumerator that continues where a user has set it. Raises ValueError."""
         if given.position.kind not in self._source.start_positions:
-            raise ValueError(f"source {self.context.uid!r} cannot be set to {given.position.kind}: its format cannot")
+            raise ValueError(
+                f"source {self.context.uid!r} cannot be set to {given.position.kind}: its format does not support it"
+            )
         reading = [(opened.split.split, opened.position) for opened in given.reading]
         try:
             return self._source.repositioned(self._schema, state, reading, given.position)
         except ValueError as error:
-            raise ValueError(f"source {self.context.uid!r} cannot continue where it was set: {error}") from error
+            raise ValueError(f"source {self.context.uid!r} cannot continue from the given position: {error}") from error
 
     def _rows_of(self, splits: Iterable[Split]) -> Iterable[dict[str, Any]]:
         for number, split in enumerate(splits):
@@ -348,7 +350,7 @@ class SplitReaderOperator(SplitHost):
     def _add(self, split: Split, position: Any, range_start: int, event_time: int | None = None) -> None:
         assert self._reader is not None
         if split.id in self._open:
-            raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found while it is being read")
+            raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found again while it is being read")
         self._open[split.id] = _OpenSplit(split, position, range_start)
         self._reader.add(split, position)
         if self._alignment is not None:

@@ -76,7 +76,7 @@ class CapturedFunctions:
     def of_number(self, number: int) -> Callable[..., Any]:
         """Returns a function. Raises PlanError for a number that this program's plans did not assign."""
         if number >= len(self._functions):
-            raise PlanError("udf", "functions are those of Python in a program that is submitted")
+            raise PlanError("udf", "only a submitted program can define Python functions")
         return self._functions[number]
 
     @contextmanager
@@ -167,7 +167,7 @@ def _innermost(trees: Sequence[Expression]) -> list[Call]:
     while todo:
         tree = todo.pop()
         if isinstance(tree, Lambda) and _calls_python(tree.body):
-            raise PlanError("udf", "a Python function cannot be called within a lambda of transform or filter")
+            raise PlanError("udf", "a Python function cannot be called in the lambda of transform or filter")
         if not isinstance(tree, Call):
             continue
         if tree.function == FUNCTION and not any(map(_calls_python, _chain(tree)[0].arguments)):

@@ -169,14 +169,14 @@ def _check_rates(configuration: Configuration, sources: list[str]) -> None:
     for uid, text in (configuration.get(PipelineOptions.SOURCE_RATES) or {}).items():
         if uid not in sources:
             known = ", ".join(sources) or "none"
-            problem = f"no source whose rate can be limited has the uid {uid!r}; of these there are: {known}"
+            problem = f"no source whose rate can be limited has the uid {uid!r}; those are: {known}"
             raise PlanError(field, problem)
         try:
             is_rate = 0 <= float(text) < float("inf")
         except ValueError:
             is_rate = False
         if not is_rate:
-            raise PlanError(field, f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
+            raise PlanError(field, f"{text!r} of {uid!r} is not a number of rows per second, 0 or more")
 
 
 def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
@@ -212,7 +212,9 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
             wanted.add(node)
             todo.extend(edge.node for edge in node.inputs)
     warnings = [
-        f"operator {node.label!r} leads to no sink and is left out" for node in plan.nodes if node not in wanted
+        f"operator {node.label!r} is not connected to a sink and is not part of the job"
+        for node in plan.nodes
+        if node not in wanted
     ]
     return [node for node in plan.nodes if node in wanted], warnings
 
@@ -306,12 +308,13 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
-                "state is lost when the pipeline changes: name it with hint('uid', ...), a sink with queryName(...)"
+                "state is lost when the pipeline changes: name it with hint('uid', ...), or a sink with "
+                "queryName(...)"
             )
         if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
             warnings.append(
-                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time to "
-                "its condition"
+                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time "
+                "to its condition"
             )
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
         operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
@@ -381,10 +384,10 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
         elif isinstance(spec, WatermarkSpec):
             raise PlanError(
                 "withWatermark",
-                f"operator {uid!r} cannot see when a batch of the stream reader is complete, because {reason}: event "
-                "time would move within the batch, and rows of it would be dropped as late. Call withWatermark before "
-                "that, best right behind load(). For rows that transformWithState gives, name their event time in its "
-                "eventTimeColumnName",
+                f"operator {uid!r} cannot know when a batch of the stream reader is complete, because {reason}: event "
+                "time would advance within the batch, and some of its rows would be dropped as late. Call "
+                "withWatermark earlier, preferably directly after load(). For the rows of transformWithState, name "
+                "their event time in eventTimeColumnName",
             )
         else:
             lost[uid] = reason
@@ -395,12 +398,12 @@ def _why_ranges_end_at(operator: _Operator) -> str | None:
     if len(operator.inputs) > 1:
         return f"several streams meet at operator {operator.uid!r}"
     if not isinstance(operator.node.spec, _PASS_RANGES_ON):
-        return f"operator {operator.uid!r} ({operator.node.kind}) makes rows of its own or keeps them"
+        return f"operator {operator.uid!r} ({operator.node.kind}) creates rows or keeps them"
     partitioning = operator.inputs[0].partitioning
     if partitioning is not Partitioning.FORWARD:
         upstream = operator.inputs[0].source
         return (
-            f"rows change between subtasks on their way to operator {operator.uid!r} ({partitioning.value}, "
+            f"rows are distributed over other subtasks before operator {operator.uid!r} ({partitioning.value}, "
             f"parallelism {upstream.parallelism} to {operator.parallelism})"
         )
     return None

@@ -143,7 +143,7 @@ class JobGraph:
             return ()
         names = ", ".join(map(repr, sinks))
         text = f"no execution.checkpointing.interval is set, and rows of {names} are committed with checkpoints: "
-        return (text + "they become visible with a savepoint, or when the job has FINISHED, and not before",)
+        return (text + "they only become visible with a savepoint, or when the job has FINISHED",)
 
     def inputs(self, vertex_id: str) -> list[JobEdge]:
         return [edge for edge in self.edges if edge.target == vertex_id]
@@ -203,13 +203,13 @@ class JobGraph:
         """Raises :class:`DocumentError` for inconsistent parts."""
         ids = [vertex.id for vertex in self.vertices]
         if not ids or len(set(ids)) != len(ids):
-            raise DocumentError("the ids of a graph's vertices have to be distinct, and there is at least one vertex")
+            raise DocumentError("the ids of a graph's vertices must be distinct, and there must be at least one vertex")
         if (subtasks := sum(vertex.parallelism for vertex in self.vertices)) > MAX_SUBTASKS:
             raise DocumentError(f"the graph has {subtasks} subtasks; at most {MAX_SUBTASKS} are allowed")
         if any(not vertex.operators for vertex in self.vertices):
             raise DocumentError("a vertex of the graph has no operator")
         if any(end not in ids for edge in self.edges for end in (edge.source, edge.target)):
-            raise DocumentError("an edge of the graph leads to a vertex that there is not")
+            raise DocumentError("an edge of the graph leads to a vertex that does not exist")
 
 
 def vertex_id_of(uid: str) -> str:
