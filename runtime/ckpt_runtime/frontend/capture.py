@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend import avro_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -185,6 +186,8 @@ class Capture:
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
+        elif name == "Expression" and message.unresolved_function.function_name.lower() in avro_functions.NAMES:
+            self.called.replace_call(message, avro_functions.function_of(message.unresolved_function))
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""
