@@ -181,7 +181,7 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     assert "spark.sql.catalog.taken" in ANALYZER.analyze(AnalysisRequest(rows, configuration=catalog)).unsupported
     assert "not a Relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
     java = CommonInlineUserDefinedFunction(function_name="f", java_udf=JAVA["java_udf"]).SerializeToString()
-    for function, named in ((b"\xff", "not a Common"), (java, "functions are those of Python")):
+    for function, named in ((b"\xff", "not a Common"), (java, "only a submitted program can define Python functions")):
         assert named in ANALYZER.analyze(AnalysisRequest(rows, functions={"f": function})).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")

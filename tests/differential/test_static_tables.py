@@ -144,7 +144,7 @@ def test_job_keeps_its_static_tables_through_a_killed_worker_and_a_change_of_its
 @pytest.mark.parametrize(
     ("query", "named"),
     [
-        ("events.union(events_table)", "streams and static tables cannot be united"),
+        ("events.union(events_table)", "a stream and a static table cannot be combined by union"),
         ("people.join(events, 'k', 'left')", "LeftOuter needs the stream on the left"),
         ("events.join(people, 'k', 'full')", "a join of type FullOuter"),
         ("people", "the frame reads no stream"),

@@ -106,7 +106,7 @@ class PlanResult:
         if found.needed:
             return cls(needed=found.needed)
         if found.job_graph is None:
-            raise DocumentError("there is neither a job graph nor a failure")
+            raise DocumentError("neither a job graph nor a failure is given")
         found.job_graph.check()
         return found
 
@@ -129,7 +129,7 @@ def plan_in_process(
     except LimitedProcessError as error:
         return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process: {error}", error.last_words))
     except DocumentError as error:
-        return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process gave no plan: {error}"))
+        return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process returned no plan: {error}"))
 
 
 def run(request: PlanRequest) -> PlanResult:
@@ -157,7 +157,7 @@ def run(request: PlanRequest) -> PlanResult:
         trace = printable(_user_traceback(error), MAX_TRACE_CHARS)
         message = report.message
         if isinstance(error, MemoryError) and not message:
-            message = "the plan process may not use as much memory; see jobmanager.planning.memory"
+            message = "the plan process needs more memory than is allowed; see jobmanager.planning.memory"
         return PlanResult(failure=PlanFailure(report.exception.rpartition(".")[2], message, trace))
     return PlanResult(plan.job_graph, plan.warnings, own_configuration=plan.own_configuration)
 
