@@ -22,7 +22,7 @@ def memory_is_a_place() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def process_template() -> Iterator[None]:
-    """The limited processes of a module are forked, as those of a driver are: without it each one imports everything."""
+    """The limited processes of a module are forked, as those of a driver are; otherwise each imports everything."""
     keep_templates()
     yield
     drop_templates()
