@@ -1,7 +1,7 @@
 """Compiles kernels with numba, for fixed signatures, with a separate disk cache, on demand or in advance.
 
-Inputs of kernels are read-only C-contiguous arrays (:func:`ckpt_runtime.state.arrays.read_only` makes them), outputs and
-state are writable ones. Other array types would make numba compile a kernel again while a stream is running.
+Inputs of kernels are read-only C-contiguous arrays, which :func:`ckpt_runtime.state.arrays.read_only` makes; outputs
+and state are writable ones. Other array types would make numba compile a kernel again while a stream is running.
 The cache is in ``$CKPT_KERNEL_CACHE_DIR`` (default ``~/.cache/ckpt/kernels``; empty switches it off), in a folder
 named after the kernel sources and the versions of numba, NumPy and the CPU. Where it cannot be written, kernels are
 compiled in memory and a line is logged. This module never falls back to interpreted code.
