@@ -21,7 +21,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptUpgradeRolledBack,
     CkptUpgradeStranded,
 )
-from airflow_provider_ckpt.lineage import Written, program_location
+from airflow_provider_ckpt.lineage import LineageReport, Written, program_location
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.tasks import Journal
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim, Hold, JobMissing
@@ -210,7 +210,7 @@ class CkptStepsOperator(CkptJobOperator):
         )
         started = record.outcome in _STARTED
         program = record.desired.program if record.outcome is Outcome.UPGRADED else record.old_program
-        self.report_lineage(
+        self.lineage_report = LineageReport(
             reads=[
                 program_location(self.ckpt_conn_id, None, program) if started else None,
                 None if writes and not started else record.snapshot,

@@ -10,7 +10,6 @@ from msgspec import Struct, structs, to_builtins
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
@@ -18,6 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     SubtaskState,
     check_state,
+    is_shared,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked

@@ -24,11 +24,12 @@ from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
+from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import processes_backlog, shown_settings
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
-from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms, carry_out, pause_before_ms, unconfirmed
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import SecondaryFailures, SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.control_messages import (

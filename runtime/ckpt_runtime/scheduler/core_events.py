@@ -12,7 +12,7 @@ from enum import Enum
 
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
@@ -216,24 +216,6 @@ class RecordFailure:
     execution: ExecutionId | None
     concurrent: bool
     durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OverridesChange:
-    """How a patch changes the stored overrides, regardless of their value at the time of the write."""
-
-    overrides: CheckpointOverrides | None
-    settings: CheckpointConfiguration
-
-    def __call__(self, text: str | None) -> str | None:
-        """Returns the text to store. Raises CheckpointConfigurationError if the result could not be used.
-
-        Overrides that would make the next start of the job fail are never stored.
-        """
-        known = CheckpointOverrides.from_document(text)
-        overrides = CheckpointOverrides() if self.overrides is None else known.merged_with(self.overrides)
-        overrides.applied_to(self.settings)
-        return overrides.to_document() if overrides.given else None
 
 
 @dataclass(frozen=True, slots=True)

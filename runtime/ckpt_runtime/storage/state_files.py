@@ -18,7 +18,6 @@ from uuid import uuid4
 from fsspec.spec import AbstractBufferedFile
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -32,7 +31,7 @@ from ckpt_runtime.storage.filesystem import (
     read_range,
     resolve,
 )
-from ckpt_runtime.storage.publish import fsync_directory
+from ckpt_runtime.storage.publish import RunningChecksum, fsync_directory, is_checksum
 
 _BUFFER_BYTES = 1 << 20
 DEFAULT_MEMORY_THRESHOLD = 20 << 10

@@ -48,8 +48,8 @@ from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.state.errors import StateSchemaError
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.duplication import Means
+from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.snapshot_files import NewFiles
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
