@@ -159,7 +159,7 @@ def job_manager(shared_job_manager: JobManager, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.fixture
 def commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``ckpt snapshot`` runs here, not in a process that imports everything for each savepoint. Other tests run that."""
+    """``ckpt snapshot`` runs here, and not in a process that imports everything; other tests start that process."""
     from airflow_provider_ckpt.processes import SnapshotProcess
     from ckpt_runtime.cli.main import main
 
