@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,6 @@ from tests.support.processes import children, command_line, command_name
 from tests.support.spark_sessions import FlightsJob, SparkCluster, standalone_cluster, wait_until
 
 ROWS = 16_000
-MANY_ROWS = 100_000
-"""A job at the rate of the tests does not come to their end; it is stopped, and the rest is done without a limit."""
 SECRET = "spark.authenticate.secret"
 SETTINGS = {
     "spark.executor.cores": "1",
@@ -80,52 +77,26 @@ def _lose_a_host(cluster: SparkCluster) -> None:
             os.kill(lost, signal.SIGKILL)
 
 
-@contextmanager
-def flights_in_a_cluster(tmp_path: Path, rows: int, *, cores: int = 1) -> Iterator[tuple[FlightsJob, SparkCluster]]:
-    """A session in a cluster of one worker, whose executor has so many cores. The job's output is exact in the end."""
-    source = write_slice(tmp_path / "flights.parquet", rows)
-    with standalone_cluster(tmp_path, workers=1, cores=cores) as cluster:
-        settings = SETTINGS | cluster.settings | {"spark.executor.cores": str(cores)}
-        session = start_session(cluster.url, 2, spark_conf=settings, log_file=tmp_path / "session.log")
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.row("io.3")
+def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
+    source = write_slice(tmp_path / "flights.parquet", ROWS)
+    with standalone_cluster(tmp_path, workers=1) as cluster:
+        session = start_session(
+            cluster.url, 2, spark_conf=SETTINGS | cluster.settings, log_file=tmp_path / "session.log"
+        )
         try:
             with CkptClient(session.rest_url, token=session.token) as client:
                 job = FlightsJob(session, client, source, tmp_path)
-                yield job, cluster
+                _through_lost_executors(job, cluster)
         finally:
             stop_session(session)
     flights = read_flights(source)
     assert hidden(job.out) == []
     assert_rotations(visible(job.out / "rotations"), flights)
     assert_carriers(visible(job.out / "carrier_delays"), flights)
-
-
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.row("io.3")
-def test_a_lost_executor(tmp_path: Path) -> None:
-    """It has both slots of the job. Each executor, worker and master is a Java machine: these are as few as can be."""
-    with flights_in_a_cluster(tmp_path, MANY_ROWS, cores=2) as (job, cluster):
-        job.start(1000)
-        job.wait_for_checkpoint()
-        [executor] = _executors(cluster)
-        known = job.restarts()
-        os.kill(executor, signal.SIGKILL)
-        wait_until(lambda: job.restarts() > known, "the restart")
-        wait_until(lambda: any(REASON.search(text) for text in _told(job)), "the reason to be reported")
-        job.wait_for_checkpoint()
-        job.start(0, savepoint=job.stopped())
-        job.finished()
-
-
-@pytest.mark.long
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.row("io.3")
-def test_a_late_executor_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
-    with flights_in_a_cluster(tmp_path, ROWS) as (job, cluster):
-        _through_lost_executors(job, cluster)
 
 
 @pytest.mark.spark
