@@ -34,7 +34,7 @@ def test_a_second_beside_others_counts_less_and_counts_fully_when_they_have_ende
     assert is_over()
 
 
-@pytest.mark.parametrize(("seconds", "at_most"), [(20, 240), (60, 300), (500, 1000)])
+@pytest.mark.parametrize(("seconds", "at_most"), [(20, 240), (60, 600), (500, 2000)])
 def test_a_wait_that_hangs_ends_however_busy_the_machine_is(machine: Machine, seconds: int, at_most: int) -> None:
     machine.slowness = 12.0
     is_over = patience.deadline(seconds)
@@ -48,5 +48,5 @@ def test_a_wait_that_hangs_ends_however_busy_the_machine_is(machine: Machine, se
 def test_a_test_has_more_time_than_one_of_its_waits(machine: Machine) -> None:
     machine.slowness = 6.0
     assert patience.time_limit(120) == 720
-    assert patience.time_limit(400) == 900
+    assert patience.time_limit(400) == 1200
     assert patience.time_limit(1200) == 2400
