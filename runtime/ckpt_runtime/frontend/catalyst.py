@@ -27,13 +27,15 @@ _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
-_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone"})
+_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone", "Collation"})
 """Functions whose arguments are constant or irrelevant: Spark computes them when the program is planned."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
     "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
+    "CsvToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
+    "StructsToCsv": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
     "PythonUDF": {
         "name": lambda jvm: str(jvm.name()),
         "number": lambda jvm: function_number(jvm.func()),
