@@ -97,6 +97,7 @@ def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSes
         ("pattern", "GGGG"),
         ("memory", "start the query from a client that is connected"),
         ("legacy option", "spark.sql.legacy"),
+        ("watermark policy", "multipleWatermarkPolicy: 'max' is not supported; programs run with 'min' only"),
         ("barrier", "barrier"),
         ("generator", "json_tuple with names that are not constant"),
         ("observe", "observe: .*second query"),

@@ -136,7 +136,9 @@ class ExpressionReader:
             return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
             return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
-        if name == "Literal" or name in _FOLDED:
+        # Texts have no other collation than the default one in the engine, and expressions with one are refused.
+        has_collation = name == "Collation" and children[0].type != "string"
+        if name == "Literal" or (name in _FOLDED and not has_collation):
             return _literal(_constant(name, jvm), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)

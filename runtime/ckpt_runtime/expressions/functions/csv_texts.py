@@ -111,32 +111,34 @@ def _to_csv(call: Call) -> Callable[..., Value]:
         escape,
         quote_all=_flag(options, "quoteAll", default=False),
         strip=[_flag(options, name, default=True) for name in _FLAGS],
+        null=options.get("nullValue", ""),
         empty=options.get("emptyValue", '""'),
     )
-    zone, null = str(call.settings.get("zone", "UTC")), options.get("nullValue", "")
+    zone = str(call.settings.get("zone", "UTC"))
     type_ = call.arguments[0].type
     assert isinstance(type_, dict)
     fields = [(field["name"], _text_of(field["type"], zone, options)) for field in type_["fields"]]
 
     def line(struct: dict[str, Any]) -> str | None:
         found = [(struct[name], text) for name, text in fields]
-        parts = (null if value is None else write(text(value), at) for at, (value, text) in enumerate(found))
+        parts = (write(None if value is None else text(value), at) for at, (value, text) in enumerate(found))
         return separator.join(parts) or None  # Spark's writer skips an empty line
 
     return per_row(line, pa.string())
 
 
 def _field_writer(
-    separator: str, quote: str, escape: str, *, quote_all: bool, strip: Sequence[bool], empty: str
-) -> Callable[[str, int], str]:
-    """Returns what writes a text as a field, by the place of its column."""
+    separator: str, quote: str, escape: str, *, quote_all: bool, strip: Sequence[bool], null: str, empty: str
+) -> Callable[[str | None, int], str]:
+    """Returns what writes a text or null as a field, by the place of its column."""
     triggers = (separator, quote, "\n", "\r")
 
-    def write(text: str, place: int) -> str:
+    def write(value: str | None, place: int) -> str:
+        text = null if value is None else value
         rest = text.lstrip(WHITE) if strip[0] else text
         content = rest.rstrip(WHITE) if strip[1] else rest
         if not content:
-            return empty
+            return empty if value is not None else quote * 2 if quote_all else ""
         # As in Spark, blanks in front are skipped before the text is searched, and those behind it are not.
         is_quoted = quote_all or any(trigger in rest for trigger in triggers) or (place == 0 and text[0] == _COMMENT)
         if not is_quoted:
