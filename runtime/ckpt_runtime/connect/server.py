@@ -20,7 +20,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
-from pyspark.sql.connect.proto import Command, StreamingQueryListenerEventsResult
+from pyspark.sql.connect.proto import Command
 from pyspark.sql.connect.proto import base_pb2 as messages
 from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
 from pyspark.sql.types import LongType
@@ -28,7 +28,6 @@ from pyspark.sql.types import LongType
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.connect.listeners import ListenerBus, started_event
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.requests import code_in, reads_stream
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
@@ -52,10 +51,6 @@ _NO_CODE = (
     "run this program with `ckpt run`"
 )
 
-_ABOUT_QUERIES = frozenset(
-    {"streaming_query_command", "streaming_query_manager_command", "streaming_query_listener_bus_command"}
-)
-
 Call: TypeAlias = Any
 """gRPC's ``ServicerContext`` of a call; gRPC has no types."""
 Respond = Callable[[Any, Call], Awaitable[Any]]
@@ -77,8 +72,10 @@ class ConnectServer:
         self._sessions = ClientSessions()
         self._queries = Queries(dispatcher, configuration)
         self._channel: grpc.aio.Channel | None = None
-        # No other process may listen on the same port and take some of the calls.
-        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        # No other process may listen on the same port and take some of the calls. PySpark's client pings each minute
+        # while it waits for an answer, such as that of awaitTermination; gRPC's default would end the connection.
+        alive = [("grpc.http2.max_ping_strikes", 0), ("grpc.http2.min_ping_interval_without_data_ms", 10_000)]
+        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0), *alive])
         self._server.add_generic_rpc_handlers((_Handlers(self),))
 
     async def start(self, host: str) -> int:
@@ -206,7 +203,7 @@ class ConnectServer:
         otherwise."""
         session = self._sessions.of(request)
         kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
-        queries = kind in _ABOUT_QUERIES
+        queries = kind in ("streaming_query_command", "streaming_query_manager_command")
         if not queries and kind != "write_stream_operation_start" and not reads_stream(request, session.views):
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
                 yield response
@@ -219,15 +216,6 @@ class ConnectServer:
         ids = {"session_id": request.session_id, "server_side_session_id": spark_session}
         ids["operation_id"] = request.operation_id
         response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
-        last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
-        last.result_complete.SetInParent()
-        if kind == "streaming_query_listener_bus_command":
-            async for events in self._listener_bus(session, request.plan.command.streaming_query_listener_bus_command):
-                response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
-                response.streaming_query_listener_events_result.CopyFrom(events)
-                yield response
-            yield last
-            return
         match kind:
             case "write_stream_operation_start":
                 await self._start(session, request, call, response.write_stream_operation_start_result)
@@ -245,22 +233,9 @@ class ConnectServer:
                 what = kind or "an action such as show or collect"
                 raise PlanError("query", f"{what} needs a batch; a stream has a result when writeStream starts it")
         yield response
+        last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+        last.result_complete.SetInParent()
         yield last
-
-    async def _listener_bus(self, session: ClientSession, command: Any) -> AsyncIterator[Any]:
-        """Yields the events of the session's queries until the client removes its last listener."""
-        if session.listeners is not None:
-            session.listeners.remove()
-            session.listeners = None
-        if command.WhichOneof("command") == "remove_listener_bus_listener":
-            return
-        bus = session.listeners = ListenerBus(self._queries, session.queries)
-        yield StreamingQueryListenerEventsResult(listener_bus_listener_added=True)
-        async for events in bus.events():
-            result = StreamingQueryListenerEventsResult()
-            for event in events:
-                result.events.add(event_type=event.kind, event_json=event.text)
-            yield result
 
     async def _start(self, session: ClientSession, request: Any, call: Call, result: Any) -> None:
         start = request.plan.command.write_stream_operation_start
@@ -274,8 +249,6 @@ class ConnectServer:
             session.options.own.to_dict(),
         )
         session.queries[query.id] = query
-        session.starts[query.id] = start
-        result.query_started_event_json = started_event(query)
         result.query_id.id = result.query_id.run_id = query.id
         result.name = query.name
 
@@ -338,11 +311,8 @@ class ConnectServer:
                     "a job does not know when it has read all that its sources have: call trigger(availableNow=True) "
                     "and awaitTermination()",
                 )
-            case "explain":
-                start = session.starts[query.id]
-                result.explain.result = await session.explained(start, extended=command.explain.extended)
             case other:
-                raise PlanError("query", f"{other} is not supported")
+                raise PlanError("query", f"{other} is not supported; the page of job {query.job_id} shows its plan")
 
     async def _manager(self, session: ClientSession, command: Any, result: Any) -> None:
         """Answers ``spark.streams``."""
@@ -363,7 +333,6 @@ class ConnectServer:
                 ended = [key for key, query in session.queries.items() if not await queries.is_active(query)]
                 for key in ended:
                     del session.queries[key]
-                    session.starts.pop(key, None)
             case other:
                 raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
 

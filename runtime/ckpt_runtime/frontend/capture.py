@@ -48,7 +48,6 @@ _ONLY_VALUES = {
     "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.unsupportedOperationCheck": "true",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
-    "spark.sql.files.ignoreCorruptFiles": "false",
     "spark.sql.sources.default": "parquet",
     "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
     "spark.sql.jsonGenerator.ignoreNullFields": "true",
