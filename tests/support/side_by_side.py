@@ -142,7 +142,7 @@ class EngineRun:
             entry=self.case.entry,
             arguments=[self.case.described(source=str(source), output=str(output))],
             configuration={
-                "execution.checkpointing.interval": "50 ms",
+                "execution.checkpointing.interval": "100 ms",
                 "execution.checkpointing.dir": str(self.directory / "checkpoints"),
                 "execution.stateful-processor.trigger.type": "CHECKPOINT",
                 "restart-strategy.type": "none",

@@ -81,8 +81,8 @@ class CheckpointConfiguration:
         self._check_transactions()
         if self.unaligned_enabled and not self.exactly_once:
             raise CheckpointConfigurationError(
-                "unaligned_enabled is true; it must be false with the mode AT_LEAST_ONCE, whose barriers wait for "
-                "nothing that they could overtake"
+                "unaligned_enabled is true; it must be false with the mode AT_LEAST_ONCE, in which barriers are not "
+                "aligned"
             )
         if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
             return self
@@ -103,7 +103,7 @@ class CheckpointConfiguration:
         if interval_ms is None:
             during = "" if self.interval_ms is None else " while sources process a backlog"
             raise CheckpointConfigurationError(
-                f"there would be no periodic checkpoint{during}, and one has to complete within {allowed}"
+                f"no periodic checkpoint would be taken{during}, and one has to complete within {allowed}"
             )
         if interval_ms + self.timeout_ms >= self.transaction_timeout_ms:
             raise CheckpointConfigurationError(

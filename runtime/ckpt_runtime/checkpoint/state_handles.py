@@ -283,13 +283,13 @@ class SharedStateRegistry:
 
     def _conflict(self, file: StateFile, entry: _Entry | None, deletable: bool) -> SharedStateConflictError | None:
         if entry is None and file.path in self._given_up:
-            return FileGivenUpError(f"shared file {file.path} was given up: nothing retained uses it")
+            return FileGivenUpError(f"shared file {file.path} was already released: no retained checkpoint uses it")
         if entry is None:
             return None
         if entry.file != file:
             return SharedStateConflictError(f"shared file {file.path}: registered {entry.file}, now {file}")
         if deletable and not entry.deletable:
-            return SharedStateConflictError(f"shared file {file.path} belongs to a snapshot that stays the user's")
+            return SharedStateConflictError(f"shared file {file.path} belongs to a snapshot that the user owns")
         return None
 
     def register_all(self, checkpoint_id: int, states: Iterable[SubtaskState], deletable: bool = True) -> None:

@@ -40,9 +40,9 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Task slots: 2 if not given on local, all cores of a standalone master."),
+        typer.Option(min=1, help="Task slots. Default: 2 on local, all cores of a standalone master."),
     ] = None,
-    rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
+    rest_host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     no_token: Annotated[
         bool,
@@ -58,12 +58,13 @@ def start(  # noqa: PLR0913 -- one parameter for each option
         list[str] | None, typer.Option("--conf", metavar="KEY=VALUE|@FILE", help="Spark configuration; repeatable.")
     ] = None,
     work_dir: Annotated[
-        Path | None, typer.Option(help="Uploads, and checkpoints of jobs without a directory of their own.")
+        Path | None,
+        typer.Option(help="Directory of uploads, and of the checkpoints of jobs that configure no directory."),
     ] = None,
-    log_file: Annotated[Path | None, typer.Option(help="Log of the session.")] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Log file of the session.")] = None,
     ready_timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help=f"How long it may take ({DEFAULT_READY_TIMEOUT})."),
+        typer.Option(metavar="DURATION", help=f"Maximum time of the start ({DEFAULT_READY_TIMEOUT})."),
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run the session in this process until SIGTERM or SIGINT ends it.")
@@ -158,8 +159,8 @@ def _check_no_token(host: str, token: str | None) -> None:
 def _refuse_secrets(spark: dict[str, str]) -> None:
     if AUTHENTICATION_SECRET in spark:
         raise CommandError(
-            f"--conf: {AUTHENTICATION_SECRET} is not acceptable, everybody can read a command line; "
-            "put it into spark-defaults.conf, readable by you alone",
+            f"--conf: {AUTHENTICATION_SECRET} is not acceptable, because other users can read a command line; put it "
+            "into spark-defaults.conf, readable only by you",
             ExitCode.USAGE,
         )
 
@@ -187,7 +188,7 @@ def status(cli: Cli) -> ExitCode:
         overview = cli.client().cluster_overview()
     except Unreachable:
         if record is not None and not record.is_alive:
-            gone = f"the processes {record.pid} and {record.driver.pid} of the session are gone"
+            gone = f"the processes {record.pid} and {record.driver.pid} of the session have ended"
             cli.output.note(f"{gone}; its log is {record.log_file}" if record.log_file else gone)
         raise
     process = "" if record is None else f" (pid {record.pid}, log {record.log_file or 'on its terminal'})"

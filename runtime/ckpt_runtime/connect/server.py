@@ -92,8 +92,8 @@ _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
 _NO_CODE = (
-    "a plan from a client holds {code}, which is serialized code, and the engine takes functions from a program only: "
-    "run this program with `ckpt run`"
+    "a plan from a client contains {1}, which is serialized code, and the engine takes functions only from programs: "
+    "submit the program with `ckpt run`"
 )
 
 Call: TypeAlias = Any
@@ -274,7 +274,10 @@ class ConnectServer:
                 await session.add_view(request)
             case _:
                 what = kind or "an action such as show or collect"
-                raise PlanError("query", f"{what} needs a batch; a stream has a result when writeStream starts it")
+                raise PlanError(
+                    "query",
+                    f"{what} needs a batch; the result of a stream is written by a query that writeStream starts",
+                )
         yield response
         last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
         last.result_complete.SetInParent()
@@ -302,7 +305,7 @@ class ConnectServer:
         """
         start = request.plan.command.write_stream_operation_start
         if not start.query_name:
-            raise PlanError("queryName", "format memory needs it: it is the name of the table")
+            raise PlanError("queryName", "format memory needs it as the name of the table")
         analyze = messages.AnalyzePlanRequest(session_id=request.session_id)
         analyze.schema.plan.root.CopyFrom(start.input)
         columns = await session.analyzed(analyze)
@@ -351,8 +354,8 @@ class ConnectServer:
             case "process_all_available":
                 raise PlanError(
                     "processAllAvailable",
-                    "a job does not know when it has read all that its sources have: call trigger(availableNow=True) "
-                    "and awaitTermination()",
+                    "a job cannot know whether it has read all available data: use trigger(availableNow=True) and "
+                    "awaitTermination()",
                 )
             case other:
                 raise PlanError("query", f"{other} is not supported; the page of job {query.job_id} shows its plan")
@@ -448,7 +451,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 async def _refuse(call: Call) -> NoReturn:
-    message = "the token of the session is missing or wrong: sc://host:port/;token=..."
+    message = "the session's token is missing or wrong: sc://host:port/;token=..."
     await call.abort(grpc.StatusCode.UNAUTHENTICATED, message)
     raise AssertionError("abort raises")
 

@@ -43,7 +43,7 @@ def stateful_spec(
     keys = tuple(rows.names[at] for at in node.keys)
     for key in keys:
         if rows.names.count(key) > 1 or pa.types.is_nested(rows.field(key).type):
-            raise PlanError("groupBy", f"column {key!r} is nested or there are two of it; it cannot be a key")
+            raise PlanError("groupBy", f"column {key!r} is nested or exists twice; it cannot be a key")
     watermark = has_watermark(inputs)
     time_mode = _TIME_MODES[node.time]
     if time_mode == "EventTime" and not watermark:
@@ -80,6 +80,6 @@ def check_initial_state(node: StatefulFunction, rows: pa.Schema, table: StaticTa
     if given != wanted:
         raise PlanError(
             "initialState",
-            f"it is grouped by {', '.join(map(str, given))}, and the stream by {', '.join(map(str, wanted))}: group "
+            f"it is grouped by {', '.join(map(str, given))}, but the stream by {', '.join(map(str, wanted))}: group "
             "both by columns of the same types",
         )

@@ -44,7 +44,7 @@ def parse_interval(text: str) -> int:
     except ValueError:
         millis = _spark_interval(text.strip().lower())
     if millis is None or millis < 0:
-        raise ValueError(f"{INTERVAL_FORM}, not less than nothing")
+        raise ValueError(f"{INTERVAL_FORM}, not negative")
     return int(millis)
 
 

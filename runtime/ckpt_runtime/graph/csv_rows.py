@@ -104,7 +104,7 @@ class CsvRows:
         wanted = [column.field.name for column in self._columns]
         if [name.lower() for name in found] == [name.lower() for name in wanted]:
             return ""
-        return f"its header names the columns {', '.join(found)}, and the schema {', '.join(wanted)}"
+        return f"its header names the columns {', '.join(found)}, but the schema {', '.join(wanted)}"
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of lines; blank lines and comments produce none. Raises BadRecordError in mode FAILFAST."""
@@ -141,7 +141,7 @@ class CsvRows:
             if len(row) > _MOST_FIELDS:
                 raise BadRecordError(at, f"it has more than {_MOST_FIELDS:,} fields")
             if len(row) != wanted:
-                bad[at] = f"it has {len(row)} fields, and the schema has {wanted}"
+                bad[at] = f"it has {len(row)} fields, but the schema has {wanted}"
         return [
             pa.array([row[place] if place < len(row) else None for row in rows], pa.string()) for place in range(wanted)
         ]
@@ -197,7 +197,7 @@ class CsvRows:
                     known[text] = _BAD
             value = None if text is None else known[text]
             if value is _BAD:
-                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is no {type_}")
+                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is not a {type_}")
                 value = None
             results.append(value)
         if pa.types.is_timestamp(type_):
@@ -216,7 +216,7 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
     if options["ignoreTrailingWhiteSpace"] and not options["ignoreLeadingWhiteSpace"]:
         raise PlanError(
             "option 'ignoreTrailingWhiteSpace'",
-            "Spark fails at a field that begins with a blank then; set ignoreLeadingWhiteSpace, too",
+            "Spark fails at a field that begins with a blank in this case; set ignoreLeadingWhiteSpace as well",
         )
     encoding = options["encoding"] or options["charset"] or "utf-8"
     if encoding.lower() not in _CODECS:
@@ -227,8 +227,8 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
         what = f"option 'mode' {mode}" if mode != "PERMISSIVE" else f"the column of bad records, {corrupt!r}"
         raise PlanError(
             "option 'columnPruning'",
-            f"{what}: which records are bad depends in Spark on the columns that its optimizer leaves over; set "
-            "columnPruning to false, with which all columns of the schema count in Spark and here",
+            f"{what}: in Spark, the columns that its optimizer keeps decide which records are bad; set columnPruning "
+            "to false, so that all columns of the schema count in Spark and here",
         )
 
 
@@ -236,7 +236,9 @@ def _dialect(options: Mapping[str, Any]) -> Dialect:
     separator = options["delimiter"] or options["sep"]
     separator = _ESCAPED.get(separator, separator)
     if len(separator) != 1 or separator in "\r\n":
-        raise PlanError("option 'sep'", f"{separator!r} is not one character; separators of several are not supported")
+        raise PlanError(
+            "option 'sep'", f"{separator!r} is not one character; separators of several characters are not supported"
+        )
     escape = _character("escape", options["escape"])
     if not escape:
         raise PlanError("option 'escape'", "reading without an escape character is not supported; set it to a quote")
@@ -280,7 +282,9 @@ def _column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
         return _Column(field, None, str)
     if type_ == pa.binary():
         return _Column(field, None, str.encode)
-    raise PlanError("schema", f"format 'csv': column {field.name!r} is {type_}, which a field of a line cannot hold")
+    raise PlanError(
+        "schema", f"format 'csv': column {field.name!r} is {type_}, which a field of a line cannot represent"
+    )
 
 
 def _integer(bits: int) -> Callable[[str], int]:

@@ -32,6 +32,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
@@ -323,6 +324,14 @@ class JobCore:
                 self._savepoint_id,
             )
         )
+        # The configuration may have changed since the attempt began.
+        self._limit_sources(Configuration(plan.graph.configuration))
+
+    def _limit_sources(self, before: Configuration) -> None:
+        """Deployed sources get their new rates without a restart."""
+        rates = self._plan.configuration.get(PipelineOptions.SOURCE_RATES)
+        if rates != before.get(PipelineOptions.SOURCE_RATES):
+            self._emit(core.LimitSources(rates or {}))
 
     def _all_tasks_running(self, effect: job_out.AllTasksRunning) -> None:
         """Starts the coordinator's deployment, then passes on the EndOfDataReached events that came before."""
@@ -553,7 +562,8 @@ class JobCore:
             self._redeploy_is_due = True
             self._redeploy()
         elif not self._redeploy_is_due:
-            self._plan = replace(plan, graph=self._plan.graph)  # the change does not affect running tasks
+            before, self._plan = self._plan, replace(plan, graph=self._plan.graph)  # running tasks keep their graph
+            self._limit_sources(before.configuration)
 
     def _give_up_change(self, reason: str) -> None:
         """Answers the requester and records the reason in the exception history, for requesters that have gone."""

@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -59,7 +60,7 @@ from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
-from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
+from ckpt_runtime.operators.operator import ChainTime, Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.sessions import SessionOperator
@@ -368,7 +369,11 @@ class DeployedJob:
         )
         operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
-        contexts = [self._context(descriptor, vertex, position, holder) for position in range(len(operators))]
+        chain_time = ChainTime()
+        contexts = [
+            replace(self._context(descriptor, vertex, position, holder), chain_time=chain_time)
+            for position in range(len(operators))
+        ]
         subtask = Subtask(
             descriptor.vertex_id,
             descriptor.subtask_index,
@@ -507,6 +512,7 @@ class DeployedJob:
             waiting_input=partial(waiting_input, gate),
             sink=self.deployment.sinks.get(node.uid),
             spark_url=self._spark_url,
+            report_progress=lambda progress: self._host.source_progress(holder[0], progress),
         )
 
 

@@ -91,11 +91,11 @@ def _corrupt_column(type_: dict[str, Any], options: Mapping[str, str]) -> str | 
     if name not in fields:
         return None
     if fields[name] != "string":
-        raise UnsupportedExpressionError(f"from_json with a column {name} that is no string")
+        raise UnsupportedExpressionError(f"from_json with a column {name} that is not a string")
     if _CORRUPT not in options:
         raise UnsupportedExpressionError(
             f"from_json with a column {name}",
-            f"name it by the option {_CORRUPT}: without options, Spark's optimizer may leave out the columns whose "
+            f"name it in the option {_CORRUPT}: without options, Spark's optimizer may remove the columns whose "
             "values are bad",
         )
     return name

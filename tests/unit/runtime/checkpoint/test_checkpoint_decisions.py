@@ -263,7 +263,7 @@ class TestRegistry:
         with pytest.raises(SharedStateConflictError, match="/s/x belongs to"):
             registry.register(2, state_with_file("/s/x"))
         registry.unregister_unused(9)
-        with pytest.raises(SharedStateConflictError, match="/s/x was given up"):
+        with pytest.raises(SharedStateConflictError, match="/s/x was already released"):
             registry.register(10, state_with_file("/s/x"))
 
     def test_a_file_that_was_given_up_is_refused_and_the_others_are_kept_in_mind(self):
@@ -276,7 +276,7 @@ class TestRegistry:
                 "b": state_with_file("/s/new").operators["source"],
             }
         )
-        with pytest.raises(FileGivenUpError, match="/s/x was given up"):
+        with pytest.raises(FileGivenUpError, match="/s/x was already released"):
             registry.register(2, mixed)
         assert registry.unregister_all() == ("/s/new",)
 
@@ -292,7 +292,7 @@ class TestRegistry:
         registry.unregister_unused(2)
         registry.register(2, state_with_file("/s/y", 1))
         both = SubtaskState({name: state_with_file(f"/s/{name}", 2).operators["source"] for name in "xy"})
-        with pytest.raises(SharedStateConflictError, match="/s/x was given up.*/s/y: registered") as refused:
+        with pytest.raises(SharedStateConflictError, match="/s/x was already released.*/s/y: registered") as refused:
             registry.register(3, both)
         assert not isinstance(refused.value, FileGivenUpError)
 
