@@ -55,6 +55,7 @@ from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
@@ -223,6 +224,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return AggregateOperator(spec, input_schema)
         case GroupSpec():
             return GroupOperator(spec) if spec.session is None else SessionOperator(spec)
+        case ProcessSpec(in_arrow=True):
+            return ArrowProcessorOperator(spec, input_schema)
         case ProcessSpec():
             return StatefulProcessorOperator(spec, input_schema)
         case _:
@@ -400,8 +403,9 @@ class DeployedJob:
     def _buffer_rows(self, target: str) -> int:
         """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait behind buffers."""
         rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
-        head = self._graph.vertex(target).operators[0]
-        return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
+        spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
+        by_row = isinstance(spec, ProcessSpec) and not spec.in_arrow
+        return min(rows, ROW_MODE_BUFFER_ROWS) if by_row else rows
 
     def _operator(self, uid: str) -> Operator:
         return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
