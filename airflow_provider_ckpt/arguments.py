@@ -76,6 +76,11 @@ def job(value: object, name: str = "job") -> str:
     return found.lower() if _HEX_ID.fullmatch(found) else found
 
 
+def is_job_id(job: str) -> bool:
+    """Whether it is a job's id, as :func:`job` gives it, and not a name."""
+    return _HEX_ID.fullmatch(job) is not None and job == job.lower()
+
+
 def millis(name: str, value: object, *, minimum: int = 1) -> int:
     """A :data:`Duration` in milliseconds."""
     found = _millis(value)

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Final
 
+from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.conditions.base import Condition, MissingPolicy, Status, Verdict, moment
 from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound, CkptJobNotResumable
 from ckpt_runtime.client.clients import AsyncCalls
@@ -33,7 +34,6 @@ from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
 
 _MOST_SHOWN = 10
-_DIGITS = 32
 
 
 @dataclass(eq=False)
@@ -57,11 +57,6 @@ class NameFreeCondition(Condition):
         return f"no job was started, and the one named {self.name!r} keeps running"
 
 
-def is_id(job: str) -> bool:
-    """Whether it is a job's id, as :func:`airflow_provider_ckpt.arguments.job` gives it, and not a name."""
-    return len(job) == _DIGITS and not set(job) - set("0123456789abcdef")
-
-
 def living(name: str, lines: Sequence[JobLine]) -> list[JobLine]:
     """The jobs of this name that have not ended. A restore drill has the name of the job that it restores."""
     return [line for line in lines if line.name == name and line.state not in TERMINAL_STATES and not line.drill]
@@ -78,7 +73,7 @@ def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None
 
     :raises CkptJobAmbiguous: for a name that several living jobs have.
     """
-    if is_id(job):
+    if arguments.is_job_id(job):
         return next((line for line in lines if line.job_id == job), None)
     found = living(job, lines)
     if len(found) > 1:
@@ -108,8 +103,8 @@ async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) ->
 def _absent(job: str, lines: Sequence[JobLine]) -> str:
     running = [line for line in lines if line.state not in TERMINAL_STATES]
     there = f"living jobs are {_shown(running)}" if running else "no job lives in this session"
-    last = None if is_id(job) else latest_ended(job, lines)
-    if is_id(job):
+    last = None if arguments.is_job_id(job) else latest_ended(job, lines)
+    if arguments.is_job_id(job):
         text = f"job: {job} is unknown to the job manager; {there}"
     elif last is None:
         text = f"job: no job is named {job!r}; {there}"

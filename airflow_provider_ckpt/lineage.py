@@ -31,28 +31,20 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class _Report:
-    reads: tuple[str, ...] = ()
-    writes: tuple[Written, ...] = ()
-    deletes: tuple[str, ...] = ()
+class LineageReport:
+    """What a task has read, written and deleted, and its job. Reads that are None are left out."""
+
+    reads: Collection[str | None] = ()
+    writes: Collection[Written] = ()
+    deletes: Collection[str] = ()
     job_id: str | None = None
 
 
 class ReportsLineage:
     """Base of operators that read or write programs and snapshots, beside Airflow's own."""
 
-    _lineage = _Report()
-
-    def report_lineage(
-        self,
-        *,
-        reads: Collection[str | None] = (),
-        writes: Collection[Written] = (),
-        deletes: Collection[str] = (),
-        job_id: str | None = None,
-    ) -> None:
-        """Record what this task has done, for OpenLineage's listener at its end. Values that are None are left out."""
-        self._lineage = _Report(tuple(path for path in reads if path), tuple(writes), tuple(deletes), job_id)
+    lineage_report = LineageReport()
+    """Set by the operator for OpenLineage's listener, which asks at the end of the task."""
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> OperatorLineage[Any, Any]:
         """Called by OpenLineage's listener, in the process that ran the task to its end, also to a failure."""
@@ -65,7 +57,7 @@ class ReportsLineage:
         )
         from airflow.providers.openlineage.extractors import OperatorLineage
 
-        report = self._lineage
+        report = self.lineage_report
         outputs = []
         for one in report.writes:
             size = {} if one.size is None else {"outputStatistics": OutputStatisticsOutputDatasetFacet(size=one.size)}
@@ -77,7 +69,9 @@ class ReportsLineage:
         job = {}
         if report.job_id is not None:
             job["externalQuery"] = ExternalQueryRunFacet(externalQueryId=report.job_id, source=_SOURCE)
-        return OperatorLineage(inputs=[_dataset(path) for path in report.reads], outputs=outputs, run_facets=job)
+        return OperatorLineage(
+            inputs=[_dataset(path) for path in report.reads if path], outputs=outputs, run_facets=job
+        )
 
 
 def dataset_name(location: str) -> tuple[str, str]:

@@ -28,7 +28,7 @@ from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict, Wait
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.jobs import is_id, resolve
+from airflow_provider_ckpt.jobs import resolve
 from airflow_provider_ckpt.links import JOB_LINKS, pages_path
 from airflow_provider_ckpt.triggers.wait import CkptTrigger, event_payload, has_changed
 from ckpt_runtime.client.clients import CkptClient
@@ -217,7 +217,7 @@ class CkptJobTask(CkptTask):
         record = journal.read()
         if record.get("job") == given:
             self._found = str(record["job_id"])
-        elif is_id(given) and not self.skips:
+        elif arguments.is_job_id(given) and not self.skips:
             self._found = given
         else:
             try:

@@ -19,19 +19,17 @@ ROOMS=("${COMPUTING[@]}" state)
 # none takes so long that the suite waits for it alone.
 STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
-    "tests/differential/test_p*.py"
-    "tests/integration/test_[m-z]*.py"
-    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
     tests/system
-    tests/fault
-    "tests/differential/test_[a-o]*.py"
-    "${STORAGE[*]/#/tests/unit/runtime/}"
+    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    "tests/integration/test_[m-z]*.py"
     "tests/integration/test_[g-l]*.py"
+    tests/fault
+    "tests/differential/test_[a-o]*.py tests/differential/test_p[or]*.py"
+    "tests/differential/test_py*.py tests/differential/test_[q-z]*.py"
     "tests/integration/test_[a-f]*.py"
-    "tests/differential/test_[q-z]*.py"
+    "${STORAGE[*]/#/tests/unit/runtime/}"
     tests/unit/provider
-    tests/attack
-    tests/chaos
+    "tests/attack tests/chaos"
     "tests/docs tests/fuzz"
 )
 # These only compute, and none of them depends on how long something takes. They run with a low priority beside the groups

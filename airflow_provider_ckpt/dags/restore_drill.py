@@ -74,7 +74,7 @@ PARAMS = {
     "timeout": form.duration("10 min", "Timeout", "The drill fails if it has not passed by then.", GOAL),
     "mark": form.switch(
         True,
-        "Note the result",
+        "Record the result",
         "The savepoint catalogue gets the result, which decides whether the savepoint counts as good.",
         GOAL,
     ),

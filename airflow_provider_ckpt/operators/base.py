@@ -49,7 +49,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.lineage import ReportsLineage, Written
+from airflow_provider_ckpt.lineage import LineageReport, ReportsLineage, Written
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.retry import CkptRetryPolicy
 from airflow_provider_ckpt.tasks import CkptJobTask, CkptTask, Journal, new_id
@@ -420,7 +420,7 @@ class CkptOperationOperator(CkptJobOperator):
     def _succeed(self, context: Context, result: Json) -> Json:
         self.keep(context, Journal(context, RECORD).read(), result)
         path = result.get("savepoint_path")
-        self.report_lineage(writes=[] if path is None else [Written(path)], job_id=self.found_job)
+        self.lineage_report = LineageReport(writes=[] if path is None else [Written(path)], job_id=self.found_job)
         self.log.info("The %s of job %s succeeded: %s", self.operation.noun, self.found_job, result)
         return result
 

@@ -9,6 +9,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.conditions.base import Json, Status
 from airflow_provider_ckpt.conditions.job import DisposalCondition
+from airflow_provider_ckpt.lineage import LineageReport
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.tasks import Journal, new_id
 from ckpt_runtime.client import requests
@@ -49,7 +50,7 @@ class DisposeSavepointOperator(CkptOperator):
         record = journal.read() if journal.read().get("savepoint_path") == path else {}
         if record.get("done"):
             self.log.info("This task has deleted %s before", path)
-            self.report_lineage(deletes=[path])
+            self.lineage_report = LineageReport(deletes=[path])
             return {"savepoint_path": path}
         trigger_id = record.get("trigger_id")
         with self.connected(deadline) as client:
@@ -71,7 +72,7 @@ class DisposeSavepointOperator(CkptOperator):
             raise self.failure(context, event)
         Journal(context, _RECORD).write(**event["result"], done=True)
         self.log.info("Deleted %s", self.path())
-        self.report_lineage(deletes=[self.path()])
+        self.lineage_report = LineageReport(deletes=[self.path()])
         return event["result"]
 
     def after_timeout(self, context: Context, event: Json | None) -> str:

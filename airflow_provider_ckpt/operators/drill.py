@@ -15,7 +15,7 @@ from airflow_provider_ckpt.conditions.base import Json, Status, Wait
 from airflow_provider_ckpt.conditions.health import DrillCondition, has_slots, progress_of_restore
 from airflow_provider_ckpt.conditions.job import JobStatusCondition
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
-from airflow_provider_ckpt.lineage import program_location
+from airflow_provider_ckpt.lineage import LineageReport, program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
@@ -206,7 +206,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
 
     def _report_lineage(self, path: str, job_id: str) -> None:
         program = program_location(self.ckpt_conn_id, self._pipeline(), self._uploaded())
-        self.report_lineage(reads=[program, path], job_id=job_id)
+        self.lineage_report = LineageReport(reads=[program, path], job_id=job_id)
 
     def _judged(self, client: CkptClient, event: Json) -> str | None:
         """Return what a drill that did not pass proves against its savepoint; None: nothing."""

@@ -13,7 +13,7 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
 from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptOperationFailed, CkptSnapshotDamaged
-from airflow_provider_ckpt.jobs import is_id
+from airflow_provider_ckpt.lineage import LineageReport
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.processes import SnapshotProcess
 from ckpt_runtime.client import requests
@@ -107,7 +107,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             for path, reason in decision.kept.items():
                 self.log.info("Kept: %s, %s", path, reason)
             deleted, refused = self._delete(client, decision, deadline, preview=preview)
-        self.report_lineage(deletes=() if preview else deleted)
+        self.lineage_report = LineageReport(deletes=() if preview else deleted)
         result: Json = {"directory": limits.directory, "kept": dict(decision.kept), "unreadable": unreadable}
         return result | {"deleted": deleted, "refused": refused, "dry_run": preview}
 
@@ -146,7 +146,7 @@ class CleanUpSavepointsOperator(CkptOperator):
             return found, [item.location for item in savepoints if item.location not in readable]
         if limits.directory is None:
             raise CkptArgumentInvalid("directory", None, "a job manager without a catalogue needs one")
-        if limits.job is not None and not is_id(limits.job):
+        if limits.job is not None and not arguments.is_job_id(limits.job):
             raise CkptArgumentInvalid("job", limits.job, "a job manager without a catalogue needs its id")
         documents = self.process.run("list", limits.directory)
         unreadable = [str(item["location"]) for item in documents if "error" in item]

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator, XComArg
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
 from airflow_provider_ckpt.exceptions import CkptNotFound, CkptSnapshotDamaged, CkptTargetExists
-from airflow_provider_ckpt.lineage import ReportsLineage, Written
+from airflow_provider_ckpt.lineage import LineageReport, ReportsLineage, Written
 from airflow_provider_ckpt.processes import SnapshotProcess
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class VerifySavepointOperator(CkptSnapshotOperator):
 
     def execute(self, context: Context) -> Any:
         path = self.path()
-        self.report_lineage(reads=[path])
+        self.lineage_report = LineageReport(reads=[path])
         found = self.process.run("verify", path, accepted=(0, 1))
         if not found["intact"]:
             reasons = "; ".join(f"{item['state']}: {item['reason']}" for item in found["problems"])
@@ -128,7 +128,7 @@ class RepositionSavepointOperator(CkptSnapshotOperator):
         uid, position = arguments.text("uid", self.uid), arguments.text("position", given)
         made = self.process.run("reposition", source, target, "--uid", uid, "--to", position)
         self.log.info("%s is %s with source %r at %s", made["location"], source, uid, made["position"])
-        self.report_lineage(reads=[source], writes=[Written(made["location"], made["bytes"])])
+        self.lineage_report = LineageReport(reads=[source], writes=[Written(made["location"], made["bytes"])])
         facts = {"made_of": source, "uid": uid, "position": made["position"], "bytes": made["bytes"]}
         return {"savepoint_path": made["location"], **facts}
 
@@ -168,7 +168,7 @@ class CopySavepointOperator(CkptSnapshotOperator):
         except CkptTargetExists as error:
             copied = self._copied_earlier(source, target, error)
         self.log.info("%s is a copy of %s", copied["location"], source)
-        self.report_lineage(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
+        self.lineage_report = LineageReport(reads=[source], writes=[Written(copied["location"], copied["bytes"])])
         return {"savepoint_path": copied["location"], "copied_from": source, "bytes": copied["bytes"]}
 
     def _copied_earlier(self, source: str, target: str, error: Exception) -> Any:

@@ -25,7 +25,7 @@ from airflow_provider_ckpt.jobs import (
     living,
     plan,
 )
-from airflow_provider_ckpt.lineage import program_location
+from airflow_provider_ckpt.lineage import LineageReport, program_location
 from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.operators.base import CkptOperator
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
@@ -462,7 +462,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         self.log.info("Job %s is %s", record["job_id"], facts["status"])
         program = program_location(self.ckpt_conn_id, self._pipeline(), record.get("pipeline_id"))
         reads = () if record.get("reused") else (program, record.get("snapshot"))
-        self.report_lineage(reads=reads, job_id=record["job_id"])
+        self.lineage_report = LineageReport(reads=reads, job_id=record["job_id"])
         return facts | {"pipeline_id": record.get("pipeline_id"), "started_from": record.get("snapshot")}
 
     # -- ends --------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class FrameSource(Source):
 
     def schema(self, declared: pa.Schema | None) -> pa.Schema:
         if declared is None:
-            raise ValueError("give the columns of its DataFrames: .schema('name STRING, ...')")
+            raise ValueError("set the columns of its DataFrames: .schema('name STRING, ...')")
         return declared
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
@@ -150,9 +150,9 @@ class _FrameReader(SplitReader):
         table, digest = self._asked.result()
         if place is not None and place["digest"] != digest:
             raise ValueError(
-                f"{type(self._source).__name__}: the DataFrame of {_shown(split.description)} gave other rows when it "
-                "was read again, after some of them had been emitted: give the same rows in the same order, sort it, "
-                "and leave out what depends on the clock or on random numbers"
+                f"{type(self._source).__name__}: the DataFrame of {_shown(split.description)} had other rows when it "
+                "was read again, after some of its rows had been emitted: return the same rows in the same order, "
+                "sort it, and do not use the clock or random numbers"
             )
         start = 0 if place is None else place["rows"]
         rows = table.slice(start, most_rows).combine_chunks().to_batches()
@@ -173,7 +173,7 @@ class _FrameReader(SplitReader):
         if found.schema.names != self._schema.names:
             raise ValueError(
                 f"{type(self._source).__name__}: the DataFrame of {_shown(description)} has the columns "
-                f"{', '.join(found.schema.names)}, and declared are {', '.join(self._schema.names)}"
+                f"{', '.join(found.schema.names)}, but {', '.join(self._schema.names)} are declared"
             )
         table = found.cast(self._schema).combine_chunks()
         digest = hashlib.sha256()

@@ -21,7 +21,7 @@ import zstandard
 
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.storage import metadata
-from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
 from tests.support.patience import patient

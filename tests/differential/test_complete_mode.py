@@ -56,7 +56,7 @@ def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_spark
     cluster: MiniCluster, orders: str, expected: dict[str, list[str]], tmp_path: Path, way: str
 ) -> None:
     configuration = {
-        **fast(execution__checkpointing__interval="100ms", execution__checkpointing__dir=str(tmp_path / "checkpoints")),
+        **fast(execution__checkpointing__interval="500ms", execution__checkpointing__dir=str(tmp_path / "checkpoints")),
         **WAYS[way],
     }
     output = tmp_path / "output"
@@ -100,7 +100,7 @@ def test_each_batch_of_complete_mode_is_a_whole_result_and_the_last_one_is_spark
         ("rows.limit(3).hint('parallelism', 2).writeStream.format('noop')", "counted in one subtask"),
         (
             "counts.where('n > 1').hint('parallelism', 2).writeStream.outputMode('complete').format('noop')",
-            "behind an aggregation in output mode complete it is 1",
+            "after an aggregation in output mode complete the parallelism is 1",
         ),
     ],
 )

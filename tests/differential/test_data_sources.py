@@ -91,7 +91,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
         PIPELINES,
         entry="planned_sources:pipeline",
         arguments=[str(directory), str(faults)],
-        configuration=fast(execution__checkpointing__interval="100ms"),
+        configuration=fast(),
         parallelism=2,
     )
 

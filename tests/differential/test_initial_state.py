@@ -95,7 +95,7 @@ def test_initial_state_counts_once_when_a_worker_is_killed_and_the_job_is_rescal
 @pytest.mark.row("ps.2", "ps.3")
 @pytest.mark.parametrize(
     ("initial", "named"),
-    [("rows", "initialState: it has to be a static frame"), ("spark.range(3)", "initialState|INITIAL_STATE|grouping")],
+    [("rows", "initialState: it must be a static frame"), ("spark.range(3)", "initialState|INITIAL_STATE|grouping")],
 )
 def test_initial_state_of_a_stream_or_with_keys_of_another_type_is_refused(
     spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path, initial: str, named: str

@@ -119,5 +119,5 @@ def test_what_spark_refuses_or_its_optimizer_changes_is_refused() -> None:
         of_engine([], "n INT", {"mode": "DROPMALFORMED"})
     with pytest.raises(UnsupportedExpressionError, match="columnNameOfCorruptRecord"):
         of_engine([], "n INT, _corrupt_record STRING", {})
-    with pytest.raises(UnsupportedExpressionError, match="no string"):
+    with pytest.raises(UnsupportedExpressionError, match="not a string"):
         of_engine([], "n INT, bad INT", {"columnNameOfCorruptRecord": "bad"})

@@ -166,6 +166,7 @@ def event_case(**configuration: str) -> Case:
     )
 
 
+@pytest.mark.long
 def test_timers_of_event_time_and_late_rows(both: Both) -> None:
     theirs, ours = both(event_case())
     assert ours == theirs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.parity import compare_examples, page, shown
+from tests.support.parity import compare_examples, page, shown, statuses
 from tests.support.pipelines import spark_programs
 
 if TYPE_CHECKING:
@@ -72,11 +73,23 @@ def test_script_of_pyspark_runs_unchanged_in_spark_and_in_the_engine(
     assert result(tmp_path, "doubled") == Counter(str(shown(row)) for row in wanted)
 
 
+@pytest.mark.long
 @pytest.mark.row("ps.4")
 def test_examples_of_all_functions_are_equal_to_spark_or_refused(spark: SparkSession) -> None:
     examples = compare_examples(spark)
     assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
     assert page(examples) == FUNCTIONS_PAGE.read_text(), "`make docs` writes the page"
+
+
+@pytest.mark.row("ps.4")
+def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSession) -> None:
+    examples = compare_examples(spark, every=10)
+    assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
+    found = {name: status for functions in statuses(examples).values() for name, status in functions.items()}
+    lines = re.findall(r"^(Equal|Partly|Clock|Refused): (.*)\.$", FUNCTIONS_PAGE.read_text(), re.MULTILINE)
+    listed = {name: title.lower() for title, names in lines for name in re.findall(r"`([^`]+)`", names)}
+    assert found == {name: listed.get(name) for name in found}, "`make docs` writes the page"
+    assert len(found) > 30
 
 
 @pytest.mark.row("ps.2")
@@ -169,7 +182,7 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
     assert "spark.sql.catalog.taken" in ANALYZER.analyze(AnalysisRequest(rows, configuration=catalog)).unsupported
     assert "not a Relation" in ANALYZER.analyze(AnalysisRequest(b"\xff")).unsupported
     java = CommonInlineUserDefinedFunction(function_name="f", java_udf=JAVA["java_udf"]).SerializeToString()
-    for function, named in ((b"\xff", "not a Common"), (java, "functions are those of Python")):
+    for function, named in ((b"\xff", "not a Common"), (java, "only a submitted program can define Python functions")):
         assert named in ANALYZER.analyze(AnalysisRequest(rows, functions={"f": function})).unsupported
     with pytest.raises(DocumentError, match="malformed"):
         ANALYZER.answer("{")

@@ -82,7 +82,13 @@ def test_states_are_listed(spark: SparkSession) -> None:
 
 @pytest.mark.parametrize(
     ("operator", "state"),
-    [("kept", "groups"), ("kept", "last"), ("kept", "seen"), ("kept", "$timers"), ("joined", "left")],
+    [
+        ("kept", "groups"),
+        pytest.param("kept", "last", marks=pytest.mark.long),
+        pytest.param("kept", "seen", marks=pytest.mark.long),
+        ("kept", "$timers"),
+        ("joined", "left"),
+    ],
 )
 def test_rows_are_those_that_the_engine_reads(spark: SparkSession, operator: str, state: str) -> None:
     frame = read(spark, SAVEPOINT, operator, state)

@@ -76,7 +76,9 @@ def test_what_a_task_returned_before_another_one_failed(
 
 
 @pytest.mark.row("io.2")
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.long) if case in ("raises-arrow", "text") else case for case in CASES]
+)
 def test_the_only_task_fails_behind_a_committed_batch(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, case: str
 ) -> None:

@@ -52,7 +52,7 @@ def exchange(case: schemathesis.Case) -> Any:
 
 
 @SCHEMA.parametrize()
-@budget(15)
+@budget(6)
 def test_any_request(case: schemathesis.Case) -> None:
     exchange(case)
 
@@ -60,7 +60,7 @@ def test_any_request(case: schemathesis.Case) -> None:
 @pytest.mark.row("571.1")
 @pytest.mark.row("571.8")
 @SCHEMA.include(path="/jobs/{jobid}/checkpoints/configuration", method="PATCH").parametrize()
-@budget(60)
+@budget(30)
 def test_checkpoint_configuration_takes_what_is_documented_and_nothing_else(case: schemathesis.Case) -> None:
     """JSON Schema takes 1.0 for an integer, the API does not: a client that sends it may have computed too much."""
     case.path_parameters["jobid"] = NEW

@@ -7,10 +7,16 @@ import json
 import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+
+from benchmarks import backpressure
+from benchmarks.harness import BenchmarkSession
+from benchmarks.shuffle_run import PIPELINE, drain_and_check
+from ckpt_runtime.client.clients import CkptClient
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMON_KEYS = {"name", "options", "python", "pyspark", "cores", "peak_rss_mb"}
@@ -21,6 +27,7 @@ NAMES = (
     "downtime",
     "keyed_count",
     "keyed_process",
+    "keyed_vector",
     "patch",
     "peers",
     "progress",
@@ -102,6 +109,33 @@ def test_patch_measures_and_checks_itself() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.row("76.10")
+@pytest.mark.timeout(600)
+def test_backpressure_is_measured_on_a_job_whose_rows_are_checked(
+    client: CkptClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the session of the folder; only the memory and the spares are looked up by the process of a session."""
+    options = Namespace(policy="aligned", seconds=1.0, interval_ms=200, wait_s=120.0)
+    session = BenchmarkSession(cast(Any, None), client, tmp_path, cast(Any, None))
+    configuration = {
+        "restart-strategy.type": "none",
+        "execution.checkpointing.interval": f"{backpressure.OFF_MS} ms",
+        "taskmanager.network.buffer.max-rows": "256",
+    }
+    job = session.run(PIPELINE, [0.01, 100], 2, configuration)
+    job.wait_for_rows()
+    measures = backpressure.watch(job, options).measures()
+    drain_and_check(job)
+    assert measures["rows_per_s"] > 0
+    assert measures["checkpoints"] > 0
+    assert 0 < measures["checkpoint_ms_p50"] <= measures["checkpoint_ms_p95"] <= measures["checkpoint_ms_max"]
+    assert measures["censored"] is False
+    assert measures["persisted_inflight_bytes_p50"] == 0
+    assert "each has come exactly once" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.row("76.10")
 @pytest.mark.timeout(600)

@@ -103,7 +103,10 @@ def savepoint(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) ->
 
 
 @pytest.mark.row("203.10")
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize(
+    "damage",
+    [name if name in ("flipped", "swapped") else pytest.param(name, marks=pytest.mark.long) for name in DAMAGES],
+)
 def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
     job: SequenceJob, bystander: SequenceJob, savepoint: Path, damage: str
 ) -> None:
@@ -123,7 +126,9 @@ def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
 
 
 @pytest.mark.row("203.10")
-@pytest.mark.parametrize("retention", ["NO_EXTERNALIZED_CHECKPOINTS", "RETAIN_ON_CANCELLATION"])
+@pytest.mark.parametrize(
+    "retention", [pytest.param("NO_EXTERNALIZED_CHECKPOINTS", marks=pytest.mark.long), "RETAIN_ON_CANCELLATION"]
+)
 def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
     job: SequenceJob, savepoint: Path, retention: str
 ) -> None:
@@ -146,7 +151,7 @@ def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
 @pytest.mark.row("203.10")
 def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path) -> None:
     before = _content(savepoint)
-    job.start(rows=3000, configuration=FILES, savepoint=str(savepoint))
+    job.start(rows=3000, rate=2_000, configuration=FILES, savepoint=str(savepoint))
     job.finished()
     assert _content(savepoint) == before
 
@@ -165,7 +170,7 @@ def test_a_file_of_a_savepoint_that_is_missing_is_waited_for(job: SequenceJob, s
     shutil.copytree(savepoint, copy)
     victim = _state_files(copy)[0]
     aside = victim.rename(job.directory / "aside")
-    job.start(rows=3000, configuration=DEFAULTS, savepoint=str(copy))
+    job.start(rows=3000, rate=2_000, configuration=DEFAULTS, savepoint=str(copy))
     _assert_waits_for(job, victim)
     aside.rename(victim)
     job.finished()
@@ -185,7 +190,7 @@ def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: Sequ
     job.stopped()
 
 
-@pytest.mark.parametrize("damage", ["flipped", "truncated"])
+@pytest.mark.parametrize("damage", [pytest.param("flipped", marks=pytest.mark.long), "truncated"])
 def test_a_running_job_whose_latest_checkpoint_is_damaged_fails_by_name_and_keeps_it(
     job: SequenceJob, savepoint: Path, tmp_path: Path, damage: str
 ) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from _pytest.mark.structures import ParameterSet
 
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -22,13 +24,23 @@ def test_a_kept_snapshot_is_whole(version: str, name: str, tmp_path: Path) -> No
     assert snapshot.metadata.is_savepoint == KINDS[name].savepoint
 
 
+def starts() -> Iterator[ParameterSet]:
+    """Each snapshot with the parallelisms of the jobs that start from it. The suite has one of each, in turn."""
+    for number, (version, name) in enumerate(KEPT):
+        parallelisms = (PARALLELISM, PARALLELISM - 1) if version == SETS[-1] else (PARALLELISM + 1,)
+        for at, parallelism in enumerate(parallelisms):
+            marks = () if at == number % len(parallelisms) else pytest.mark.long
+            yield pytest.param(version, name, parallelism, marks=marks)
+
+
 @pytest.mark.row("203.13")
-@pytest.mark.parametrize(("version", "name"), KEPT)
-def test_jobs_resume_from_a_golden_snapshot(cluster: MiniCluster, version: str, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "name", "parallelism"), [*starts()])
+def test_jobs_resume_from_a_golden_snapshot(
+    cluster: MiniCluster, version: str, name: str, parallelism: int, tmp_path: Path
+) -> None:
     snapshot = DIRECTORY / version / name
     copy = placed(snapshot, tmp_path / "snapshot")
     wanted = expected(snapshot)
-    parallelisms = (PARALLELISM, PARALLELISM - 1) if version == SETS[-1] else (PARALLELISM + 1,)
-    for found in restored(cluster, copy, KINDS[name], tmp_path / "jobs", parallelisms):
-        for table in KINDS[name].tables:
-            assert found[table] == wanted[table]
+    (found,) = restored(cluster, copy, KINDS[name], tmp_path / "jobs", (parallelism,))
+    for table in KINDS[name].tables:
+        assert found[table] == wanted[table]

@@ -99,7 +99,7 @@ def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
     assert kept is not None
     assert kept.external_path is not None
     job.assert_retained(kept.external_path.rpartition("/")[2])
-    job.start(rows=ROWS, savepoint=kept.external_path)
+    job.start(rows=ROWS, rate=2_000, savepoint=kept.external_path)
     job.finished()
     assert_sequence(job.out, ROWS)
 
@@ -127,7 +127,7 @@ def test_a_job_resumes_from_its_savepoint(job: SequenceJob, before: int, after: 
     job.has_output()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)
     stopped_at = assert_sequence(job.out)
-    job.start(rows=stopped_at + 3000, parallelism=after, savepoint=savepoint)
+    job.start(rows=stopped_at + 3000, rate=2_000, parallelism=after, savepoint=savepoint)
     job.finished()
     assert_sequence(job.out, stopped_at + 3000)
 

@@ -112,8 +112,8 @@ def test_messages_are_read_from_a_time_on(
 @pytest.mark.parametrize(
     ("to", "problem"),
     [
-        ({"0": 11}, r"-0 has the offsets 0 to 10, and 11 was asked for"),
-        ({"5": 0}, r"the offsets name .*-5, which the source does not read or which is not there"),
+        ({"0": 11}, r"-0 has the offsets 0 to 10, but 11 was requested"),
+        ({"5": 0}, r"the offsets name .*-5, which the source does not read or which does not exist"),
         ([1], "expected JSON such as"),
     ],
 )
@@ -121,7 +121,7 @@ def test_a_position_that_does_not_exist_fails_the_start(
     broker: KafkaBroker, topic: str, state: tuple[States, States], to: Any, problem: str
 ) -> None:
     restored = moved(state, json.dumps({topic: to}))
-    with pytest.raises(ValueError, match=f"source 'op' cannot continue where it was set: .*{problem}"):
+    with pytest.raises(ValueError, match=f"source 'op' cannot continue from the given position: .*{problem}"):
         Job("kafka", options(broker, topic), restored=restored)
 
 

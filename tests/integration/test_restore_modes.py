@@ -155,7 +155,7 @@ def snapshot_of(job: SharingJob, kind: str) -> tuple[Path, Path]:
 
 
 @pytest.mark.row("203.6")
-@pytest.mark.parametrize("kind", ["native savepoint", "incremental checkpoint"])
+@pytest.mark.parametrize("kind", [pytest.param("native savepoint", marks=pytest.mark.long), "incremental checkpoint"])
 def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_needed_again(
     job: SharingJob, kind: str
 ) -> None:
@@ -174,7 +174,7 @@ def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_
 
 @pytest.mark.row("203.6")
 @pytest.mark.row("203.12")
-@pytest.mark.parametrize("kind", ["native savepoint", "incremental checkpoint"])
+@pytest.mark.parametrize("kind", ["native savepoint", pytest.param("incremental checkpoint", marks=pytest.mark.long)])
 def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJob, kind: str) -> None:
     snapshot, place = snapshot_of(job, kind)
     siblings = [path for path in job.retained if path != snapshot] if kind != "native savepoint" else []

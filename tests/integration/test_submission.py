@@ -139,7 +139,9 @@ def test_a_savepoint_moves(job: SequenceJob, savepoint: Path, tmp_path: Path) ->
     assert str(savepoint) not in json.dumps(
         [file.read_text(errors="replace") for file in moved.rglob("*") if file.is_file()]
     )
-    job.start(rows=3000, savepoint=str(moved / "_metadata"), configuration=fast(pipeline__max_parallelism="128"))
+    job.start(
+        rows=3000, rate=2_000, savepoint=str(moved / "_metadata"), configuration=fast(pipeline__max_parallelism="128")
+    )
     job.finished()
 
 

@@ -1,7 +1,7 @@
 """The web pages in a real browser, against a job that runs: what they show, on desk and phone, by day and by night.
 
-Every visit fails for a word of complaint in the browser's console. Screenshots are kept in the test's directory, or
-where ``CKPT_SCREENSHOTS`` says.
+Every visit fails for a word of complaint in the browser's console. Screenshots are taken if ``CKPT_SCREENSHOTS`` names
+a directory for them.
 """
 
 from __future__ import annotations

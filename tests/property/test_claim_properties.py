@@ -21,17 +21,17 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    is_shared,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
@@ -96,7 +96,9 @@ class Job:
         self.host = Host()
         self.retention = Retention(
             self.job_id,
-            CheckpointConfiguration(retained=RETAINED, retention=CheckpointRetention.RETAIN_ON_CANCELLATION),
+            SettingsInForce(
+                CheckpointConfiguration(retained=RETAINED, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
+            ),
             retained,
             CheckpointStatsTracker(),
             lambda effect: self.host.queue.append(partial(self.effects.execute, effect)),

@@ -24,18 +24,19 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
-from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry, is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
+    SharedStateRegistry,
     StateFile,
     SubtaskState,
+    is_shared,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange

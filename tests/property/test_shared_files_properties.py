@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.shared_state_registry import SharedStateRegistry, is_shared
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import KeyedHandle, SharedStateRegistry, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier

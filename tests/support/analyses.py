@@ -20,7 +20,7 @@ from pyspark import SparkContext
 
 from ckpt_runtime.frontend.analysis import Analyzer
 from ckpt_runtime.frontend.table_reader import StaticTables
-from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest, StaticTable
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest
 
 VARIABLE = "CKPT_TEST_ANALYSES"
 """Names the directory for the processes that tests start."""
@@ -41,7 +41,7 @@ def share(directory: Path) -> None:
         if known is not None:
             return known
         answer = _ask(self, request, tables)
-        if _lasts(request, answer):
+        if answer.lasts and request.table is msgspec.UNSET:
             partial = file.with_name(f".{uuid4().hex}")
             partial.write_bytes(msgspec.json.encode(answer))
             partial.replace(file)
@@ -63,9 +63,3 @@ def _read(file: Path) -> Analysis | None:
         return msgspec.json.decode(file.read_bytes(), type=Analysis)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def _lasts(request: AnalysisRequest, answer: Analysis) -> bool:
-    """Whether Spark would give the same answer at any time."""
-    tables = request.table is not msgspec.UNSET or any(isinstance(node, StaticTable) for node in answer.nodes)
-    return not (tables or answer.error or answer.unsupported)

@@ -47,7 +47,9 @@ class Visit:
             self.complaints.append(f"{message.type}: {message.text} ({url})")
 
     def shot(self, name: str) -> None:
-        """Keeps a picture of the whole page."""
+        """Keeps a picture of the whole page, if ``CKPT_SCREENSHOTS`` is set."""
+        if "CKPT_SCREENSHOTS" not in os.environ:
+            return
         self.screenshots.mkdir(parents=True, exist_ok=True)
         self.page.screenshot(path=self.screenshots / f"{name}.png", full_page=True)
 

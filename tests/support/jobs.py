@@ -90,7 +90,7 @@ class SequenceJob:
         self,
         *,
         rows: int = 0,
-        rate: int = 2000,
+        rate: int = 500,
         batch: int = 64,
         parallelism: int = 2,
         uids: str = "",

@@ -1,7 +1,8 @@
 """A daemon that forks Spark's Python workers, like ``pyspark.daemon``, but imports first what they need.
 
 Spark starts one for each kind of worker (``spark.python.daemon.module``), and a new worker for nearly every batch of a
-stateful processor: importing in each of them would take most of its time.
+stateful processor, and three for each plan that reads or writes state: importing in each of them would take most of its
+time.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ _NEEDED = (
     "pyspark.sql.functions",
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.streaming.stateful_processor_api_client",
+    "pyspark_ckpt.reading",
+    "pyspark_ckpt.writing",
 )
 
 

@@ -31,8 +31,8 @@ class UnalignedUpgradeError(StateAssignmentError):
 
     def __init__(self, uid: str, change: str) -> None:
         super().__init__(
-            f"operator {uid!r}: the unaligned checkpoint holds data on its way to it, but {change}; start the job as "
-            "it was, take a savepoint, and start the changed job from that"
+            f"operator {uid!r}: the unaligned checkpoint holds in-flight data for it, but {change}; start the "
+            "unchanged job, take a savepoint, and start the changed job from that"
         )
         self.uid = uid
 
@@ -154,7 +154,7 @@ def _matched(
         old = checkpoint.edges[position]
         _check_vertices(checkpoint, graph, old)
         source = _vertex(checkpoint, old.source)
-        raise UnalignedUpgradeError(_uid(checkpoint, old), f"its input from {source.name!r} does not exist any more")
+        raise UnalignedUpgradeError(_uid(checkpoint, old), f"its input from {source.name!r} no longer exists")
     yield from found
 
 
@@ -168,13 +168,13 @@ def _check_unchanged(checkpoint: CompletedCheckpoint, graph: JobGraph, old: Edge
     uid = _uid(checkpoint, old)
     _check_vertices(checkpoint, graph, old)
     if old.partitioning is not new.partitioning and not {old.partitioning, new.partitioning} <= _SPREAD:
-        change = f"its input is partitioned by {new.partitioning.value} and no longer by {old.partitioning.value}"
+        change = f"its input is partitioned by {new.partitioning.value}, before by {old.partitioning.value}"
         raise UnalignedUpgradeError(uid, change)
     if old.keys != new.keys:
-        raise UnalignedUpgradeError(uid, f"its input has the keys {list(new.keys)} and no longer {list(old.keys)}")
+        raise UnalignedUpgradeError(uid, f"its input has the keys {list(new.keys)}, before {list(old.keys)}")
     before, after = _vertex(checkpoint, old.target).max_parallelism, graph.vertex(new.target).max_parallelism
     if old.partitioning is Partitioning.HASH and before != after:
-        raise UnalignedUpgradeError(uid, f"its max parallelism is {after} and no longer {before}")
+        raise UnalignedUpgradeError(uid, f"its max parallelism is {after}, before {before}")
     if old.target in checkpoint.fully_finished_vertices:
         raise ChannelStateHandleError(checkpoint, (old.target, 0), "the vertex had finished")
 
@@ -193,7 +193,7 @@ def _check_vertices(checkpoint: CompletedCheckpoint, graph: JobGraph, old: EdgeD
             change = f"no vertex of the job begins with operator {before[0]!r}"
             raise UnalignedUpgradeError(_uid(checkpoint, old), change)
         if after != before:
-            change = f"operators {list(before)} ran in one chain, which is {list(after)} now"
+            change = f"operators {list(before)} were one chain, which is now {list(after)}"
             raise UnalignedUpgradeError(_uid(checkpoint, old), change)
 
 

@@ -10,7 +10,6 @@ from msgspec import Struct, structs, to_builtins
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
@@ -18,6 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     SubtaskState,
     check_state,
+    is_shared,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, Parallelism, checked
@@ -249,12 +249,12 @@ def _checked_states(found: _Document) -> dict[SubtaskKey, SubtaskState]:
             raise DocumentError(f"`{name}` names a subtask twice")
         for vertex, subtask in subtasks:
             if subtask >= parallelism.get(vertex, 0):
-                raise DocumentError(f"`{name}` names subtask {subtask} of {vertex[:100]!r}, which there is not")
+                raise DocumentError(f"`{name}` names subtask {subtask} of {vertex[:100]!r}, which does not exist")
     uids = {vertex.id: frozenset(vertex.operator_uids) for vertex in found.vertices}
     for entry in entries:
         where = f"the state of subtask {entry.subtask} of {entry.vertex[:100]!r}"
         for uid in entry.state.operators.keys() - uids[entry.vertex]:
-            raise DocumentError(f"{where} is also one of operator {uid[:100]!r}, which the vertex has not")
+            raise DocumentError(f"{where} is also a state of operator {uid[:100]!r}, which the vertex does not have")
         check_state(entry.state, where)
     return {entry.key: entry.state for entry in entries}
 

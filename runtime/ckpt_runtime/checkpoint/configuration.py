@@ -67,6 +67,11 @@ class CheckpointConfiguration:
             if least is not None and value is not None and value < least:
                 raise CheckpointConfigurationError(f"{name} is {value}; it must be at least {least}")
 
+    @property
+    def schedule(self) -> tuple[int | None, ...]:
+        """The settings that say when periodic checkpoints are due."""
+        return self.interval_ms, self.min_pause_ms, self.interval_during_backlog_ms
+
     def effective(self) -> CheckpointConfiguration:
         """The same settings with an interval of at least the minimum pause.
 
@@ -76,8 +81,8 @@ class CheckpointConfiguration:
         self._check_transactions()
         if self.unaligned_enabled and not self.exactly_once:
             raise CheckpointConfigurationError(
-                "unaligned_enabled is true; it must be false with the mode AT_LEAST_ONCE, whose barriers wait for "
-                "nothing that they could overtake"
+                "unaligned_enabled is true; it must be false with the mode AT_LEAST_ONCE, in which barriers are not "
+                "aligned"
             )
         if self.interval_ms is None or self.interval_ms >= self.min_pause_ms:
             return self
@@ -98,7 +103,7 @@ class CheckpointConfiguration:
         if interval_ms is None:
             during = "" if self.interval_ms is None else " while sources process a backlog"
             raise CheckpointConfigurationError(
-                f"there would be no periodic checkpoint{during}, and one has to complete within {allowed}"
+                f"no periodic checkpoint would be taken{during}, and one has to complete within {allowed}"
             )
         if interval_ms + self.timeout_ms >= self.transaction_timeout_ms:
             raise CheckpointConfigurationError(
@@ -117,6 +122,13 @@ class CheckpointConfiguration:
         if job_status == "FAILED":
             return self.retention is CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS
         return False
+
+
+@dataclass(slots=True)
+class SettingsInForce:
+    """A coordinator's effective settings, which its parts read at each decision. Only the coordinator replaces them."""
+
+    settings: CheckpointConfiguration
 
 
 _NAMES = {setting.field: name for name, setting in PATCHABLE.items()}
@@ -186,7 +198,25 @@ class CheckpointOverrides:
         for name, value in values.items():
             if name not in PATCHABLE:
                 raise CheckpointConfigurationError(f"{name!r} is not a known field; allowed are {', '.join(PATCHABLE)}")
-            if type(value) is not (bool if PATCHABLE[name].is_flag else int):
-                kind = "true or false" if PATCHABLE[name].is_flag else "an integer"
+            if type(value) is not (int if PATCHABLE[name].patch_range else bool):
+                kind = "an integer" if PATCHABLE[name].patch_range else "true or false"
                 raise CheckpointConfigurationError(f"{name} is {value!r}; it must be {kind}")
         return cls(**{PATCHABLE[name].field: value for name, value in values.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class OverridesChange:
+    """How a patch changes the stored overrides, regardless of their value at the time of the write."""
+
+    overrides: CheckpointOverrides | None
+    settings: CheckpointConfiguration
+
+    def __call__(self, text: str | None) -> str | None:
+        """Returns the text to store. Raises CheckpointConfigurationError if the result could not be used.
+
+        Overrides that would make the next start of the job fail are never stored.
+        """
+        known = CheckpointOverrides.from_document(text)
+        overrides = CheckpointOverrides() if self.overrides is None else known.merged_with(self.overrides)
+        overrides.applied_to(self.settings)
+        return overrides.to_document() if overrides.given else None

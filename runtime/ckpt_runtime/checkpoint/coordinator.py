@@ -11,40 +11,154 @@ The work is done by its parts, none of which knows the coordinator or a part fur
 * ``pending_checkpoint``: the checkpoints that have been triggered
 * ``schedule``: when a checkpoint is due
 * ``retention``: which checkpoints are kept, and what is deleted when
-* ``failures``: what happens when a checkpoint or a request fails
 * ``triggering``: from a request to the trigger messages
-* ``completion``: from the tasks' messages to a published checkpoint
-* ``restoring``: the snapshot that the next deployment starts from
+* ``completion``: from the tasks' messages to a published checkpoint, or to a failed one
+* :class:`Restoring`: the snapshot that the next deployment starts from
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import Completion
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailures
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter, CheckpointIdSource
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
-from ckpt_runtime.checkpoint.request_decider import TriggerRequest
-from ckpt_runtime.checkpoint.restoring import Restoring
+from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints, TriggerRequest
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdSource, Triggering
+from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph
+
+
+@dataclass(slots=True)
+class _Restore:
+    """A waiting restore request; ``savepoint`` is the one that the job was submitted with, until it is stored.
+
+    ``adding``: the savepoint's pointer is being written. ``abandoned``: the answer is no longer awaited.
+    """
+
+    request_id: str
+    savepoint: CompletedCheckpoint | None
+    owned: bool
+    adding: bool = False
+    attempts: int = 0
+    abandoned: bool = False
+
+
+class Restoring:
+    """Answers what the next deployment starts from, once no further checkpoint can complete.
+
+    Owns the waiting request; ``emit`` takes the effects. A savepoint that the job starts from gets its pointer before
+    the request is answered.
+    """
+
+    def __init__(
+        self,
+        ids: CheckpointIdSource,
+        pending: PendingCheckpoints,
+        retention: Retention,
+        statistics: CheckpointStatsTracker,
+        emit: Callable[[Effect], None],
+    ) -> None:
+        self._ids = ids
+        self._pending = pending
+        self._retention = retention
+        self._stats = statistics
+        self._emit = emit
+        self._restore: _Restore | None = None
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a request has not been answered yet."""
+        return self._restore is not None
+
+    @property
+    def is_adding(self) -> bool:
+        """Whether the pointer of a savepoint is being written."""
+        return self._restore is not None and self._restore.adding
+
+    def request(self, event: on.RestoreRequested) -> None:
+        """A later request replaces one that has not been answered yet."""
+        if self._restore is None:
+            self._restore = _Restore(event.request_id, event.savepoint, event.mode is RecoveryClaimMode.CLAIM)
+        self._restore.request_id = event.request_id
+
+    def abandon(self) -> None:
+        """The job ends: the answer is no longer awaited, but a pointer may still be being written."""
+        if self._restore is not None and self._restore.adding:
+            self._restore.abandoned = True
+        else:
+            self._restore = None
+
+    def answer_when_known(self, now: Instant) -> None:
+        """Answers the request; the latest checkpoint is only known once no further checkpoint can complete."""
+        restore = self._restore
+        if restore is None or restore.adding or self._pending.is_finalizing:
+            return
+        latest = self._retention.latest
+        if restore.savepoint is not None and latest is None:
+            # The pointer is written first: after a crash before the first checkpoint, the job must restore from this
+            # savepoint only.
+            restore.adding = True
+            # Before the job takes a checkpoint: one with a smaller id would count as older than the savepoint.
+            self._ids.advance_to(restore.savepoint.id + 1)
+            self._emit(out.AddToStore(restore.savepoint, restore.owned))
+            return
+        self._restore = None
+        if latest is not None:
+            self._stats.report_restored(latest.id, now.abs_ms, latest.is_savepoint, latest.directory)
+        self._emit(out.RestoreFrom(restore.request_id, latest))
+
+    # --- answers about the savepoint's pointer; the methods return False if the answer is about something else
+
+    def store_added(self, checkpoint_id: int) -> bool:
+        if (adding := self._adding(checkpoint_id)) is None:
+            return False
+        restore, savepoint = adding
+        self._retention.adopt(RetainedCheckpoint(savepoint, restore.owned))
+        # Answered by `answer_when_known`, which now finds the savepoint as the latest checkpoint.
+        restore.adding, restore.savepoint = False, None
+        if restore.abandoned:
+            self._restore = None
+        return True
+
+    def store_failed(self, checkpoint_id: int, message: str) -> bool:
+        if (adding := self._adding(checkpoint_id)) is None:
+            return False
+        restore, _ = adding
+        self._restore = None
+        if not restore.abandoned:
+            self._emit(out.RestoreFailed(restore.request_id, message))
+        return True
+
+    def store_unknown(self, checkpoint_id: int) -> bool:
+        if (adding := self._adding(checkpoint_id)) is None:
+            return False
+        restore, savepoint = adding
+        restore.attempts += 1
+        self._emit(out.ResolveStore(savepoint, restore.attempts, restore.owned))
+        return True
+
+    def _adding(self, checkpoint_id: int) -> tuple[_Restore, CompletedCheckpoint] | None:
+        """The restore and its savepoint, if the pointer being written has this id."""
+        restore = self._restore
+        if restore is None or not restore.adding or restore.savepoint is None or restore.savepoint.id != checkpoint_id:
+            return None
+        return restore, restore.savepoint
+
 
 SUSPENDED = "SUSPENDED"
 
@@ -98,7 +212,8 @@ class CheckpointCoordinator:
         statistics: CheckpointStatsTracker | None = None,
         lineage: str | None = None,
     ) -> None:
-        self._configuration = configuration = configuration.effective()
+        configuration = configuration.effective()
+        self._in_force = in_force = SettingsInForce(configuration)
         ids = CheckpointIdCounter() if ids is None else ids
         stats = CheckpointStatsTracker() if statistics is None else statistics
         self._stats = stats
@@ -112,11 +227,9 @@ class CheckpointCoordinator:
         self._executions = view = ExecutionView(graph)
         self._pending = pending = PendingCheckpoints(stats)
         self._schedule = schedule = CheckpointSchedule(configuration, first_delay_ms, view, emit)
-        self._retention = retention = Retention(job_id, configuration, recovered, stats, emit)
-        self._failures = failures = CheckpointFailures(
-            configuration.tolerable_failed_checkpoints, pending, view, schedule, retention, stats, emit
-        )
-        self._triggering = Triggering(configuration, ids, pending, view, schedule, retention, failures, emit)
+        self._retention = retention = Retention(job_id, in_force, recovered, stats, emit)
+        self._failures = failures = CheckpointFailures(in_force, pending, view, schedule, retention, stats, emit)
+        self._triggering = Triggering(in_force, ids, pending, view, schedule, retention, failures, emit)
         self._completion = Completion(job_id, lineage, pending, schedule, retention, failures, stats, emit)
         self._restoring = Restoring(ids, pending, retention, stats, emit)
         for entry in retention.entries:
@@ -161,7 +274,7 @@ class CheckpointCoordinator:
     @property
     def configuration(self) -> CheckpointConfiguration:
         """The effective settings."""
-        return self._configuration
+        return self._in_force.settings
 
     @property
     def latest_checkpoint(self) -> CompletedCheckpoint | None:
@@ -234,10 +347,12 @@ class CheckpointCoordinator:
         This is done in one place, so that no part has to know which other parts wait for it.
         """
         # The order matters: a write started here makes a restore wait, and closing waits for both.
-        self._completion.finalize_what_is_ready(now)
-        self._restoring.answer_when_known(now)
-        if self._state is CoordinatorState.RESTORING and not self._restoring.is_waiting:
-            self._state = CoordinatorState.CREATED
+        if self._pending:
+            self._completion.finalize_what_is_ready(now)
+        if self._state is CoordinatorState.RESTORING:
+            self._restoring.answer_when_known(now)
+            if not self._restoring.is_waiting:
+                self._state = CoordinatorState.CREATED
         if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
         # Last, when the numbers of pending checkpoints and of those being cleaned are final.
@@ -298,16 +413,14 @@ class CheckpointCoordinator:
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
         if self._state in _ENDING:
             return  # the job ended while the settings were being persisted
-        self._configuration = self._with_retention(event.configuration.effective())
-        self._failures.configure(self._configuration.tolerable_failed_checkpoints)
-        self._retention.configure(self._configuration)
-        self._triggering.configure(self._configuration, now)
+        before = self._in_force.settings
+        self._in_force.settings = self._with_retention(event.configuration.effective())
+        self._triggering.settings_replaced(before, now)
 
     def _on_retention_asked(self, event: on.RetentionAsked, now: Instant) -> None:
         if self._state not in _ENDING:
             self._outlive_cancelling = True
-            self._configuration = self._with_retention(self._configuration)
-            self._retention.configure(self._configuration)
+            self._in_force.settings = self._with_retention(self._in_force.settings)
 
     def _with_retention(self, configuration: CheckpointConfiguration) -> CheckpointConfiguration:
         if not self._outlive_cancelling:

@@ -15,13 +15,34 @@ from enum import Enum
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
 from ckpt_runtime.checkpoint.execution_view import CheckpointPlan
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.request_decider import TriggerRequest
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 # Limits memory. A late acknowledgement of a forgotten id deletes nothing: the checkpoint may have completed.
 ABORTED_REMEMBERED = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class TriggerRequest:
+    """One request. ``request_id`` is None if the result is not awaited; ``sequence`` breaks ties in the order.
+
+    ``final`` marks the request at the end of a bounded job's data.
+    """
+
+    request_id: str | None
+    properties: CheckpointProperties
+    requested_at: int
+    sequence: int = 0
+    periodic: bool = False
+    final: bool = False
+    target_directory: str | None = None
+
+    @property
+    def priority(self) -> tuple[bool, bool, int, int]:
+        """The sort key: savepoints first, then requests that a user waits for, then older ones."""
+        return (not self.properties.is_savepoint, self.periodic, self.requested_at, self.sequence)
 
 
 class PendingState(Enum):

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.configuration import SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.shared_state_registry import SharedStateConflictError, SharedStateRegistry
+from ckpt_runtime.checkpoint.state_handles import SharedStateConflictError, SharedStateRegistry
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 
 
@@ -31,8 +31,8 @@ class RetainedCheckpoint:
 class CompletedCheckpointStore:
     """Holds, by ascending id, the retained checkpoints, the savepoint restored from, and the savepoint of a stop."""
 
-    def __init__(self, retained: int, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
-        self.retained = retained
+    def __init__(self, in_force: SettingsInForce, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
+        self._in_force = in_force
         self._entries = sorted(recovered, key=lambda entry: entry.checkpoint.id)
 
     @property
@@ -61,8 +61,9 @@ class CompletedCheckpointStore:
         if entry.checkpoint.id <= self.latest_id:
             raise ValueError(f"checkpoint {entry.checkpoint.id} is not newer than {self.latest_id}")
         self._entries.append(entry)
-        subsumed = self._entries[: -self.retained]
-        self._entries = self._entries[-self.retained :]
+        retained = self._in_force.settings.retained
+        subsumed = self._entries[:-retained]
+        self._entries = self._entries[-retained:]
         return subsumed
 
     def lowest_retained(self) -> int | None:
@@ -178,16 +179,16 @@ class Retention:
     def __init__(
         self,
         job_id: str,
-        configuration: CheckpointConfiguration,
+        in_force: SettingsInForce,
         recovered: Iterable[RetainedCheckpoint],
         statistics: CheckpointStatsTracker,
         emit: Callable[[Effect], None],
     ) -> None:
         self._job_id = job_id
-        self._configuration = configuration
+        self._in_force = in_force
         self._stats = statistics
         self._emit = emit
-        self._store = CompletedCheckpointStore(configuration.retained, recovered)
+        self._store = CompletedCheckpointStore(in_force, recovered)
         self._registry = SharedStateRegistry()
         self._cleaner = CheckpointCleaner(emit)
         self._fenced = False
@@ -231,10 +232,6 @@ class Retention:
     def cleaning(self) -> int:
         """How many checkpoints are being cleaned."""
         return self._cleaner.busy
-
-    def configure(self, configuration: CheckpointConfiguration) -> None:
-        self._configuration = configuration
-        self._store.retained = configuration.retained
 
     def fence(self) -> None:
         """Another driver is the leader: from now on no file is touched."""
@@ -379,7 +376,7 @@ class Retention:
         self._kept_shared = frozenset(
             file.path for entry in stay for state in entry.checkpoint.states.values() for file in state.files()
         )
-        self.keeps_nothing = self._configuration.discards_on(job_status) and not any(entry.owned for entry in stay)
+        self.keeps_nothing = self._in_force.settings.discards_on(job_status) and not any(entry.owned for entry in stay)
         for entry in retained:
             self._retire(entry, self._discards_at_end(entry, job_status))
 
@@ -388,4 +385,4 @@ class Retention:
         claimed = entry.checkpoint.job_id != self._job_id
         if not entry.owned or (claimed and job_status != "FINISHED"):
             return False
-        return self._configuration.discards_on(job_status)
+        return self._in_force.settings.discards_on(job_status)

@@ -92,14 +92,8 @@ class PeriodicTrigger:
         self._last_completion = now
 
     def configure(self, configuration: CheckpointConfiguration, now: int) -> bool:
-        """Applies new settings; returns whether the schedule changed."""
-        self._configuration, previous = configuration.effective(), self._configuration
-        if (previous.interval_ms, previous.min_pause_ms, previous.interval_during_backlog_ms) == (
-            self._configuration.interval_ms,
-            self._configuration.min_pause_ms,
-            self._configuration.interval_during_backlog_ms,
-        ):
-            return False
+        """Applies another interval or pause; returns whether the schedule changed."""
+        self._configuration = configuration.effective()
         return self._rephase(now)
 
     def set_backlog(self, backlog: bool, now: int) -> bool:

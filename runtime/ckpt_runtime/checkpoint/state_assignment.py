@@ -34,8 +34,8 @@ class NonRestoredStateError(StateAssignmentError):
 
     def __init__(self, uids: list[str]) -> None:
         super().__init__(
-            f"the snapshot holds state of operators {uids} that the job does not have; "
-            "give these operators their uid back, or allow non-restored state to drop it"
+            f"the snapshot holds state of operators {uids} that the job does not have; restore the uids of these "
+            "operators, or allow non-restored state to drop it"
         )
         self.uids = tuple(uids)
 
@@ -247,6 +247,6 @@ def _vertex_status(operators: Mapping[str, _OperatorState], vertex: JobVertex) -
     if len(statuses) > 1:
         detail = ", ".join(f"{uid}: {status.value}" for uid, status in found.items())
         raise FinishedStateError(
-            f"vertex {vertex.name!r} chains operators of which different parts had finished in the snapshot ({detail})"
+            f"vertex {vertex.name!r} chains operators that had finished to different extents in the snapshot ({detail})"
         )
     return statuses.pop()

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointCounts,
     CheckpointMetrics,

@@ -1,28 +1,146 @@
 """Turns ticks and requests into trigger messages and keeps the deadlines of pending checkpoints. Pure.
 
-Owns the request queue, the ids, and the directories being created.
+Owns the request queue, the ids, and the directories being created. Ids increase and are never reused; the shell makes
+their counter durable.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Protocol
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.completion import CheckpointFailures
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailures
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdSource, CheckpointIdUnavailableError
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoint, PendingCheckpoints, PendingState
+from ckpt_runtime.checkpoint.pending_checkpoint import (
+    PendingCheckpoint,
+    PendingCheckpoints,
+    PendingState,
+    TriggerRequest,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, Load, RequestVerdict, TriggerRequest
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
+
+
+class CheckpointIdUnavailableError(RuntimeError):
+    """No id is available: high availability does not answer, or this driver is no longer the leader."""
+
+
+class CheckpointIdSource(Protocol):
+    """The source of a coordinator's checkpoint ids."""
+
+    def next_id(self) -> int:
+        """A new id, greater than all before. Raises :class:`CheckpointIdUnavailableError`."""
+        ...
+
+    def advance_to(self, at_least: int) -> None:
+        """Later ids are ``at_least`` or greater."""
+        ...
+
+
+class CheckpointIdCounter:
+    """The in-memory source; starts at 1, as in Flink."""
+
+    def __init__(self, first: int = 1) -> None:
+        self._next = first
+
+    def next_id(self) -> int:
+        self._next += 1
+        return self._next - 1
+
+    def advance_to(self, at_least: int) -> None:
+        self._next = max(self._next, at_least)
+
+
+CAPACITY = 1_000
+
+
+class RequestVerdict(Enum):
+    """What to do with the head of the queue."""
+
+    WAIT = "wait"
+    GO = "go"
+    TOO_EARLY = "too early"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The load at the time of the decision. ``pause_ends_at`` is monotonic time.
+
+    ``savepoints_wait``: ``max_concurrent`` applies to savepoints too. This holds while unaligned checkpoints are on: a
+    savepoint is aligned and no barrier overtakes a barrier, so until it is taken no later checkpoint turns unaligned.
+    """
+
+    triggering: bool
+    cleaning: int
+    pending: int
+    max_concurrent: int
+    pause_ends_at: int
+    savepoints_wait: bool = False
+
+
+class CheckpointRequestDecider:
+    """Decides which queued request is triggered next, and whether it may be now (Flink's CheckpointRequestDecider).
+
+    The queue is at most ``CAPACITY`` long, and holds at most one periodic request. It is asked after every change.
+    """
+
+    def __init__(self) -> None:
+        self._queue: list[TriggerRequest] = []
+
+    def offer(self, request: TriggerRequest) -> TriggerRequest | None:
+        """Queues a request. Returns the dropped one, if any (the new one, or a periodic one it displaced)."""
+        # One queued tick is enough: two in a row would snapshot the same state twice.
+        if request.periodic and any(queued.periodic for queued in self._queue):
+            return request
+        if len(self._queue) >= CAPACITY:
+            if not self._queue[-1].periodic:
+                return request
+            # A tick recurs by itself; a user's request does not.
+            dropped = self._queue.pop()
+            insort(self._queue, request, key=lambda queued: queued.priority)
+            return dropped
+        insort(self._queue, request, key=lambda queued: queued.priority)
+        return None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no request waits."""
+        return not self._queue
+
+    def next(self, load: Load, now: int) -> tuple[RequestVerdict, TriggerRequest | None]:
+        """Removes the head of the queue if it may run now, or if it is periodic and within the minimum pause."""
+        # If deleting is slower than taking checkpoints, triggering waits; otherwise files to delete would pile up.
+        if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
+            return RequestVerdict.WAIT, None
+        head = self._queue[0]
+        unbounded = head.properties.is_savepoint and not load.savepoints_wait
+        if not unbounded and load.pending >= load.max_concurrent:
+            return RequestVerdict.WAIT, None
+        del self._queue[0]
+        # Only periodic requests observe the pause; a user's request ignores it, as in Flink.
+        if head.periodic and load.pause_ends_at > now:
+            return RequestVerdict.TOO_EARLY, head
+        return RequestVerdict.GO, head
+
+    def drain(self) -> list[TriggerRequest]:
+        """Empties the queue."""
+        drained, self._queue = self._queue, []
+        return drained
+
+    def drop_periodic(self) -> None:
+        """Forgets a queued tick (its timer was stopped)."""
+        self._queue = [queued for queued in self._queue if not queued.periodic]
 
 
 class Triggering:
@@ -30,7 +148,7 @@ class Triggering:
 
     def __init__(
         self,
-        configuration: CheckpointConfiguration,
+        in_force: SettingsInForce,
         ids: CheckpointIdSource,
         pending: PendingCheckpoints,
         executions: ExecutionView,
@@ -39,7 +157,7 @@ class Triggering:
         failures: CheckpointFailures,
         emit: Callable[[Effect], None],
     ) -> None:
-        self._configuration = configuration
+        self._in_force = in_force
         self._ids = ids
         self._pending = pending
         self._executions = executions
@@ -89,7 +207,7 @@ class Triggering:
         target_directory: str | None = None,
     ) -> None:
         self._sequence += 1
-        properties = replace(properties, incremental=self._configuration.incremental)
+        properties = replace(properties, incremental=self._in_force.settings.incremental)
         dropped = self._decider.offer(
             TriggerRequest(request_id, properties, now.rel_ms, self._sequence, periodic, final, target_directory)
         )
@@ -98,11 +216,13 @@ class Triggering:
 
     # --- settings, start and stop
 
-    def configure(self, configuration: CheckpointConfiguration, now: Instant) -> None:
-        before, self._configuration = self._configuration, configuration
-        self._schedule.configure(configuration, now)
-        self._forget_tick()
-        if before.timeout_ms != configuration.timeout_ms:
+    def settings_replaced(self, before: CheckpointConfiguration, now: Instant) -> None:
+        """Applies the settings in force to what is scheduled and pending. ``before`` are those that they replace."""
+        settings = self._in_force.settings
+        if before.schedule != settings.schedule:
+            self._schedule.configure(settings, now)
+            self._forget_tick()
+        if before.timeout_ms != settings.timeout_ms:
             for pending in self._pending.abortable():
                 self._move_deadline(pending, now)
 
@@ -128,7 +248,7 @@ class Triggering:
 
     def _move_deadline(self, pending: PendingCheckpoint, now: Instant) -> None:
         """Applies a new timeout: it counts from when the timeout was armed, so elapsed time is deducted (FLIP-571)."""
-        self._pending.move_deadline(pending, pending.started_at + self._configuration.timeout_ms)
+        self._pending.move_deadline(pending, pending.started_at + self._in_force.settings.timeout_ms)
         if pending.deadline <= now.rel_ms:
             self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
         else:
@@ -145,7 +265,7 @@ class Triggering:
         # A timer may fire early, so the deadline decides and not the timer.
         if now.rel_ms < pending.deadline:
             self._schedule_canceller(pending)
-        elif (until := rescued_until(pending, self._configuration, now.rel_ms)) is not None:
+        elif (until := rescued_until(pending, self._in_force.settings, now.rel_ms)) is not None:
             self._pending.extend(pending, until)
             self._schedule_canceller(pending)
         else:
@@ -160,9 +280,9 @@ class Triggering:
                 triggering=self._pending.is_triggering,
                 cleaning=self._retention.cleaning,
                 pending=len(self._pending),
-                max_concurrent=self._configuration.max_concurrent,
+                max_concurrent=self._in_force.settings.max_concurrent,
                 pause_ends_at=self._schedule.pause_ends_at,
-                savepoints_wait=self._configuration.unaligned_enabled,
+                savepoints_wait=self._in_force.settings.unaligned_enabled,
             )
             verdict, request = self._decider.next(load, now.rel_ms)
             if request is None:
@@ -174,7 +294,7 @@ class Triggering:
 
     def _trigger(self, request: TriggerRequest, now: Instant) -> None:
         plan = self._executions.plan()
-        allowed = self._configuration.checkpoints_after_tasks_finish or not self._executions.any_finished
+        allowed = self._in_force.settings.checkpoints_after_tasks_finish or not self._executions.any_finished
         if not plan.to_wait_for or not allowed:
             self._failures.tasks_not_running(request.request_id)
             return
@@ -183,7 +303,7 @@ class Triggering:
         except CheckpointIdUnavailableError as error:
             self._failures.fail_without_id(request, str(error), now)
             return
-        deadline = now.rel_ms + self._configuration.timeout_ms
+        deadline = now.rel_ms + self._in_force.settings.timeout_ms
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
         if request.properties.is_savepoint and request.properties.is_incremental:
@@ -216,12 +336,12 @@ class Triggering:
         return CheckpointOptions(
             properties,
             location.directory,
-            self._configuration.unaligned_enabled,
-            self._configuration.aligned_timeout_ms,
-            self._configuration.max_inflight_data_bytes,
+            self._in_force.settings.unaligned_enabled,
+            self._in_force.settings.aligned_timeout_ms,
+            self._in_force.settings.max_inflight_data_bytes,
             location.shared_directory,
             self._executions.all_wait_for_final_checkpoint,
-            self._configuration.exactly_once,
+            self._in_force.settings.exactly_once,
         )
 
     def on_location_failed(self, event: on.LocationFailed, now: Instant) -> None:

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 if TYPE_CHECKING:
     from ckpt_runtime.connectors.leftovers import HiddenFile
 
-DirectoryArgument = Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where to look: absolute path or URL.")]
+DirectoryArgument = Annotated[
+    str, typer.Argument(metavar="DIRECTORY", help="Directory to search: absolute path or URL.")
+]
 
 
 def list_snapshots(cli: Cli, directory: DirectoryArgument) -> None:
@@ -133,8 +135,8 @@ def latest(
         typer.Option(
             "--before",
             formats=["%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%d"],
-            help="Only those that had completed by this time, which is UTC unless it says otherwise: a job that starts "
-            "from it reads everything since then again.",
+            help="Only savepoints that had completed by this time (UTC unless it has an offset): a job that starts "
+            "from one reads everything since then again.",
         ),
     ] = None,
 ) -> None:
@@ -160,7 +162,9 @@ def latest(
 def verify(
     cli: Cli,
     snapshot: SnapshotArgument,
-    mark: Annotated[bool, typer.Option("--mark/--no-mark", help="Note the result in the savepoint catalogue.")] = True,
+    mark: Annotated[
+        bool, typer.Option("--mark/--no-mark", help="Record the result in the savepoint catalogue.")
+    ] = True,
 ) -> ExitCode:
     """Read everything that belongs to a snapshot, and prove that it is complete and intact."""
     began = time.monotonic()
@@ -203,23 +207,27 @@ def _note(cli: Cli, savepoint: str | Location, began: float, problems: list[str]
         except CorruptFileError:
             mark_damaged(savepoint, result)
     except StorageError as error:
-        cli.output.note(f"the result is not in the catalogue: {error}")
+        cli.output.note(f"the result is not recorded in the catalogue: {error}")
 
 
 def leftovers(
     cli: Cli,
-    directory: Annotated[str, typer.Argument(metavar="DIRECTORY", help="Where a parquet sink writes: path or URL.")],
+    directory: Annotated[
+        str, typer.Argument(metavar="DIRECTORY", help="Output directory of a parquet sink: path or URL.")
+    ],
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="DURATION", help="Younger files may be in use, and stay.")
+        str, typer.Option("--older-than", metavar="DURATION", help="Keep younger files, which may be in use.")
     ] = "1 d",
     pending: Annotated[
-        bool, typer.Option("--pending", help="Also files that wait for a checkpoint: no snapshot may need them.")
+        bool, typer.Option("--pending", help="Also files that wait for a checkpoint; no snapshot may need them.")
     ] = False,
     keep: Annotated[
         list[str] | None,
-        typer.Option("--keep", metavar="SNAPSHOT", help="A checkpoint or savepoint whose files stay; repeatable."),
+        typer.Option("--keep", metavar="SNAPSHOT", help="A checkpoint or savepoint whose files are kept; repeatable."),
     ] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Delete what is left over; without it nothing is.")] = False,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Delete the leftover files; without it, they are only listed.")
+    ] = False,
 ) -> None:
     """List hidden files of sinks that no job owns; delete them with --remove."""
     from ckpt_runtime.connectors.leftovers import find_hidden_files, remove_hidden_file
@@ -261,7 +269,7 @@ def _asking(cli: Cli) -> Callable[[str], str | None]:
     except CommandError as error:
         if error.code is not ExitCode.USAGE or cli.is_given:
             raise
-        cli.output.note("no job manager is known, so only the age tells whether a file is in use")
+        cli.output.note("no job manager is known, so only the age shows whether a file is in use")
         return lambda _: None
 
     @cache
@@ -282,7 +290,7 @@ def _why_kept(
     if state is not None and state not in TERMINAL_STATES:
         return f"the job is {state}"
     if file.part.hidden in covered:
-        return "a snapshot to keep covers it"
+        return "a snapshot given with --keep covers it"
     if file.part.checkpoint is not None and not pending:
         return f"snapshots from {file.part.checkpoint} on may need it"
     if file.modified_s > oldest_s:

@@ -23,10 +23,10 @@ from ckpt_runtime.contract.stack_traces import root_cause_line
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
 IncarnationOption = Annotated[
     int | None,
-    typer.Option("--incarnation", metavar="N", min=1, help="Refuse unless the job is this incarnation of its lineage."),
+    typer.Option("--incarnation", metavar="N", min=1, help="Fail unless the job is this incarnation of its lineage."),
 ]
 WaitTimeoutOption = Annotated[
-    str | None, typer.Option("--wait-timeout", metavar="DURATION", help="Give up waiting after this, e.g. '5 min'.")
+    str | None, typer.Option("--wait-timeout", metavar="DURATION", help="Maximum time to wait, e.g. '5 min'.")
 ]
 
 
@@ -195,7 +195,8 @@ def health(cli: Cli, job: JobArgument) -> ExitCode:
 
 
 JobsArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="[JOB]...", help="Job ids; all jobs without any.", callback=values.job_ids)
+    list[str] | None,
+    typer.Argument(metavar="[JOB]...", help="Job ids; all jobs if none is given.", callback=values.job_ids),
 ]
 
 
@@ -204,7 +205,7 @@ def events(
     jobs: JobsArgument = None,
     after: Annotated[
         str | None,
-        typer.Option("--after", metavar="ID", help="Continue after this event, whose id an earlier line shows."),
+        typer.Option("--after", metavar="ID", help="Continue after this event, by the id that an earlier line shows."),
     ] = None,
 ) -> None:
     """Print what happens to jobs, until these have ended, the session ends, or Ctrl-C."""
@@ -247,7 +248,7 @@ def _telling(kind: str, data: Mapping[str, Any]) -> str:
 
 _DRIVER = "driver"
 ProcessArgument = Annotated[
-    str | None, typer.Argument(help="`driver`, or the id of a slot agent, such as 0-1. Without one: all of them.")
+    str | None, typer.Argument(help="`driver`, or the id of a slot agent, such as 0-1; all of them if none is given.")
 ]
 
 
@@ -293,7 +294,7 @@ def release_lineage(cli: Cli, job: JobArgument) -> None:
 
 
 ProgramArgument = Annotated[str, typer.Argument(metavar="PROGRAM", help="Id of an uploaded pipeline.")]
-OwnerOption = Annotated[str, typer.Option("--owner", help="Who needs it: 1 to 200 letters, digits and ._:@+-")]
+OwnerOption = Annotated[str, typer.Option("--owner", help="Owner of the hold: 1 to 200 letters, digits and ._:@+-")]
 
 
 def list_programs(cli: Cli) -> None:
@@ -337,7 +338,7 @@ def rescale(
             "--parallelism",
             "-p",
             metavar="N|VERTEX=N",
-            help="Of all vertices, or of one by id or name; repeatable.",
+            help="For all vertices, or for one by id or name; repeatable.",
         ),
     ],
     wait_timeout: WaitTimeoutOption = None,

@@ -21,9 +21,9 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Conflict
 from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch, ConfigChange, JobConfig
 
-DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only say what would change, and what it takes.")]
+DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Only show the changes and whether they need a restart.")]
 WaitOption = Annotated[bool, typer.Option("--wait", "-w", help="Wait until the job runs with it.")]
-VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Refuse unless this is the present one.")]
+VersionOption = Annotated[int | None, typer.Option("--version", min=1, help="Fail unless this is the current version.")]
 
 
 def get(cli: Cli, job: JobArgument, key: Annotated[str | None, typer.Argument(help="One option.")] = None) -> None:
@@ -89,7 +89,7 @@ def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOp
     client = cli.client()
     found = client.job_config(job)
     if found.version is None:
-        raise CommandError("this server does not tell of configurations and versions", ExitCode.SERVER_ERROR)
+        raise CommandError("this server has no configurations and versions of running jobs", ExitCode.SERVER_ERROR)
     handle, name = tempfile.mkstemp(prefix="ckpt-config-", suffix=".json")  # private to this user
     os.close(handle)
     file = Path(name)
@@ -129,7 +129,7 @@ def _read(file: Path) -> dict[str, str]:
     except ValueError as error:
         raise CommandError(f"the edited text is not JSON: {error}", ExitCode.USAGE) from error
     if not isinstance(document, dict) or not all(isinstance(value, str) for value in document.values()):
-        raise CommandError("the edited text is not JSON object of keys and texts", ExitCode.USAGE)
+        raise CommandError("the edited text is not a JSON object of keys and texts", ExitCode.USAGE)
     return document
 
 
@@ -173,18 +173,26 @@ def _show(cli: Cli, job: str, change: ConfigChange, *, wait: bool) -> None:
 def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     job: JobArgument,
-    interval: Annotated[str | None, typer.Option(metavar="DURATION", help="Between triggers, e.g. '10 s'.")] = None,
-    timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of each checkpoint, pending ones too.")
+    interval: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time between triggers, e.g. '10 s'.")
     ] = None,
-    min_pause: Annotated[str | None, typer.Option(metavar="DURATION", help="After one ends, before the next.")] = None,
-    max_concurrent: Annotated[int | None, typer.Option(help="How many at once.")] = None,
-    tolerable_failed_checkpoints: Annotated[int | None, typer.Option(help="In a row before the job fails.")] = None,
+    timeout: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Timeout of each checkpoint, including pending ones.")
+    ] = None,
+    min_pause: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time after one ends, before the next.")
+    ] = None,
+    max_concurrent: Annotated[int | None, typer.Option(help="Maximum number of checkpoints at a time.")] = None,
+    tolerable_failed_checkpoints: Annotated[
+        int | None, typer.Option(help="Consecutive failures that do not fail the job.")
+    ] = None,
     aligned_timeout: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of the alignment, before it turns unaligned.")
+        str | None, typer.Option(metavar="DURATION", help="Maximum time of the alignment, before it turns unaligned.")
     ] = None,
     unaligned: Annotated[bool | None, typer.Option("--unaligned/--aligned", help="Let barriers overtake data.")] = None,
-    max_inflight_data: Annotated[str | None, typer.Option(metavar="SIZE", help="To persist per subtask.")] = None,
+    max_inflight_data: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Maximum in-flight data to persist per subtask.")
+    ] = None,
     reset: Annotated[bool, typer.Option("--reset", help="Return to the submitted values.")] = False,
 ) -> None:
     """Change the checkpoint configuration of a running job. Only what is given changes."""

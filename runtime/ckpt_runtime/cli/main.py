@@ -75,7 +75,7 @@ def connection(
         typer.Option("--cluster-id", envvar=CLUSTER_ID_VARIABLE, help="Its high-availability.cluster-id there."),
     ] = None,
     _version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and end.")
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Checkpointed streaming jobs on Spark."""
@@ -91,12 +91,12 @@ def _typed(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-session = typer.Typer(help="Start, stop and look at a session cluster on Spark.", rich_markup_mode=None)
+session = typer.Typer(help="Start, stop and inspect a session cluster on Spark.", rich_markup_mode=None)
 add_command(session, "start", session_commands.start)
 add_command(session, "stop", session_commands.stop)
 add_command(session, "status", session_commands.status)
 app.add_typer(session, name="session")
-snapshot = typer.Typer(help="Look at, verify, copy and convert snapshots, without a session.", rich_markup_mode=None)
+snapshot = typer.Typer(help="Inspect, verify, copy and convert snapshots, without a session.", rich_markup_mode=None)
 add_command(snapshot, "list", catalogue_commands.list_snapshots)
 add_command(snapshot, "latest", catalogue_commands.latest)
 add_command(snapshot, "show", snapshot_tools.show)

@@ -39,7 +39,7 @@ SavepointOption = Annotated[
     str | None, typer.Option("--from-savepoint", "-s", metavar="PATH", help="Savepoint or checkpoint to start from.")
 ]
 NonRestoredOption = Annotated[
-    bool, typer.Option("--allow-non-restored-state", "-n", help="Skip state that has no operator now.")
+    bool, typer.Option("--allow-non-restored-state", "-n", help="Skip state that belongs to no operator.")
 ]
 ParallelismOption = Annotated[int | None, typer.Option("--parallelism", "-p", min=1, help="Default parallelism.")]
 DefineOption = Annotated[
@@ -58,27 +58,28 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     from_savepoint: SavepointOption = None,
     allow_non_restored_state: NonRestoredOption = False,
     claim_mode: Annotated[
-        ClaimChoice, typer.Option("--claim-mode", case_sensitive=False, help="Who owns that snapshot from then on.")
+        ClaimChoice, typer.Option("--claim-mode", case_sensitive=False, help="Owner of that snapshot afterwards.")
     ] = ClaimChoice.NO_CLAIM,
     parallelism: ParallelismOption = None,
     define: DefineOption = None,
     entry: EntryOption = None,
     job_id: Annotated[
-        str | None, typer.Option("--job-id", help="Id to give the job.", callback=values.optional_job_id)
+        str | None, typer.Option("--job-id", help="Id of the job.", callback=values.optional_job_id)
     ] = None,
     drill: Annotated[
-        bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is touched.")
+        bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is changed.")
     ] = False,
     fork: Annotated[
-        bool, typer.Option("--fork", help="The job writes elsewhere, and may run beside the one of that snapshot.")
+        bool,
+        typer.Option("--fork", help="The job writes to another output, and may run beside the job of that snapshot."),
     ] = False,
     source_position: Annotated[
         list[str] | None,
         typer.Option(
             "--source-position",
             metavar="UID=POSITION|@FILE",
-            help="Where a source continues, not where it was in that snapshot: earliest, latest, a time such as "
-            "2026-11-01T09:00, or a file with offsets as JSON; repeatable.",
+            help="Where a source continues instead of its position in that snapshot: earliest, latest, a time such "
+            "as 2026-11-01T09:00, or a file with offsets as JSON; repeatable.",
         ),
     ] = None,
 ) -> ExitCode:
@@ -95,9 +96,9 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         source_positions=values.pairs("--source-position", source_position or ()),
     )
     if options.source_positions and from_savepoint is None:
-        raise CommandError("--source-position needs --from-savepoint: it changes a snapshot", ExitCode.USAGE)
+        raise CommandError("--source-position needs --from-savepoint, whose positions it changes", ExitCode.USAGE)
     if drill and from_savepoint is None:
-        raise CommandError("--drill needs --from-savepoint: a restore drill restores something", ExitCode.USAGE)
+        raise CommandError("--drill needs --from-savepoint, the snapshot to restore", ExitCode.USAGE)
     filename, content = pack_pipeline(pipeline)
     client = cli.client()
     start = client.run_drill if drill else client.run_pipeline

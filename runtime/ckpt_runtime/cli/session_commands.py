@@ -23,6 +23,7 @@ from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runt
 from ckpt_runtime.spark.launch import (
     LOOPBACK,
     TERMINATION,
+    SessionInfo,
     SessionSettings,
     SessionStartError,
     become_session,
@@ -39,9 +40,9 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
     slots: Annotated[
         int | None,
-        typer.Option(min=1, help="Task slots: 2 if not given on local, all cores of a standalone master."),
+        typer.Option(min=1, help="Task slots. Default: 2 on local, all cores of a standalone master."),
     ] = None,
-    rest_host: Annotated[str, typer.Option(help="Address to listen on; other than loopback needs a token.")] = LOOPBACK,
+    rest_host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
     no_token: Annotated[
         bool,
@@ -57,12 +58,13 @@ def start(  # noqa: PLR0913 -- one parameter for each option
         list[str] | None, typer.Option("--conf", metavar="KEY=VALUE|@FILE", help="Spark configuration; repeatable.")
     ] = None,
     work_dir: Annotated[
-        Path | None, typer.Option(help="Uploads, and checkpoints of jobs without a directory of their own.")
+        Path | None,
+        typer.Option(help="Directory of uploads, and of the checkpoints of jobs that configure no directory."),
     ] = None,
-    log_file: Annotated[Path | None, typer.Option(help="Log of the session.")] = None,
+    log_file: Annotated[Path | None, typer.Option(help="Log file of the session.")] = None,
     ready_timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help=f"How long it may take ({DEFAULT_READY_TIMEOUT})."),
+        typer.Option(metavar="DURATION", help=f"Maximum time of the start ({DEFAULT_READY_TIMEOUT})."),
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run the session in this process until SIGTERM or SIGINT ends it.")
@@ -92,14 +94,27 @@ def start(  # noqa: PLR0913 -- one parameter for each option
         "spark_conf": spark,
         "work_directory": (work_dir or path_beside(path, ".work")).absolute(),
     }
-    received: list[int] = []
-    try:
-        if foreground:
+    if foreground:
+        try:
             check_runtime()
             become_session(master, slots, session_file=path, **settings)
+        except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
+            raise CommandError(str(error), ExitCode.FAILED) from error
+    info = _started(cli, master, slots, log, timeout_s, settings)
+    write_session(path, info)
+    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(log), "session_file": str(path)}
+    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {log}")
+
+
+def _started(
+    cli: Cli, master: str, slots: int | None, log: Path, timeout_s: float, settings: SessionSettings
+) -> SessionInfo:
+    """Start a detached session. Raises CommandError, also when a signal ends the wait for it."""
+    received: list[int] = []
+    try:
         with _signals_in(received), cli.output.progress() as show:
             show(f"starting a session on {master}, log in {log}")
-            info = start_session(
+            return start_session(
                 master,
                 slots,
                 log_file=log,
@@ -110,9 +125,6 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
         code = ExitCode(128 + received[0]) if received else ExitCode.FAILED
         raise CommandError(str(error), code) from error
-    write_session(path, info)
-    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(log), "session_file": str(path)}
-    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {log}")
 
 
 @contextmanager
@@ -147,8 +159,8 @@ def _check_no_token(host: str, token: str | None) -> None:
 def _refuse_secrets(spark: dict[str, str]) -> None:
     if AUTHENTICATION_SECRET in spark:
         raise CommandError(
-            f"--conf: {AUTHENTICATION_SECRET} is not acceptable, everybody can read a command line; "
-            "put it into spark-defaults.conf, readable by you alone",
+            f"--conf: {AUTHENTICATION_SECRET} is not acceptable, because other users can read a command line; put it "
+            "into spark-defaults.conf, readable only by you",
             ExitCode.USAGE,
         )
 
@@ -176,7 +188,7 @@ def status(cli: Cli) -> ExitCode:
         overview = cli.client().cluster_overview()
     except Unreachable:
         if record is not None and not record.is_alive:
-            gone = f"the processes {record.pid} and {record.driver.pid} of the session are gone"
+            gone = f"the processes {record.pid} and {record.driver.pid} of the session have ended"
             cli.output.note(f"{gone}; its log is {record.log_file}" if record.log_file else gone)
         raise
     process = "" if record is None else f" (pid {record.pid}, log {record.log_file or 'on its terminal'})"

@@ -34,7 +34,11 @@ class FormatChoice(StrEnum):
 
 FormatOption = Annotated[
     FormatChoice,
-    typer.Option("--type", case_sensitive=False, help="Format; only canonical ones change the state backend."),
+    typer.Option(
+        "--type",
+        case_sensitive=False,
+        help="Format; only a canonical savepoint can be restored into another state backend.",
+    ),
 ]
 DetachedOption = Annotated[bool, typer.Option("--detached", help="Print the trigger id and do not wait.")]
 
@@ -105,7 +109,7 @@ def savepoint(
     cli: Cli,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.", callback=values.optional_job_id)] = None,
     directory: Annotated[
-        str | None, typer.Argument(metavar="[DIRECTORY]", help="Where to; else as configured.")
+        str | None, typer.Argument(metavar="[DIRECTORY]", help="Target directory; default: as configured.")
     ] = None,
     type: FormatOption = FormatChoice.NATIVE,
     dispose: Annotated[
@@ -135,9 +139,12 @@ def stop(
     cli: Cli,
     job: JobArgument,
     savepoint_path: Annotated[
-        str | None, typer.Option("--savepoint-path", "-p", metavar="DIRECTORY", help="Where to; else as configured.")
+        str | None,
+        typer.Option("--savepoint-path", "-p", metavar="DIRECTORY", help="Target directory; default: as configured."),
     ] = None,
-    drain: Annotated[bool, typer.Option("--drain", help="Send the end of data through: windows fire.")] = False,
+    drain: Annotated[
+        bool, typer.Option("--drain", help="End the input first, so that windows and timers fire.")
+    ] = False,
     type: FormatOption = FormatChoice.NATIVE,
     detached: DetachedOption = False,
     wait_timeout: WaitTimeoutOption = None,
@@ -174,7 +181,7 @@ def _tell_location(operation: StartedOperation, doing: str, detached: bool, time
 def checkpoint(
     cli: Cli,
     job: JobArgument,
-    full: Annotated[bool, typer.Option("--full", help="Write everything, not only what changed.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Write the whole state, not only the changes.")] = False,
     detached: DetachedOption = False,
     wait_timeout: WaitTimeoutOption = None,
 ) -> None:

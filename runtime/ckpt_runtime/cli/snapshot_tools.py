@@ -115,7 +115,7 @@ def show(
             "kind": f"{summary.kind.lower().replace('_', ' ')} {summary.checkpoint_id} of job {summary.job_id}",
             "completed": time_text(summary.completion_timestamp),
             "format": f"{summary.format.lower()}, state backend {summary.state_backend}",
-            "written by": summary.written_by or "a release before that was recorded",
+            "written by": summary.written_by or "unknown, from before releases were recorded",
             "size": f"{size_text(summary.bytes)}, {summary.files} files beside the metadata",
             "self-contained": "yes" if summary.self_contained else "no, it shares files with other checkpoints",
         }
@@ -167,12 +167,12 @@ def reposition(
         typer.Option(
             "--to",
             metavar="POSITION",
-            help="earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it says otherwise), or a file with "
+            help="earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it has an offset), or a file with "
             "offsets as JSON.",
         ),
     ],
     target: Annotated[
-        str | None, typer.Argument(metavar="[TARGET]", help="A new directory; without it one beside the snapshot.")
+        str | None, typer.Argument(metavar="[TARGET]", help="A new directory; default: one beside the snapshot.")
     ] = None,
 ) -> None:
     """Make a savepoint in which a source has another position, and all other state is as it was."""
@@ -210,11 +210,11 @@ def convert(
     cli: Cli,
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="The snapshot: absolute path or URL.")],
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new directory, in any file system.")],
-    format: Annotated[FormatChoice, typer.Option("--format", case_sensitive=False, help="What to make of it.")],
+    format: Annotated[FormatChoice, typer.Option("--format", case_sensitive=False, help="Format of the copy.")],
     backend: Annotated[
         str | None,
         typer.Option(
-            "--backend", metavar="NAME", help=f"State backend that a native savepoint is for, else {_NATIVE_FOR}."
+            "--backend", metavar="NAME", help=f"State backend of the native savepoint; default: {_NATIVE_FOR}."
         ),
     ] = None,
 ) -> None:
@@ -249,7 +249,7 @@ def release(
     owner_is_dead: Annotated[
         str | None,
         typer.Option(
-            "--owner-is-dead", metavar="JOB", help="Declare that this job, whose claim it is, no longer exists."
+            "--owner-is-dead", metavar="JOB", help="Confirm that this job, which has claimed it, no longer exists."
         ),
     ] = None,
 ) -> None:
@@ -268,7 +268,7 @@ def release(
         if not is_gone(owner.process):
             _check_is_dead(owner, owner_is_dead)
             claims.declare_owner_dead(place, claim)
-    text = f"{place.url} is free: job {shown_name(owner.job_id)} had claimed it and no longer exists."
+    text = f"{place.url} is free: it was claimed by job {shown_name(owner.job_id)}, which no longer exists."
     cli.output.result({"place": place.url, "job": owner.job_id, "cluster": owner.cluster}, text)
 
 
@@ -288,7 +288,7 @@ def _check_is_dead(owner: Claimant, said: str | None) -> None:
             raise CommandError(f"job {job} is stored in {cluster}, whose leader runs it; end the job there", _REFUSED)
     if said != owner.job_id:
         raise CommandError(
-            f"it is unknown here whether job {job} of {cluster} is alive. If it no longer exists, declare that with "
+            f"whether job {job} of {cluster} exists is unknown here. If it does not, confirm that with "
             f"--owner-is-dead {job}",
             _REFUSED,
         )

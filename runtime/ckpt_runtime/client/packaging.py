@@ -59,7 +59,7 @@ def _zip(root: Path) -> bytes:
             archive.writestr(entry, file.read_bytes())
             count += file.suffix == ".py"
     if count == 0:
-        raise PackagingError(f"{root}: holds no .py file")
+        raise PackagingError(f"{root}: contains no .py file")
     return target.getvalue()
 
 

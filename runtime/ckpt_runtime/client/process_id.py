@@ -22,7 +22,7 @@ def started(pid: int) -> int:
     try:
         return int(stat_fields(pid)[19])
     except (OSError, IndexError) as error:
-        raise ProcessLookupError(f"process {pid} is gone") from error
+        raise ProcessLookupError(f"process {pid} has ended") from error
 
 
 @dataclass(frozen=True, slots=True)

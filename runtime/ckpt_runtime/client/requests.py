@@ -585,5 +585,5 @@ def operation_status(kind: OperationKind, trigger_id: str, job_id: str | None = 
     if kind == "savepoint-disposal":
         return Call("GET", f"/savepoint-disposal/{_segment(trigger_id)}", reader(OperationStatus))
     if job_id is None:
-        raise ValueError(f"job_id: is needed for a {kind} operation")
+        raise ValueError(f"job_id: is required for a {kind} operation")
     return Call("GET", _job(job_id, f"/{kind}s/{_segment(trigger_id)}"), reader(OperationStatus))

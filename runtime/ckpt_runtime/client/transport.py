@@ -37,7 +37,9 @@ class InvalidToken(CkptClientError, ValueError):
 def check_token(token: str | None, name: str = "token") -> None:
     """Raises :class:`InvalidToken` for a text that cannot be sent in a header; ``name`` is the name of the field."""
     if token is not None and not _TOKEN.fullmatch(token):
-        allowed = "a token has no line breaks or characters beyond ASCII, no blanks at its ends, and is not empty"
+        allowed = (
+            "a token is not empty, consists of ASCII characters without line breaks, and has no blanks at its ends"
+        )
         raise InvalidToken(f"{name}: {allowed}")
 
 
@@ -53,7 +55,9 @@ def normalise_url(url: str) -> str:
     except ValueError:
         valid = clean = False
     if "@" in text.partition("://")[2].partition("/")[0]:
-        raise InvalidUrl("url: it must be like http://host:port, without a user or password: the token is given apart")
+        raise InvalidUrl(
+            "url: it must be like http://host:port, without a user or password; the token is given separately"
+        )
     if not valid or not clean:
         raise InvalidUrl(f"url: {url!r} is not acceptable, it must be like http://host:port")
     return text.rstrip("/")
@@ -130,7 +134,7 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise UnexpectedAnswer(
             response.status_code,
-            [f"{call.method} {call.path}: the answer is not what this call returns ({type(error).__name__}: {error})"],
+            [f"{call.method} {call.path}: the response has an unexpected form ({type(error).__name__}: {error})"],
         ) from error
 
 

@@ -10,6 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception
@@ -47,15 +48,15 @@ class Caller(Protocol):
     async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Deadline:
     """The moment at which a wait ends; None: the wait has no deadline.
 
     The caller supplies the clock: a monotonic one within a process, the wall clock if processes share the deadline.
     """
 
-    def __init__(self, at: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._at = at
-        self._clock = clock
+    at: float | None
+    clock: Callable[[], float] = time.monotonic
 
     @classmethod
     def after(cls, seconds: float | None) -> Deadline:
@@ -65,7 +66,7 @@ class Deadline:
     @property
     def left(self) -> float:
         """Seconds until the deadline; 0 once it has passed."""
-        return math.inf if self._at is None else max(0.0, self._at - self._clock())
+        return math.inf if self.at is None else max(0.0, self.at - self.clock())
 
 
 async def persistent(

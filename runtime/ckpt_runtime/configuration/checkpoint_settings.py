@@ -13,7 +13,7 @@ from typing import Any
 from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions as Options
 from ckpt_runtime.configuration.option import ConfigOption
-from ckpt_runtime.configuration.value_types import BOOLEAN, MAX_INT, MAX_LONG
+from ckpt_runtime.configuration.value_types import MAX_INT, MAX_LONG
 
 MAX_MILLISECONDS = 10 * 365 * 24 * 3600 * 1000
 """Ten years: a longer duration is a mistake, and its sum with a timestamp might not fit into a 64-bit integer."""
@@ -24,14 +24,12 @@ _TIMES = (MINIMAL_CHECKPOINT_TIME_MS, MAX_MILLISECONDS)
 class CheckpointSetting:
     """``field`` is the attribute of ``CheckpointConfiguration``.
 
-    ``shown_as`` is the field of ``GET /jobs/:jobid/checkpoints/config``, None if Flink does not show it, or not as a
-    plain value. ``patched_as`` is the field of FLIP-571's request, None for what cannot change while the job runs, and
+    ``patched_as`` is the field of FLIP-571's request, None for what cannot change while the job runs, and
     ``patch_range`` what that accepts, both ends included; None for true or false.
     """
 
     field: str
     option: ConfigOption[Any]
-    shown_as: str | None = None
     patched_as: str | None = None
     patch_range: tuple[int, int] | None = None
 
@@ -40,45 +38,34 @@ class CheckpointSetting:
         """Gives the least value that a submission may set; None if it is not a number."""
         return getattr(self.option.type, "minimum", None)
 
-    @property
-    def is_flag(self) -> bool:
-        """Tells whether the value is true or false."""
-        return self.option.type is BOOLEAN
-
 
 CHECKPOINT_SETTINGS = (
-    CheckpointSetting("interval_ms", Options.INTERVAL, "interval", "checkpointInterval", _TIMES),
+    CheckpointSetting("interval_ms", Options.INTERVAL, "checkpointInterval", _TIMES),
     CheckpointSetting("interval_during_backlog_ms", Options.INTERVAL_DURING_BACKLOG),
-    CheckpointSetting("timeout_ms", Options.TIMEOUT, "timeout", "checkpointTimeout", _TIMES),
-    CheckpointSetting(
-        "min_pause_ms", Options.MIN_PAUSE, "min_pause", "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)
-    ),
+    CheckpointSetting("timeout_ms", Options.TIMEOUT, "checkpointTimeout", _TIMES),
+    CheckpointSetting("min_pause_ms", Options.MIN_PAUSE, "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)),
     CheckpointSetting(
         "max_concurrent",
         Options.MAX_CONCURRENT_CHECKPOINTS,
-        "max_concurrent",
         "maxConcurrentCheckpoints",
         (1, MAX_INT),
     ),
     CheckpointSetting(
         "tolerable_failed_checkpoints",
         Options.TOLERABLE_FAILED_CHECKPOINTS,
-        "tolerable_failed_checkpoints",
         "tolerableCheckpointFailureNumber",
         (0, MAX_INT),
     ),
     CheckpointSetting(
         "aligned_timeout_ms",
         Options.ALIGNED_TIMEOUT,
-        "aligned_checkpoint_timeout",
         "alignedCheckpointTimeout",
         (0, MAX_MILLISECONDS),
     ),
-    CheckpointSetting("unaligned_enabled", Options.UNALIGNED, "unaligned_checkpoints", "unalignedEnabled"),
+    CheckpointSetting("unaligned_enabled", Options.UNALIGNED, "unalignedEnabled"),
     CheckpointSetting(
         "max_inflight_data_bytes",
         Options.MAX_INFLIGHT_DATA,
-        "max_inflight_data_bytes",
         "maxInflightDataBytes",
         (1, MAX_LONG),
     ),
@@ -89,9 +76,7 @@ CHECKPOINT_SETTINGS = (
     CheckpointSetting("rescue_max_extension_ms", Options.RESCUE_MAX_EXTENSION),
     CheckpointSetting("retained", Options.NUM_RETAINED),
     CheckpointSetting("retention", Options.EXTERNALIZED_RETENTION),
-    CheckpointSetting(
-        "checkpoints_after_tasks_finish", Options.CHECKPOINTS_AFTER_TASKS_FINISH, "checkpoints_after_tasks_finish"
-    ),
+    CheckpointSetting("checkpoints_after_tasks_finish", Options.CHECKPOINTS_AFTER_TASKS_FINISH),
 )
 
 PATCHABLE: Mapping[str, CheckpointSetting] = {

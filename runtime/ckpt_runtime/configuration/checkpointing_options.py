@@ -16,7 +16,7 @@ from ckpt_runtime.configuration.value_types import (
 )
 
 MINIMAL_CHECKPOINT_TIME_MS = 10
-_WHAT_IT_BEGAN_WITH = "it says what the job began with"
+_WHAT_IT_BEGAN_WITH = "it is fixed when the job starts"
 
 
 class CheckpointingMode(StrEnum):
@@ -62,16 +62,16 @@ class CheckpointingOptions:
         "execution.checkpointing.interval-during-backlog",
         DURATION,
         None,
-        "The interval instead of `execution.checkpointing.interval` while sources process a backlog; 0 ms: no periodic "
-        "checkpoints then. Rows of a two-phase sink become visible with checkpoints, so they come later, too. Not set: "
-        "a backlog changes nothing.",
+        "The interval instead of `execution.checkpointing.interval` while sources process a backlog; 0 ms: no "
+        "periodic checkpoints then. Two-phase sinks also make their rows visible at this interval. Not set: a "
+        "backlog has no effect.",
     )
     BACKLOG_PENDING_RECORDS = ConfigOption(
         "execution.checkpointing.backlog.pending-records",
         IntegerType(minimum=1),
         100_000,
-        "Sources process a backlog from when this many rows wait in front of all of them together until half as many "
-        "wait. It counts the sources that report `pendingRecords`.",
+        "Sources process a backlog from the time when this many rows wait in all of them together until half as many "
+        "wait. Only sources that report `pendingRecords` count.",
     )
     TIMEOUT = ConfigOption(
         "execution.checkpointing.timeout",
@@ -84,72 +84,72 @@ class CheckpointingOptions:
         "execution.checkpointing.rescue.enabled",
         BOOLEAN,
         False,
-        "Gives a checkpoint that is nearly done when its timeout passes more time, by itself.",
+        "Gives a checkpoint more time automatically if it is nearly complete when its timeout passes.",
     )
     RESCUE_MIN_PROGRESS = ConfigOption(
         "execution.checkpointing.rescue.min-progress",
         IntegerType(minimum=1, maximum=100),
         90,
-        "Percentage of the subtasks that must have acknowledged a checkpoint for it to be nearly done.",
+        "Percentage of the subtasks that must have acknowledged a checkpoint for it to be nearly complete.",
     )
     RESCUE_EXTENSION = ConfigOption(
         "execution.checkpointing.rescue.extension",
         DurationType(MINIMAL_CHECKPOINT_TIME_MS),
         60_000,
-        "By how much the timeout is extended at a time; again and again, as long as more has been persisted.",
+        "The timeout is extended by this time, repeatedly as long as more bytes are persisted.",
     )
     RESCUE_MAX_EXTENSION = ConfigOption(
         "execution.checkpointing.rescue.max-extension",
         DurationType(MINIMAL_CHECKPOINT_TIME_MS),
         600_000,
-        "How long a checkpoint may take beyond its timeout, whatever its progress.",
+        "Maximum time by which a checkpoint may exceed its timeout, whatever its progress.",
     )
     MIN_PAUSE = ConfigOption(
         "execution.checkpointing.min-pause",
         DURATION,
         0,
-        "Least time between the end of one periodic checkpoint and the start of the next.",
+        "Minimum time between the end of one periodic checkpoint and the start of the next.",
         changeability=Changeability.LIVE,
     )
     MAX_CONCURRENT_CHECKPOINTS = ConfigOption(
         "execution.checkpointing.max-concurrent-checkpoints",
         IntegerType(minimum=1),
         1,
-        "Greatest number of checkpoints in progress at the same time.",
+        "Maximum number of checkpoints in progress at the same time.",
         changeability=Changeability.LIVE,
     )
     TOLERABLE_FAILED_CHECKPOINTS = ConfigOption(
         "execution.checkpointing.tolerable-failed-checkpoints",
         IntegerType(),
         0,
-        "Consecutive failed checkpoints that the job survives.",
+        "Number of consecutive failed checkpoints that do not fail the job.",
         changeability=Changeability.LIVE,
     )
     INCREMENTAL = ConfigOption(
         "execution.checkpointing.incremental",
         BOOLEAN,
         False,
-        "Checkpoints write only what has changed since the last completed one, and native savepoints duplicate the "
-        "files that a completed checkpoint has in storage already. Has an effect with backends whose snapshots are "
-        "made of several files, as RocksDB's are; the in-memory backend always writes all of its state.",
+        "Checkpoints write only the changes since the last completed one, and native savepoints duplicate the files "
+        "that a completed checkpoint already has in storage. Has an effect only with backends whose snapshots "
+        "consist of several files, such as RocksDB; the in-memory backend always writes all of its state.",
         fallback_keys=("state.backend.incremental",),
     )
     SAVEPOINT_DUPLICATION = ConfigOption(
         "execution.checkpointing.savepoint-duplication",
         EnumType(SavepointDuplication),
         SavepointDuplication.FASTEST,
-        "How an incremental native savepoint duplicates files of checkpoints. FASTEST: a reflink, a hard link, a copy "
-        "within the object store, or a copy through the worker, whatever works first. COPY: never a link; a file that "
-        "is damaged in the checkpoint directory is then not damaged in the savepoint. A restore and a new checkpoint "
-        "link, or copy, RocksDB's local files likewise.",
+        "How an incremental native savepoint duplicates files of checkpoints. FASTEST: the first that works of a "
+        "reflink, a hard link, a copy within the object store, and a copy through the worker. COPY: never a link, "
+        "so that damage to a file in the checkpoint directory does not damage the savepoint. Restores and new "
+        "checkpoints link or copy RocksDB's local files in the same way.",
     )
     MODE = ConfigOption(
         "execution.checkpointing.mode",
         EnumType(CheckpointingMode),
         CheckpointingMode.EXACTLY_ONCE,
-        "What a checkpoint guarantees. With AT_LEAST_ONCE no input waits for the barriers of the others: after a "
-        "failure, rows may be in state and in sinks more than once, and none is lost. Savepoints are always exactly "
-        "once.",
+        "The guarantee of checkpoints. With AT_LEAST_ONCE, inputs do not wait for each other's barriers: after a "
+        "failure, rows may be counted in state and sinks more than once, but none is lost. Savepoints are always "
+        "exactly once.",
         changeability=Changeability.NEVER,
         fixed_because="stop the job with a savepoint, which is exactly once, and start it with the other mode",
     )
@@ -165,7 +165,7 @@ class CheckpointingOptions:
         "execution.checkpointing.aligned-checkpoint-timeout",
         DURATION,
         0,
-        "With unaligned checkpoints on: how long a barrier may be aligned before it turns unaligned; 0 turns at once.",
+        "With unaligned checkpoints on: how long a barrier may be aligned before it turns unaligned; 0 ms: at once.",
         changeability=Changeability.LIVE,
         fallback_keys=("execution.checkpointing.alignment-timeout",),
     )
@@ -173,8 +173,8 @@ class CheckpointingOptions:
         "execution.checkpointing.unaligned.max-inflight-data",
         MemorySizeType(),
         None,
-        "Greatest amount of in-flight data that one subtask may add to an unaligned checkpoint; beyond it channels "
-        "are aligned. Not set: no bound.",
+        "Maximum in-flight data that one subtask may add to an unaligned checkpoint; beyond it channels are aligned. "
+        "Not set: no limit.",
         changeability=Changeability.LIVE,
     )
     CHECKPOINTS_DIRECTORY = ConfigOption(
@@ -184,13 +184,13 @@ class CheckpointingOptions:
         "Directory (path or URL) under which checkpoints are written, as `<dir>/<job id>/chk-<n>`.",
         changeability=Changeability.NEVER,
         fallback_keys=("state.checkpoints.dir",),
-        fixed_because="a job's checkpoints stay in the directory that it began with, whose files they share",
+        fixed_because="a job's checkpoints share files, so they stay in the directory in which the job started",
     )
     SAVEPOINT_DIRECTORY = ConfigOption(
         "execution.checkpointing.savepoint-dir",
         NON_EMPTY_STRING,
         None,
-        "Directory for savepoints whose request names none.",
+        "Directory for savepoints whose request does not name one.",
         changeability=Changeability.LIVE,
         fallback_keys=("state.savepoints.dir",),
     )
@@ -198,7 +198,7 @@ class CheckpointingOptions:
         "execution.checkpointing.num-retained",
         IntegerType(minimum=1),
         1,
-        "Completed checkpoints that are kept.",
+        "Number of completed checkpoints that are kept.",
         changeability=Changeability.LIVE,
         fallback_keys=("state.checkpoints.num-retained",),
     )
@@ -206,7 +206,7 @@ class CheckpointingOptions:
         "execution.checkpointing.externalized-checkpoint-retention",
         EnumType(CheckpointRetention),
         CheckpointRetention.DELETE_ON_CANCELLATION,
-        "What becomes of the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
+        "What happens to the retained checkpoints when the job is cancelled or fails. Unlike in Flink, the default "
         "keeps them when it fails.",
         changeability=Changeability.LIVE,
     )
@@ -214,7 +214,7 @@ class CheckpointingOptions:
         "execution.checkpointing.checkpoints-after-tasks-finish",
         BOOLEAN,
         True,
-        "Continues to take checkpoints when some subtasks have finished (FLIP-147).",
+        "Continues to take checkpoints after some subtasks have finished (FLIP-147).",
         fallback_keys=("execution.checkpointing.checkpoints-after-tasks-finish.enabled",),
     )
 
@@ -236,7 +236,7 @@ class StateRecoveryOptions:
         "execution.state-recovery.claim-mode",
         EnumType(RecoveryClaimMode),
         RecoveryClaimMode.NO_CLAIM,
-        "Who owns the snapshot afterwards: with CLAIM the system deletes it when it is subsumed.",
+        "Who owns the snapshot afterwards. With CLAIM the system owns it, and deletes it when it is subsumed.",
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint-restore-mode",),
         default_equals_absence=True,
@@ -246,7 +246,7 @@ class StateRecoveryOptions:
         "execution.state-recovery.ignore-unclaimed-state",
         BOOLEAN,
         False,
-        "Allows state in the snapshot that no operator of the job claims.",
+        "Allows state in the snapshot that belongs to no operator of the job.",
         changeability=Changeability.NEVER,
         fallback_keys=("execution.savepoint.ignore-unclaimed-state",),
         default_equals_absence=True,

@@ -36,7 +36,7 @@ class HeartbeatOptions:
 
     INTERVAL = cluster_option("heartbeat.interval", DurationType(10), 1_000, "Time between two heartbeats.")
     TIMEOUT = cluster_option(
-        "heartbeat.timeout", DurationType(20), 10_000, "A peer that was silent for this long is lost."
+        "heartbeat.timeout", DurationType(20), 10_000, "A peer without a heartbeat for this long counts as lost."
     )
 
 
@@ -50,15 +50,15 @@ class SlotOptions:
         "slot.request.timeout",
         DurationType(1),
         300_000,
-        "A job fails when its slots have not come after this time; until then it shows why it waits.",
+        "A job whose slots are not available after this time fails; until then it shows why it waits.",
     )
     RESERVATION_INTERVAL = cluster_option(
         "slot.request.reservation-interval",
         DURATION,
         60_000,
-        "A job that needs more slots than are free lets others pass for this long, then free slots are reserved for it "
-        "for as long, and so on in turn, also when its request times out and it asks again. 0 ms reserves nothing: a "
-        "large job may wait for as long as small ones come.",
+        "Other jobs may start before a job that needs more slots than are free for this long; then free slots are "
+        "reserved for it for as long, and so on in turn. A request that times out and is repeated keeps its turn. 0 "
+        "ms reserves nothing: a stream of small jobs may delay a large one indefinitely.",
     )
 
 
@@ -69,7 +69,7 @@ class TaskManagerOptions:
         "taskmanager.registration.timeout",
         DurationType(10_000),
         120_000,
-        "A worker process that has not registered yet is killed when it has used no processor time for this long.",
+        "A worker process that has not registered yet is killed if it has used no processor time for this long.",
     )
     DATA_PORT = cluster_option(
         "taskmanager.data.port",
@@ -81,51 +81,51 @@ class TaskManagerOptions:
         "taskmanager.data.port-count",
         IntegerType(minimum=1, maximum=_MOST_PORTS),
         100,
-        "How many ports there are from `taskmanager.data.port` on. A host needs three for each of its slots: for the "
-        "worker, its spare, and one that ends. All sessions that use a host share them.",
+        "Number of ports from `taskmanager.data.port` on. A host needs three for each of its slots: for the worker, "
+        "its spare, and one that ends. All sessions that use a host share them.",
     )
     CPU_PINNING = cluster_option(
         "taskmanager.cpu-pinning",
         EnumType(CpuPinning),
         CpuPinning.AUTO,
-        "auto binds each worker process to a core of its own when a host has no more workers, of all jobs, than cores.",
+        "auto binds each worker process to its own core if the host has no more workers, of all jobs, than cores.",
     )
     BUFFER_ROWS = ConfigOption(
         "taskmanager.network.buffer.max-rows",
         IntegerType(minimum=1, maximum=1 << 24),
         32_768,
-        "Rows of a buffer at most. Fewer rows cost throughput, more rows cost latency.",
+        "Maximum rows of a buffer. Fewer rows cost throughput, more rows cost latency.",
     )
     BUFFER_BYTES = ConfigOption(
         "taskmanager.network.buffer.max-bytes",
         MemorySizeType(minimum=1 << 10, maximum=1 << 30),
         1 << 19,
-        "Bytes of a buffer at most; a larger row gets a buffer of its own. Batches for the same subtask of the next "
-        "vertex are handed over as they are, up to 16 times as large.",
+        "Maximum bytes of a buffer; a larger row gets its own buffer. Batches for the same subtask of the next "
+        "vertex are passed on whole, up to 16 times as large.",
     )
     BUFFERS_PER_CHANNEL = ConfigOption(
         "taskmanager.network.memory.buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
         2,
-        "Buffers that a receiver takes from each channel before it has worked any off (credits).",
+        "Buffers that a receiver accepts from each channel before it has processed any (credits).",
     )
     MAX_BUFFERS_PER_OUTPUT_CHANNEL = ConfigOption(
         "taskmanager.network.memory.max-buffers-per-channel",
         IntegerType(minimum=1, maximum=1 << 16),
         1,
-        "Buffers that a sender queues for one channel at most before it is back-pressured.",
+        "Maximum number of buffers that a sender queues for one channel before it is back-pressured.",
     )
     BUFFER_DEBLOAT_ENABLED = ConfigOption(
         "taskmanager.network.memory.buffer-debloat.enabled",
         BOOLEAN,
         False,
-        "Buffers become smaller where rows are worked off slowly, so that barriers do not wait long behind them.",
+        "Makes buffers smaller where rows are processed slowly, so that barriers do not wait long behind them.",
     )
     BUFFER_DEBLOAT_TARGET = ConfigOption(
         "taskmanager.network.memory.buffer-debloat.target",
         DurationType(1),
         1_000,
-        "With debloating: how long a subtask should take for all data on its way to it.",
+        "With debloating: the time in which a subtask should process all data on its way to it.",
     )
     BUFFER_DEBLOAT_PERIOD = ConfigOption(
         "taskmanager.network.memory.buffer-debloat.period",
@@ -137,13 +137,14 @@ class TaskManagerOptions:
         "taskmanager.network.memory.buffer-debloat.samples",
         IntegerType(minimum=1, maximum=10_000),
         20,
-        "With debloating: measurements over which the size is smoothed. Fewer react faster, more ride out bursts.",
+        "With debloating: number of measurements over which the size is smoothed. Fewer react faster, more smooth "
+        "out bursts.",
     )
     BUFFER_DEBLOAT_THRESHOLD_PERCENTAGES = ConfigOption(
         "taskmanager.network.memory.buffer-debloat.threshold-percentages",
         IntegerType(minimum=0, maximum=100),
         25,
-        "With debloating: by how much a new size must differ from the one in use before senders hear of it.",
+        "With debloating: minimum difference between a new size and the current one for it to be sent to senders.",
     )
 
 
@@ -161,48 +162,49 @@ class JobManagerOptions:
         "jobmanager.execution.dynamic-configuration.allow-list",
         KEYS,
         ("execution.checkpointing.interval",),
-        "Options of running jobs that may be changed by `/jobs/:jobid/config` (FLIP-530), separated by commas; `*` is "
-        "all of them, and an empty value none.",
+        "Options of running jobs that may be changed by `/jobs/:jobid/config` (FLIP-530), separated by commas; `*` "
+        "allows all of them, and an empty value none.",
     )
 
     CHECKPOINT_HISTORY_SIZE = cluster_option(
         "web.checkpoints.history",
         IntegerType(minimum=0, maximum=100_000),
         10,
-        "Checkpoints that the history of a job shows.",
+        "Number of checkpoints in a job's history.",
     )
     EXCEPTION_HISTORY_SIZE = cluster_option(
         "web.exception-history-size",
         IntegerType(minimum=1, maximum=10_000),
         16,
-        "Failures that the exception history of a job shows.",
+        "Number of failures in a job's exception history.",
     )
     STORAGE_TIMEOUT = cluster_option(
         "jobmanager.storage.timeout",
         DurationType(1),
         60_000,
         "How long the driver waits for one call to storage, including the time that the call waits for a thread; a "
-        "checkpoint or request whose call takes longer fails. Calls to each host or bucket have threads of their own. "
-        "Deletions may take ten times as long.",
+        "checkpoint or request whose call takes longer fails. Each host or bucket has its own threads. Deletions "
+        "may take ten times as long.",
     )
     PLANNING_TIMEOUT = cluster_option(
         "jobmanager.planning.timeout",
         DurationType(1),
         120_000,
-        "How long the process that runs a pipeline function may take, and the processor time that it may use.",
+        "Maximum time, and maximum processor time, of the process that runs a pipeline function.",
     )
     PLANNING_MEMORY = cluster_option(
         "jobmanager.planning.memory",
         MemorySizeType(minimum=64 << 20, maximum=1 << 40),
         2 << 30,
-        "Memory (address space) that the process which runs a pipeline function may use beside the engine's modules.",
+        "Memory (address space) that the process which runs a pipeline function may use in addition to the engine's "
+        "modules.",
     )
     STATIC_TABLES_SIZE = cluster_option(
         "jobmanager.planning.static-tables.max-size",
         MemorySizeType(minimum=1, maximum=128 << 20),
         64 << 20,
-        "Maximum size in memory of all static tables that a PySpark program joins with streams. The driver keeps them, "
-        "compressed, as long as the job runs, and each worker holds them in memory.",
+        "Maximum size in memory of all static tables that a PySpark program joins with streams. The driver keeps "
+        "them, compressed, as long as the job runs, and each worker keeps them in memory.",
     )
     STATIC_TABLES_TIMEOUT = cluster_option(
         "jobmanager.planning.static-tables.timeout",
@@ -233,13 +235,13 @@ class HighAvailabilityOptions:
         "high-availability.storageDir",
         NON_EMPTY_STRING,
         None,
-        "Directory (path or URL) that every driver of this cluster reaches. Needed by type filesystem.",
+        "Directory (path or URL) that every driver of this cluster can reach. Required by type filesystem.",
     )
     CLUSTER_ID = cluster_option(
         "high-availability.cluster-id",
         NON_EMPTY_STRING,
         "default",
-        "Name of the cluster below the directory. Sessions of the same name take over from each other.",
+        "Name of the cluster below the directory. Sessions with the same name take over from each other.",
     )
 
 
@@ -257,20 +259,20 @@ class LoggingOptions:
         "env.log.format",
         EnumType(LogFormat),
         LogFormat.TEXT,
-        "How driver, slot agents and workers write their lines. `json`: one object each, with ids.",
+        "Format of the log lines of driver, slot agents and workers. `json`: one object per line, with ids.",
     )
 
     MAX_SIZE = cluster_option(
         "env.log.max-size",
         MemorySizeType(minimum=4_096),
         64 << 20,
-        "A log file that has grown beyond this size is emptied; its last part of this size is kept beside it.",
+        "A log file that exceeds this size is emptied; its last part of this size is kept beside it.",
     )
     MAX_FILES = cluster_option(
         "env.log.max",
         IntegerType(minimum=1, maximum=1_000),
         5,
-        "How many old log files are kept (`<file>.1` is the newest).",
+        "Number of old log files that are kept (`<file>.1` is the newest).",
     )
 
 
@@ -294,8 +296,8 @@ class ConnectOptions:
         "connect.port",
         IntegerType(minimum=0, maximum=65_535),
         15_002,
-        "Port of Spark Connect; 0 takes any free one. It listens on rest.bind-address, speaks TLS where the REST API "
-        "does, and asks for the same token.",
+        "Port of Spark Connect; 0 takes any free one. It listens on rest.bind-address, uses TLS if the REST API "
+        "does, and requires the same token.",
     )
     STOP = cluster_option(
         "connect.query.stop",
@@ -310,14 +312,14 @@ class SecurityOptions:
     """TLS. Off by default."""
 
     REST_ENABLED = cluster_option(
-        "security.ssl.rest.enabled", BOOLEAN, False, "The REST API speaks TLS (1.2 or later) and nothing else."
+        "security.ssl.rest.enabled", BOOLEAN, False, "The REST API accepts only TLS (1.2 or later)."
     )
     REST_CERTIFICATE = cluster_option(
         "security.ssl.rest.certificate",
         NON_EMPTY_STRING,
         None,
-        "PEM file with the server's certificate, and those between it and an authority that clients trust. It has to "
-        "name the address that clients use.",
+        "PEM file with the server's certificate and the intermediate certificates up to an authority that clients "
+        "trust. It has to contain the address that clients use.",
     )
     REST_KEY = cluster_option(
         "security.ssl.rest.key-file",
@@ -329,15 +331,15 @@ class SecurityOptions:
         "security.ssl.internal.enabled",
         BOOLEAN,
         False,
-        "Control and data sockets speak TLS 1.3, and both sides show a certificate. The secret of the session has to "
-        "be proved all the same.",
+        "Control and data sockets use TLS 1.3, and both sides present a certificate. They still authenticate with "
+        "the session's secret.",
     )
     INTERNAL_CERTIFICATE = cluster_option(
         "security.ssl.internal.certificate",
         NON_EMPTY_STRING,
         None,
-        "PEM file with the certificate that driver, agents and workers show each other: a path that is there on every "
-        "machine of the session.",
+        "PEM file with the certificate that driver, agents and workers present to each other: a path that exists on "
+        "every machine of the session.",
     )
     INTERNAL_KEY = cluster_option(
         "security.ssl.internal.key-file",
@@ -349,8 +351,8 @@ class SecurityOptions:
         "security.ssl.internal.ca",
         NON_EMPTY_STRING,
         None,
-        "PEM file with the authority, of this session or cluster alone, that has signed these certificates; on every "
-        "machine of the session. Host names in them are not looked at.",
+        "PEM file with the authority that has signed these certificates, and which only this session or cluster "
+        "uses; on every machine of the session. Host names in certificates are not checked.",
     )
 
 
@@ -375,68 +377,71 @@ class AuditDestination(StrEnum):
 class RestOptions:
     """The REST endpoint."""
 
-    PORT = cluster_option("rest.port", _PORT, 8_081, "Port under which clients reach the API; 0 takes any free one.")
+    PORT = cluster_option("rest.port", _PORT, 8_081, "Port at which clients reach the API; 0 takes any free one.")
     ADDRESS = cluster_option(
         "rest.address",
         NON_EMPTY_STRING,
         None,
-        "Name or address under which clients reach the API, as the session shows it and as they find it in the "
-        "high-availability directory; the address that the server listens on if not given.",
+        "Name or address at which clients reach the API, as the session prints it and publishes it in the "
+        "high-availability directory. Not set: the address on which the server listens.",
     )
     BIND_ADDRESS = cluster_option(
         "rest.bind-address",
         NON_EMPTY_STRING,
         "127.0.0.1",
-        "Address that the server listens on. Anything but a loopback address needs a token.",
+        "Address on which the server listens. Anything but a loopback address needs a token.",
     )
     AUTHENTICATION = cluster_option(
         "rest.authentication",
         EnumType(RestAuthentication),
         RestAuthentication.TOKEN,
-        "TOKEN asks every call for the token, and a session without one does not start. NONE lets every user of the "
-        "machine run code as the session's user; it is for loopback addresses only.",
+        "TOKEN requires the token in every request, and a session without one does not start. NONE lets every user "
+        "of the machine run code as the session's user; it is allowed on loopback addresses only.",
     )
     TOKEN = cluster_option(
         "rest.token",
         NON_EMPTY_STRING,
         None,
-        "Bearer token that every call has to carry. A file or the environment variable CKPT_REST_TOKEN keeps it out of "
-        "process lists.",
+        "Bearer token that every request has to carry. Use a file or the environment variable CKPT_REST_TOKEN to "
+        "keep it out of process lists.",
         secret=True,
     )
-    TOKEN_FILE = cluster_option("rest.token-file", NON_EMPTY_STRING, None, "File that holds the token.")
+    TOKEN_FILE = cluster_option("rest.token-file", NON_EMPTY_STRING, None, "File that contains the token.")
     MAX_CONTENT_LENGTH = cluster_option(
-        "rest.server.max-content-length", MemorySizeType(minimum=1 << 10), 100 << 20, "Greatest body of a request."
+        "rest.server.max-content-length",
+        MemorySizeType(minimum=1 << 10),
+        100 << 20,
+        "Maximum size of a request's body.",
     )
     MAX_METRIC_SERIES = cluster_option(
         "rest.metrics.max-series",
         IntegerType(minimum=0, maximum=10_000_000),
         20_000,
-        "How many series of subtasks and operators /metrics gives at most, those of subtasks first. "
-        "ckpt_metrics_series_left_out says how many are left out.",
+        "Maximum number of series of subtasks and operators in /metrics; those of subtasks come first. "
+        "ckpt_metrics_series_left_out is the number of omitted series.",
     )
     EVENT_BUFFER_SIZE = cluster_option(
         "rest.events.buffer-size",
         IntegerType(minimum=1, maximum=1_000_000),
         4_096,
-        "Events that are kept for clients of event streams that were away or are slow.",
+        "Number of events that are kept for clients of event streams that were disconnected or are slow.",
     )
     AUDIT_DESTINATION = cluster_option(
         "rest.audit.destination",
         EnumType(AuditDestination),
         AuditDestination.NONE,
-        "Where requests over REST that change something are recorded: the logger ckpt_runtime.audit (LOG), or "
+        "Where REST requests that change something are recorded: the logger ckpt_runtime.audit (LOG), or "
         "rest.audit.file (FILE).",
     )
     AUDIT_FILE = cluster_option(
         "rest.audit.file",
         NON_EMPTY_STRING,
         None,
-        "Absolute path of a file on the driver's machine; records are appended, one JSON document in each line.",
+        "Absolute path of a file on the driver's machine; records are appended, one JSON document per line.",
     )
     MAX_CONNECTIONS = cluster_option(
         "rest.server.max-connections",
         IntegerType(minimum=1, maximum=65_535),
         512,
-        "Connections that are served at a time; requests on further ones get 503.",
+        "Maximum number of connections that are served at a time; requests on further ones get 503.",
     )

@@ -34,7 +34,7 @@ class Configuration:
         given: dict[Any, Any] = dict(values.items()) if values is not None else {}
         for key, value in given.items():
             if not isinstance(key, str) or not key.strip():
-                raise InvalidOptionError(repr(key), value, "a key that is a text and not empty")
+                raise InvalidOptionError(repr(key), value, "a non-empty text as key")
             if not isinstance(value, str):
                 raise InvalidOptionError(key, value, "a text")
         self._values: dict[str, str] = _in_present_spelling(given)

@@ -41,8 +41,8 @@ class PipelineOptions:
         "parallelism.default",
         IntegerType(minimum=1, maximum=UPPER_BOUND_MAX_PARALLELISM),
         1,
-        "Subtasks of each vertex whose parallelism is not given in the pipeline. Changed, it rescales the job while it "
-        "runs: it gets its slots and takes a checkpoint first.",
+        "Parallelism of vertices for which the pipeline sets none. A change rescales the running job: it gets its "
+        "slots and takes a checkpoint first.",
     )
     NAME = ConfigOption(
         "pipeline.name",
@@ -51,56 +51,59 @@ class PipelineOptions:
         "The job's name. Not set: the pipeline's own.",
         changeability=Changeability.NEVER,
         default_equals_absence=True,
-        fixed_because="it is part of the plan that state belongs to",
+        fixed_because="it is part of the plan to which state belongs",
     )
     UNIQUE_NAME = ConfigOption(
         "pipeline.unique-name",
         BOOLEAN,
         False,
-        "The job is refused while another one of its name lives. Of several that are to be started at once, one is.",
+        "The job is refused while another active job has its name. Of several jobs that are started at the same "
+        "time, one is accepted.",
         changeability=Changeability.NEVER,
-        fixed_because="it is about the start",
+        fixed_because="it only matters at the start",
     )
     GLOBAL_JOB_PARAMETERS = ConfigOption(
         "pipeline.global-job-parameters",
         MAP,
         None,
-        "Labels of the job, which its configuration shows as user-config. They change nothing.",
+        "Labels of the job, which its configuration shows as user-config. They have no effect.",
         changeability=Changeability.NEVER,
         default_equals_absence=True,
-        fixed_because="it is about the start",
+        fixed_because="it only matters at the start",
     )
     MAX_PARALLELISM = ConfigOption(
         "pipeline.max-parallelism",
         IntegerType(minimum=-1, maximum=UPPER_BOUND_MAX_PARALLELISM),
         -1,
-        "Number of key groups: the greatest parallelism that the job can ever have. -1: derived from the parallelism.",
+        "Number of key groups, which is the maximum parallelism that the job can ever have. -1: derived from the "
+        "parallelism.",
         changeability=Changeability.NEVER,
         default_equals_absence=True,
-        fixed_because="keyed state is cut into that many key groups",
+        fixed_because="keyed state is divided into this number of key groups",
     )
     OPERATOR_CHAINING = ConfigOption(
         "pipeline.operator-chaining.enabled",
         BOOLEAN,
         True,
-        "Runs operators that need no exchange between them in one thread.",
+        "Runs operators without an exchange between them in one thread.",
         changeability=Changeability.NEVER,
         fallback_keys=("pipeline.operator-chaining",),
-        fixed_because="other chains are other vertices than those of the checkpoints",
+        fixed_because="other chains would be other vertices than those of the checkpoints",
     )
     IDLE_TIMEOUT = ConfigOption(
         "pipeline.source.idle-timeout",
         DURATION,
         0,
-        "A subtask of withWatermark that has had no row for this time is idle: event time does not wait for it until "
-        "its next row. 0: event time waits for all subtasks.",
+        "A subtask of withWatermark without a row for this time is idle: event time does not wait for it until its "
+        "next row. 0: event time waits for all subtasks.",
     )
     SOURCE_RATES = ConfigOption(
         "pipeline.source.rates",
         MAP,
         None,
-        "How many rows per second sources read at most, all subtasks of one together, by the uids of sources: "
-        "orders:1000,clicks:0. A source with 0 is paused. Sources that are not named read as fast as they can.",
+        "Maximum rows per second that sources read (all subtasks of a source together), by the uids of sources: "
+        "orders:1000,clicks:0. 0 pauses a source. Sources that are not named read as fast as they can.",
+        changeability=Changeability.LIVE,
     )
 
 
@@ -125,42 +128,43 @@ class ExecutionOptions:
         "execution.health.stall-timeout",
         DURATION,
         60_000,
-        "A job is not HEALTHY when one of its subtasks has moved no row for this time although work waits. 0 switches "
-        "this check off. Set it above the time that the slowest call of your code takes.",
+        "A job is not HEALTHY if one of its subtasks has processed no row for this time although work waits. 0 "
+        "switches this check off. Set it above the duration of the slowest call of your code.",
         changeability=Changeability.LIVE,
     )
     BAD_ROWS_MODE = ConfigOption(
         "execution.bad-rows.mode",
         EnumType(BadRowsMode),
         BadRowsMode.FAIL,
-        "What happens to a row for which an expression or a Python function of select, withColumn, where and the like "
-        "fails, as Spark in ANSI mode fails. FAIL fails the job. DROP leaves the row out and counts it in "
-        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory. "
-        "It holds for records too that a source in the mode FAILFAST cannot read, unless the source has badRows.",
+        "What happens to a row for which an expression or a Python function of select, withColumn, where and the "
+        "like raises an error, as in Spark's ANSI mode. FAIL fails the job. DROP drops the row and counts it in "
+        "numBadRecordsDropped. DEAD_LETTER also writes it, with the reason, to execution.bad-rows.directory. The "
+        "same applies to records that a source in the mode FAILFAST cannot read, unless the source has badRows.",
     )
     BAD_ROWS_DIRECTORY = ConfigOption(
         "execution.bad-rows.directory",
         NON_EMPTY_STRING,
         None,
-        "Directory (path or URL) for the Parquet files of bad rows, which all workers share.",
+        "Directory (path or URL), shared by all workers, for the Parquet files of bad rows.",
     )
     PROCESSOR_TRIGGER = ConfigOption(
         "execution.stateful-processor.trigger.type",
         EnumType(ProcessorTrigger),
         ProcessorTrigger.BUFFER,
-        "What one call of handleInputRows covers: the rows of its key in one input buffer, since the last checkpoint, "
-        "or since the interval began. Rows that wait for the end of an interval are part of checkpoints.",
+        "What one call of handleInputRows covers: the rows of its key in one input buffer, since the last "
+        "checkpoint, or since the interval began. Rows that wait for the end of an interval are part of "
+        "checkpoints.",
     )
     PROCESSOR_TRIGGER_INTERVAL = ConfigOption(
         "execution.stateful-processor.trigger.interval",
         DurationType(minimum=1),
         1_000,
-        "Length of the intervals of PROCESSING_TIME triggers, counted from the epoch as Spark does.",
+        "Length of the intervals of PROCESSING_TIME triggers, counted from the epoch as in Spark.",
     )
     PROCESSOR_TIMERS_AT_END = ConfigOption(
         "execution.stateful-processor.fire-timers-at-end",
         BOOLEAN,
         True,
-        "At the end of its data event time reaches its end, and all event-time timers fire. false: only those that the "
-        "watermark has reached, as in Spark.",
+        "Whether all event-time timers fire at the end of the data. false: only those that the watermark has "
+        "reached, as in Spark.",
     )

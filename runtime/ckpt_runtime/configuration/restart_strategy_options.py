@@ -35,7 +35,7 @@ class RestartStrategyOptions:
         "restart-strategy.fixed-delay.attempts",
         IntegerType(),
         1,
-        "Restarts before the job fails.",
+        "Number of restarts after which the job fails.",
         changeability=Changeability.LIVE,
     )
     FIXED_DELAY_DELAY = ConfigOption(
@@ -70,28 +70,28 @@ class RestartStrategyOptions:
         "restart-strategy.exponential-delay.reset-backoff-threshold",
         DurationType(1),
         3_600_000,
-        "Time without a failure after which the pause and the attempts start again.",
+        "Time without a failure after which the pause and the number of attempts are reset.",
         changeability=Changeability.LIVE,
     )
     EXPONENTIAL_JITTER = ConfigOption(
         "restart-strategy.exponential-delay.jitter-factor",
         FloatType(0.0, 1.0),
         0.1,
-        "Share of the pause by which it is randomly lengthened or shortened.",
+        "Fraction of the pause by which it is randomly lengthened or shortened.",
         changeability=Changeability.LIVE,
     )
     EXPONENTIAL_ATTEMPTS = ConfigOption(
         "restart-strategy.exponential-delay.attempts-before-reset-backoff",
         IntegerType(minimum=1),
         MAX_INT,
-        "Failures since the last reset after which the job fails.",
+        "Number of failures since the last reset after which the job fails.",
         changeability=Changeability.LIVE,
     )
     FAILURE_RATE_MAX_FAILURES = ConfigOption(
         "restart-strategy.failure-rate.max-failures-per-interval",
         IntegerType(minimum=1),
         1,
-        "Failures within the interval that the job survives.",
+        "Number of failures within the interval that do not fail the job.",
         changeability=Changeability.LIVE,
     )
     FAILURE_RATE_INTERVAL = ConfigOption(

@@ -59,7 +59,9 @@ def problem_of(configuration: Configuration, key: str, scope: OptionScope) -> Pr
     """Returns the problem of one key considered alone; None if there is none."""
     value = configuration[key]
     if key.startswith(INTERNAL_PREFIX):
-        return InvalidOptionError(key, shown_value(key, value), "keys of the system's own are not given by users")
+        return InvalidOptionError(
+            key, shown_value(key, value), "keys that the system sets itself cannot be given by users"
+        )
     option = find_option(key)
     if option is None:
         return _unknown(key, shown_value(key, value), scope)
@@ -82,7 +84,7 @@ def _unknown(key: str, shown: str, scope: OptionScope) -> Problem | None:
         words = get_close_matches(namespace, NAMESPACES, cutoff=_NEARLY_THE_SAME_WORD)
         known = [option for option in known if option.split(".", 1)[0] in words]
     elif namespace == "spark":
-        return InvalidOptionError(key, shown, "as --conf or in spark_conf, since it is Spark's")
+        return InvalidOptionError(key, shown, "as --conf or in spark_conf, because it is an option of Spark")
     nearest = get_close_matches(key, known, n=3, cutoff=_NEARLY_THE_SAME)
     return UnknownOptionError(key, shown, nearest) if nearest else None
 
@@ -106,7 +108,7 @@ def _parallelism_above_maximum(configuration: Configuration) -> Problem | None:
 def _unaligned_at_least_once(configuration: Configuration) -> Problem | None:
     exactly_once = configuration.get(CheckpointingOptions.MODE) is CheckpointingMode.EXACTLY_ONCE
     if configuration.get(CheckpointingOptions.UNALIGNED) and not exactly_once:
-        allowed = f"false with {CheckpointingOptions.MODE.key} AT_LEAST_ONCE, which aligns nothing"
+        allowed = f"false with {CheckpointingOptions.MODE.key} AT_LEAST_ONCE, which does not align barriers"
         return InvalidOptionError(CheckpointingOptions.UNALIGNED.key, "true", allowed)
     return None
 
@@ -165,7 +167,7 @@ def _high_availability(configuration: Configuration) -> Problem | None:
     if kind is HighAvailabilityType.NONE and directory is not None:
         return InvalidOptionError(directory_key, directory, "together with high-availability.type=filesystem only")
     if re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name) is None:
-        allowed = "at most 100 letters, digits, '.', '_' and '-', the first of them no '.' or '-'"
+        allowed = "at most 100 letters, digits, '.', '_' and '-'; the first one must not be '.' or '-'"
         return InvalidOptionError(HighAvailabilityOptions.CLUSTER_ID.key, name, allowed)
     return None
 

@@ -159,7 +159,9 @@ class Queries:
         directory = await self._dispatcher.default_savepoint_directory(query.job_id)
         if directory is None:
             option = CheckpointingOptions.SAVEPOINT_DIRECTORY.key
-            raise QueryFailedError(f"there is no directory for the savepoint, and the query runs on: set {option}")
+            raise QueryFailedError(
+                f"there is no directory for the savepoint, and the query keeps running: set {option}"
+            )
         log = await self._dispatcher.event_log()
         changed = asyncio.Event()
         stop_listening = log.listen(changed.set)
@@ -171,7 +173,9 @@ class Queries:
                 changed.clear()
                 status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)
                 if status.failure is not None:
-                    raise QueryFailedError(f"the savepoint failed, and the query runs on: {status.failure.message}")
+                    raise QueryFailedError(
+                        f"the savepoint failed, and the query keeps running: {status.failure.message}"
+                    )
                 if status.completed:
                     return
                 await changed.wait()

@@ -76,7 +76,7 @@ def new_planner(instance: Any, schema: pa.Schema, available_now: bool) -> Stream
     try:
         reader = instance.simpleStreamReader(struct)
     except NotImplementedError:
-        problem = f"{type(instance).__name__} makes neither a streamReader nor a simpleStreamReader"
+        problem = f"{type(instance).__name__} has neither a streamReader nor a simpleStreamReader"
         raise PlanError("format", f"{problem}: it is not a stream source") from None
     return _SimplePlanner(reader, schema, available_now)
 
@@ -143,7 +143,7 @@ class _SimplePlanner:
         if not _same(start, end):
             return PlannedRange(end, rows=rows)
         if rows:
-            raise ValueError(f"{name} gave rows but did not advance the offset {start}")
+            raise ValueError(f"{name} returned rows but did not advance the offset {start}")
         return None
 
     def commit(self, end: Offset) -> None:

@@ -81,7 +81,7 @@ def _checked_batches(batches: Iterable[Any], schema: pa.Schema, reader: str) -> 
         if not isinstance(batch, pa.RecordBatch):
             raise TypeError(f"{reader} mixes record batches with {type(batch).__name__}")
         if not batch.schema.equals(schema):
-            raise ValueError(f"{reader} yields batches of ({_brief(batch.schema)}), declared is ({_brief(schema)})")
+            raise ValueError(f"{reader} yields batches of ({_brief(batch.schema)}), but ({_brief(schema)}) is declared")
         if batch.num_rows:
             yield batch
 
@@ -92,7 +92,7 @@ def _positional(row: Any, names: list[str], reader: str) -> tuple[Any, ...]:
     fields = getattr(row, "__fields__", None)
     if len(row) != len(names) or (fields is not None and set(fields) != set(names)):
         found = f"fields {fields}" if fields is not None else f"{len(row)} values"
-        raise ValueError(f"{reader} yields a row with {found}, declared are the columns {names}")
+        raise ValueError(f"{reader} yields a row with {found}, but the columns {names} are declared")
     if fields is None:
         return tuple(row)
     by_name: Any = row

@@ -224,15 +224,17 @@ def _check_features(table: Any) -> None:
     if protocol.writer_features is not None:
         unknown = sorted(set(protocol.writer_features) - _WRITTEN_FEATURES)
         if unknown:
-            raise CommitError(f"the table needs writers with the features {', '.join(unknown)}, which this sink lacks")
+            raise CommitError(
+                f"the table needs writers with the features {', '.join(unknown)}, which this sink does not support"
+            )
     elif protocol.min_writer_version > _GREATEST_WRITER_VERSION:
         raise CommitError(
-            f"the table needs writers of version {protocol.min_writer_version}; this sink has "
-            f"{_GREATEST_WRITER_VERSION}, and version 7 with features that it knows"
+            f"the table needs writers of version {protocol.min_writer_version}; this sink supports "
+            f"{_GREATEST_WRITER_VERSION}, and version 7 with known features"
         )
     for field in table.schema().fields:
         if found := [key for key in _COMPUTED if key in (field.metadata or {})]:
-            raise CommitError(f"column {field.name!r} of the table has {found[0]}, which this sink does not carry out")
+            raise CommitError(f"column {field.name!r} of the table has {found[0]}, which this sink does not support")
 
 
 def _statistics(metadata: Any) -> dict[str, Any]:

@@ -207,8 +207,8 @@ class DeltaEnumerator(SplitEnumerator):
         if isinstance(version, int):
             if version > table.version():
                 raise DeltaTableError(
-                    f"option 'startingVersion': {version} is greater than {table.version()}, the version that the "
-                    f"Delta table at {self._path} has now"
+                    f"option 'startingVersion': {version} is greater than {table.version()}, the current version of "
+                    f"the Delta table at {self._path}"
                 )
             return version, False
         if moment_ms is not None:
@@ -219,8 +219,8 @@ class DeltaEnumerator(SplitEnumerator):
         """The first version that is not older than a time. As in Spark, a log file's time is that of its last write."""
         if str(table.metadata().configuration.get(IN_COMMIT_TIMESTAMPS)).lower() == "true":
             raise DeltaTableError(
-                f"option 'startingTimestamp': the Delta table at {self._path} has {IN_COMMIT_TIMESTAMPS}, whose times "
-                "this source does not look up; give startingVersion"
+                f"option 'startingTimestamp': the Delta table at {self._path} has {IN_COMMIT_TIMESTAMPS}, whose "
+                "timestamps this source does not support; set startingVersion"
             )
         written_ms = 0
         for entry in list_entries(self._root.child(_LOG))[0]:
@@ -229,7 +229,7 @@ class DeltaEnumerator(SplitEnumerator):
                 if written_ms >= moment_ms:
                     return version
         raise DeltaTableError(
-            f"option 'startingTimestamp': the Delta table at {self._path} has no version of that time or later; give "
+            f"option 'startingTimestamp': the Delta table at {self._path} has no version of that time or later; set "
             "an earlier time, or startingVersion=latest"
         )
 
@@ -304,8 +304,8 @@ class DeltaEnumerator(SplitEnumerator):
                 if was_cleaned_up:
                     raise DeltaTableError(
                         f"version {version} of the Delta table at {self._path} was removed from its log before it was "
-                        "read. Give the source a new uid, so that it starts with what is there, or an option "
-                        "startingVersion"
+                        "read. Give the source a new uid, so that it starts with the table's current rows, or set "
+                        "option startingVersion"
                     ) from None
             # Only versions before a checkpoint of the log are removed. This one may have appeared meanwhile.
             if self._checkpointed_version() < version:
@@ -330,16 +330,16 @@ class DeltaEnumerator(SplitEnumerator):
         if not commit.added:
             if options["ignoreDeletes"]:
                 return False
-            way_out = "With option ignoreDeletes the source continues behind it"
+            way_out = "With option ignoreDeletes the source skips it"
         else:
             way_out = (
-                "With option skipChangeCommits the source continues behind it; with ignoreChanges it reads the files "
-                "that were rewritten, whose unchanged rows come again"
+                "With option skipChangeCommits the source skips it; with ignoreChanges it reads the rewritten files, "
+                "whose unchanged rows are emitted again"
             )
         what = "changes" if commit.added else "deletes"
         raise DeltaTableError(
             f"version {commit.version} of the Delta table at {self._path} {what} rows (file {commit.removed[0]!r} was "
-            f"removed), and a stream reads rows that are added. {way_out}"
+            f"removed), but a stream only reads added rows. {way_out}"
         )
 
     def _check_schema(self, text: str, partition_columns: Sequence[str]) -> None:
@@ -350,16 +350,16 @@ class DeltaEnumerator(SplitEnumerator):
         decoded = unquote(path)
         if "://" in path or decoded.startswith("/"):
             raise DeltaTableError(
-                f"the Delta table at {self._path} has a file outside of its directory, {path!r}, as a shallow clone "
-                "has; such tables cannot be read"
+                f"the Delta table at {self._path} has a file outside of its directory, {path!r}, like a shallow "
+                "clone; such tables cannot be read"
             )
         return {"path": decoded, "version": self._version, "size": size, "rows": rows, "partition": partition}
 
     def _deletion_vector(self, path: str) -> DeltaTableError:
         return DeltaTableError(
             f"version {self._version} of the Delta table at {self._path} has a deletion vector for file {path!r}, "
-            "which this source does not read: run REORG TABLE ... APPLY (PURGE), or set option skipChangeCommits for "
-            "versions that come later"
+            "which this source does not support: run REORG TABLE ... APPLY (PURGE), or set option skipChangeCommits "
+            "for later versions"
         )
 
 
@@ -405,6 +405,6 @@ class DeltaReader(FileReader):
         except NotFoundError as error:
             raise DeltaTableError(
                 f"a file of version {split.description['version']} of a Delta table was removed before its rows were "
-                f"read, {self.location(split).url}, as VACUUM does. Give the source a new uid, so that it starts with "
-                "what is there, or an option startingVersion"
+                f"read, {self.location(split).url}, as VACUUM does. Give the source a new uid, so that it starts "
+                "with the table's current rows, or set option startingVersion"
             ) from error

@@ -105,7 +105,7 @@ def _decompressed(head: bytes, location: Location) -> bytes:
                 break
             text += piece
     if not text:
-        raise FileFormatError(location, f"its first {len(head)} bytes cannot be decompressed without those behind")
+        raise FileFormatError(location, f"its first {len(head)} bytes cannot be decompressed without the rest")
     return bytes(text)
 
 
@@ -250,7 +250,7 @@ def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
 def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:
     if len(schema) != 1:
         raise FileFormatError(
-            location, f"format 'text' has one column, and those of partitions behind it, not {schema.names}"
+            location, f"format 'text' has one column, followed by those of partitions, not {schema.names}"
         )
     if options["wholetext"]:
         with _opened(location) as stream:
@@ -305,7 +305,7 @@ def _reported(reader: CsvRows | JsonRows, lines: list[bytes], location: Location
 def _compression_of(location: Location) -> str | None:
     name = location.name.lower()
     if name.endswith(_UNREADABLE):
-        raise FileFormatError(location, "it is compressed in a way that cannot be read; use .gz, .bz2 or .zst")
+        raise FileFormatError(location, "its compression is not supported; use .gz, .bz2 or .zst")
     return next((kind for end, kind in _COMPRESSIONS.items() if name.endswith(end)), None)
 
 

@@ -278,11 +278,14 @@ class _PartCommitter(SinkCommitter):
         if errors:
             raise CommitError(f"{cause}: {len(errors)} of {len(files)} files not committed; first: {errors[0]}")
         if missing and self._ignore_missing:
-            _LOG.warning("%s: %d pending files are gone and are ignored, first %s", cause, len(missing), missing[0])
+            _LOG.warning(
+                "%s: %d pending files are missing and are ignored, the first is %s", cause, len(missing), missing[0]
+            )
         elif missing:
             raise CommitError(
-                f"{cause}: neither the pending file {missing[0]} nor its visible form exists ({len(missing)} such); "
-                "its rows are lost, or were removed by their reader: option onMissing=ignore continues without them"
+                f"{cause}: neither the pending file {missing[0]} nor its visible form exists ({len(missing)} such "
+                "files); its rows are lost, or a reader has removed them: option onMissing=ignore continues without "
+                "them"
             )
         return CommitOutcome.COMMITTED if renamed else CommitOutcome.ALREADY_COMMITTED
 
@@ -298,7 +301,7 @@ def part_of(pending: HasName) -> PartName:
     """Raises CommitError for a restored name that does not have the form of a pending file's, and could be any file."""
     part = parse_hidden(pending.name)
     if part is None or part.checkpoint is None:
-        raise CommitError(f"restored state names {pending.name!r}, which is no pending file")
+        raise CommitError(f"restored state names {pending.name!r}, which is not a pending file")
     return part
 
 

@@ -192,7 +192,9 @@ class FileEnumerator(SplitEnumerator):
         """Spark puts columns of directories behind all others: the program has to declare them there."""
         layouts = {tuple(partition) for _, partition in found}
         if len(layouts) > 1:
-            raise ValueError(f"{self._root.url}: files lie under different partition columns: {sorted(layouts)}")
+            raise ValueError(
+                f"{self._root.url}: files are in directories with different partition columns: {sorted(layouts)}"
+            )
         for layout in layouts:
             last = [name.lower() for name in self._schema.names[len(self._schema.names) - len(layout) :]]
             if [name.lower() for name in layout] != last:
@@ -269,7 +271,7 @@ class FileReader(SplitReader):
                     parts = [part for part in location.path.split("/") if part]
                     move_file(location, archive.child(*parts))
             except OSError as error:
-                _LOG.warning("cleanSource: %s stays where it is: %s", split.id, error)
+                _LOG.warning("cleanSource: %s was not moved or deleted: %s", split.id, error)
 
     def close(self) -> None:
         self._batches = self._rest = None
@@ -285,8 +287,8 @@ class FileReader(SplitReader):
         described, now = split.description, file_entry(self.location(split))
         if now is None or (now.size, now.modified_ms) != (described["size"], described["modified_ms"]):
             raise ValueError(
-                f"{split.id} has changed after {position} rows of it were read; files must not change once they have "
-                "appeared"
+                f"{split.id} has changed after {position} of its rows were read; files must not change after they "
+                "have appeared"
             )
 
     def _open(self, split: Split, position: int) -> Iterator[pa.RecordBatch]:
@@ -321,7 +323,7 @@ class FileReader(SplitReader):
             try:
                 value = pa.scalar(text, pa.string()).cast(field.type)
             except pa.ArrowException as error:
-                raise ValueError(f"{url}: {text!r} is no {field.type} for column {field.name!r}") from error
+                raise ValueError(f"{url}: {text!r} is not a {field.type} for column {field.name!r}") from error
             columns.append(pa.repeat(value, batch.num_rows))
         whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole

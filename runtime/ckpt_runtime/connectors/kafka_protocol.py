@@ -167,11 +167,11 @@ class _Connection:
             self._socket.sendall(struct.pack(">i", len(head) + len(body)) + head + body)
             [size] = struct.unpack(">i", self._receive(4))
             if not 4 <= size <= _LARGEST_ANSWER:
-                raise ConnectionError(f"an answer of {size} bytes is none of Kafka's protocol")
+                raise ConnectionError(f"a response of {size} bytes is not valid in Kafka's protocol")
             answer = self._receive(size)
             [number] = struct.unpack_from(">i", answer)
             if number != self._sent:
-                raise ConnectionError(f"answer {number} came for request {self._sent}")
+                raise ConnectionError(f"response {number} arrived for request {self._sent}")
         except OSError:
             self.close()
             raise
@@ -228,7 +228,7 @@ class ScramExchange:
         """Returns the client's second message. Raises ConnectionError for a reply that does not match the first."""
         parts = dict(part.split("=", 1) for part in answer.decode().split(",") if "=" in part)
         if not parts.get("r", "").startswith(self._nonce) or not {"s", "i"} <= parts.keys():
-            raise ConnectionError("the broker's SCRAM answer does not fit the request")
+            raise ConnectionError("the broker's SCRAM response does not match the request")
         salted = hashlib.pbkdf2_hmac(self._hash, self._password, base64.b64decode(parts["s"]), int(parts["i"]))
         client_key = self._hmac(salted, b"Client Key")
         without_proof = f"c=biws,r={parts['r']}"

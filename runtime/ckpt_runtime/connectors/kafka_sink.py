@@ -182,7 +182,7 @@ class _KafkaWriter(SinkWriter):
         for row in batch.select(self._columns).to_pylist():
             topic = self._topic or row["topic"]
             if topic is None:
-                raise KafkaDeliveryError("a row has no topic: column 'topic' is null, and there is no option topic")
+                raise KafkaDeliveryError("a row has no topic: column 'topic' is null, and the option topic is not set")
             more: dict[str, Any] = {}
             if row.get("partition") is not None:
                 more["partition"] = row["partition"]
@@ -233,7 +233,7 @@ class _TransactionalProducer(_Producer):
         while self.identity is None:
             self.client.poll(_POLL_SECONDS)
             if time.monotonic() > deadline:
-                raise KafkaDeliveryError(f"transactional id {self.transactional_id}: the client tells no producer id")
+                raise KafkaDeliveryError(f"transactional id {self.transactional_id}: the client reports no producer id")
         self.client.begin_transaction()
 
     def commit(self) -> bool:
@@ -476,10 +476,10 @@ class TransactionCommitter(SinkCommitter):
     def _report_lost(self, committable: OpenTransaction, answer: str, seen: bool | None) -> None:
         where = f"{committable.topic} [{committable.partition}] at offset {committable.offset}"
         reason = (
-            f"and its last message ({where}) is not among the committed ones: the brokers aborted it, since it was "
-            "open for longer than kafka.transaction.timeout.ms, or the message was deleted meanwhile"
+            f"and its last message ({where}) is not among the committed ones: the brokers aborted the transaction, "
+            "because it was open for longer than kafka.transaction.timeout.ms, or the message was deleted meanwhile"
             if seen is False
-            else f"and its last message ({where}) cannot be read, so nothing tells whether it was committed"
+            else f"and its last message ({where}) cannot be read, so it is unknown whether it was committed"
         )
         text = f"the brokers answer {answer} to the commit of transaction {committable.transactional_id}, {reason}"
         if not self._ignore_lost:
@@ -548,7 +548,7 @@ class TransactionCommitter(SinkCommitter):
                 if found != CONCURRENT_TRANSACTIONS and found not in COORDINATOR_MOVES:
                     raise KafkaProtocolError(f"InitProducerId of {prefix}{slot}", found)
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"InitProducerId of {prefix}{slot} had no answer in {_PATIENCE_S:g} s")
+                    raise TimeoutError(f"InitProducerId of {prefix}{slot} got no answer in {_PATIENCE_S:g} s")
                 time.sleep(_RETRY_S)
                 found = client.take_over(f"{prefix}{slot}")
             if found.epoch == 0:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -215,7 +215,7 @@ def _positions(
         (topic, at) for topic, numbers in (given or {}).items() for at in numbers if (topic, at) not in partitions
     ]
     if unknown:
-        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which is not there")
+        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which does not exist")
     found: dict[Partition, int | None] = {}
     for partition in sorted(partitions):
         low, high = brokers.ends(partition)
@@ -232,7 +232,7 @@ def _positions(
                 continue
         offset = {EARLIEST: low, LATEST: high}.get(asked, asked)
         if not low <= offset <= high:
-            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, and {offset} was asked for")
+            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, but {offset} was requested")
         found[partition] = offset
     return found
 
@@ -266,8 +266,8 @@ class KafkaEnumerator(SplitEnumerator):
         self._splits = 0 if state is None else state["splits"]
         if bounded and any(end is None for end in self._known.values()):
             raise ValueError(
-                "the partitions of the restored snapshot are read without an end, and availableNow asks for one; leave "
-                "it out, or give the source a new uid"
+                "the partitions of the restored snapshot are read without an end, which availableNow would change; "
+                "leave it out, or give the source a new uid"
             )
         self._brokers = _Brokers(options)
         self._found: SimpleQueue[_Found | Exception] = SimpleQueue()
@@ -336,7 +336,7 @@ class KafkaEnumerator(SplitEnumerator):
         there = self._brokers.partitions(self._known)
         gone = sorted(set(self._known) - there)
         if gone:
-            _data_loss(self._options, f"partitions {_named(gone)} are gone")
+            _data_loss(self._options, f"partitions {_named(gone)} no longer exist")
         found = _Found([], gone, {})
         for partition in sorted(there):
             if partition not in self._known or self._known[partition] is not None:
@@ -452,6 +452,8 @@ class KafkaReader(SplitReader):
     ``limit`` is the maximum number of records of a range, shared among partitions by the records that wait in each.
     """
 
+    pauses_splits = True
+
     def __init__(self, options: dict[str, Any], schema: pa.Schema, limit: int | None) -> None:
         from confluent_kafka import Consumer
 
@@ -462,6 +464,7 @@ class KafkaReader(SplitReader):
         self._assigned: dict[Partition, _Assigned] = {}
         self._order: deque[Partition] = deque()
         self._later: deque[tuple[Split, Any]] = deque()
+        self._paused: Set[str] = frozenset()
 
     def add(self, split: Split, position: Any) -> None:
         """Adds an offset range of a partition. It waits while an earlier range of the same partition is being read."""
@@ -480,11 +483,20 @@ class KafkaReader(SplitReader):
     @property
     def idle_ms(self) -> int:
         """Polls again at once while records of the next range are already buffered."""
-        return 0 if any(assigned.has_rows for assigned in self._assigned.values()) else 10
+        return 0 if any(assigned.has_rows for assigned in self._running) else 10
 
     @property
     def holds_event_time(self) -> bool:
-        return not all(assigned.reached() for assigned in self._assigned.values())
+        return not all(assigned.reached() for assigned in self._running)
+
+    def pause(self, split_ids: Set[str]) -> None:
+        """Records of paused partitions are fetched as far as the buffer has room."""
+        self._paused = split_ids
+
+    @property
+    def _running(self) -> Iterator[_Assigned]:
+        """The partitions that are not paused."""
+        return (assigned for assigned in self._assigned.values() if assigned.split.id not in self._paused)
 
     def read(self, most_rows: int) -> SplitRows | None:
         rows = self._next_rows(most_rows)
@@ -525,7 +537,7 @@ class KafkaReader(SplitReader):
         try:
             self._consumer.commit(offsets=offsets, asynchronous=not ended)
         except KafkaException as error:
-            _LOG.warning("kafka: offsets were not committed to the group, which shows too great a lag now: %s", error)
+            _LOG.warning("kafka: offsets were not committed to the group, so its lag is shown too high: %s", error)
 
     def close(self) -> None:
         self._assigned.clear()
@@ -537,6 +549,8 @@ class KafkaReader(SplitReader):
             self._order.rotate(-1)
             key = self._order[0]
             assigned = self._assigned[key]
+            if assigned.split.id in self._paused:
+                continue
             if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
                 share = None if self._limit is None else max(1, self._limit // len(self._assigned))
                 assigned.target = assigned.position + (count if share is None else min(count, share))
@@ -636,6 +650,6 @@ def _data_loss(options: Mapping[str, Any], problem: str) -> None:
     if options["failOnDataLoss"]:
         raise ValueError(
             f"kafka: {problem}; records may have been deleted before they were read. With failOnDataLoss=false the "
-            "source continues with what is there"
+            "source continues with the remaining records"
         )
-    _LOG.warning("kafka: %s; the source continues with what is there", problem)
+    _LOG.warning("kafka: %s; the source continues with the remaining records", problem)

@@ -26,7 +26,7 @@ def find_hidden_files(url: str) -> list[HiddenFile]:
     """
     directory = PartDirectory(url)
     if not exists(directory.location):
-        raise NotFoundError(f"cannot list {url}: there is no such directory", url)
+        raise NotFoundError(f"cannot list {url}: the directory does not exist", url)
     found = []
     for part in directory.hidden_parts():
         file = directory.location.child(part.hidden)

@@ -55,4 +55,4 @@ class DrillSink(Operator):
 
     def close(self) -> None:
         context = self.context
-        logger.info("restore drill: %s, subtask %d, took %d rows", context.uid, context.subtask_index, self._rows)
+        logger.info("restore drill: %s, subtask %d, received %d rows", context.uid, context.subtask_index, self._rows)

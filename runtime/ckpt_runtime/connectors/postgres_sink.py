@@ -308,7 +308,7 @@ class PostgresWriter(SinkWriter):
                 database.close()
                 raise ValueError(
                     f"column {name!r} is {kind} in table {database.table!r} and {schema.field(name).type} in the "
-                    f"query, which may be {', '.join(allowed)} there: cast it"
+                    f"query, for which the table's column may be {', '.join(allowed)}: cast it"
                 )
             types.append(f"{kind[1:]}[]" if kind.startswith("_") else kind)
             if kind == "uuid":
@@ -361,8 +361,8 @@ class PostgresCommitter(SinkCommitter):
             return
         if self._database.run("SELECT 1 FROM {staged} WHERE name = %s", (staging.name,)).fetchone() is None:
             raise CommitError(
-                f"the prepared transaction {staging.name} is gone and its {staging.rows} rows were not committed: it "
-                "was rolled back; restore an earlier checkpoint"
+                f"the prepared transaction {staging.name} no longer exists, and its {staging.rows} rows were not "
+                "committed: it was rolled back; restore an earlier checkpoint"
             )
 
     def _is_noted(self, transaction: Transaction) -> bool:
@@ -375,8 +375,8 @@ class PostgresCommitter(SinkCommitter):
         exists = database.run("SELECT 1 FROM {staged} WHERE name = %s", (staging.name,)).fetchone()
         if exists is None:
             raise CommitError(
-                f"the staging table {staging.name} is gone and its {staging.rows} rows were not committed: restore an "
-                "earlier checkpoint"
+                f"the staging table {staging.name} no longer exists, and its {staging.rows} rows were not committed: "
+                "restore an earlier checkpoint"
             )
         table = database.within(staging.name)
         if not self._keys:

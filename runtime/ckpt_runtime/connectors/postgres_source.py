@@ -128,12 +128,14 @@ class PostgresSource(Source):
                     return there.snapshot()
             case "timestamp":
                 if not is_time:
-                    raise ValueError(f"its growing column {column!r} holds no times: give a value as offsets")
+                    raise ValueError(
+                        f"its growing column {column!r} does not contain timestamps: set an offset instead of a time"
+                    )
                 assert position.time_ms is not None
                 upto = position.time_ms * 1000 - 1
             case "offsets":
                 if is_time:
-                    raise ValueError(f"its growing column {column!r} holds times: give a time")
+                    raise ValueError(f"its growing column {column!r} contains timestamps: set a time")
                 upto = single_offset(position.offsets, "value")
         return {"looked": True, "upto": upto, "splits": state["splits"]}
 
@@ -231,19 +233,19 @@ class GrowingTable:
             if known[field.name][0] not in allowed:
                 raise ValueError(
                     f"column {field.name!r} is {known[field.name][0]} in table {database.table!r} and was declared as "
-                    f"{field.type}, which reads {', '.join(allowed)}"
+                    f"{field.type}, which can read {', '.join(allowed)}"
                 )
         place = {"schema": database.schema, "table": database.table, "column": self._column}
         row = database.connection.execute(_CATALOG, place).fetchone()
         oid, kind, required, is_drawn, cache, increment, cycles, is_standby, is_subscribed, has_index = row
         name = f"column {self._column!r} of table {database.table!r}"
         if kind not in ("r", "p"):
-            raise ValueError(f"{database.table!r} is not a table, and a stream reads tables")
+            raise ValueError(f"{database.table!r} is not a table, but a stream can only read tables")
         if not required:
             raise ValueError(f"{name} may be null, and such rows would never be read: ALTER COLUMN ... SET NOT NULL")
         if not has_index:
             _LOG.warning(
-                "postgresql: %s has no index, and the whole table is read each time that rows are looked for", name
+                "postgresql: %s has no index, so the whole table is read whenever the source looks for new rows", name
             )
         if self._settle_ms is None:
             self._check_order(name, is_drawn and cache is not None, cache, increment, cycles, is_standby, is_subscribed)
@@ -262,17 +264,17 @@ class GrowingTable:
         """Raises ValueError if the locks of the table do not show which rows are still to come."""
         problem = None
         if not is_drawn:
-            problem = "its values do not come from a sequence of its own (serial, or GENERATED AS IDENTITY)"
+            problem = "its values do not come from the column's own sequence (serial, or GENERATED AS IDENTITY)"
         elif cache != 1 or cycles or (increment or 0) < 1:
             problem = f"its sequence has CACHE {cache}, INCREMENT {increment}, {'CYCLE' if cycles else 'NO CYCLE'}"
         elif is_standby:
-            problem = "the server is a standby, which does not show who writes"
+            problem = "the server is a standby, which does not show open transactions of writers"
         elif is_subscribed:
-            problem = "the table is the target of a subscription, which brings values in the order of commits"
+            problem = "the table is the target of a subscription, which writes values in the order of commits"
         if problem is not None:
             raise ValueError(
-                f"{name}: {problem}, so that rows may appear below a value that was read. Set option settleTime to the "
-                "time after which no such row comes any more"
+                f"{name}: {problem}, so rows with smaller values may appear later. Set option settleTime to the time "
+                "after which this cannot happen"
             )
 
 
@@ -414,8 +416,8 @@ class PostgresEnumerator(SplitEnumerator):
             if waited_s >= _SAID_AFTER_S and before:
                 waited_s = 0.0
                 _LOG.warning(
-                    "postgresql: new rows of %s wait for open transactions that have written to it, in pg_locks "
-                    "virtualtransaction %s",
+                    "postgresql: new rows of %s wait for open transactions that have written to it, with these "
+                    "values of virtualtransaction in pg_locks: %s",
                     self._options["dbtable"],
                     ", ".join(sorted(before)[:10]),
                 )

@@ -139,7 +139,10 @@ class RangeReaderOperator(SplitHost):
 
     def snapshot(self, checkpoint_id: int) -> None:
         if self.holds_checkpoints_back:
-            raise RuntimeError(f"operator {self.context.uid!r}: checkpoint {checkpoint_id} came where none may")
+            raise RuntimeError(
+                f"operator {self.context.uid!r}: checkpoint {checkpoint_id} arrived within a range "
+                "that has to be complete"
+            )
         splits = [split for split in self._pending if isinstance(split, Split)]
         if splits and self._last is not None:
             splits[0].digest = _digest_of_last_row(self._last)
@@ -205,8 +208,8 @@ class RangeReaderOperator(SplitHost):
             yield from batches
             return
         raise ReplayError(
-            f"{self._name}: partition {split.partition[:200]} does not give the {split.rows} rows again, in their "
-            "order, that it gave before the restore; with option orderedReads, which the job had, it must"
+            f"{self._name}: partition {split.partition[:200]} does not give the {split.rows} rows that it gave before "
+            "the restore in the same order again; option orderedReads, with which the job ran, requires it"
         )
 
     def _close_partition(self) -> None:

@@ -48,7 +48,7 @@ def create_connector(spec: OperatorSpec) -> Operator:
             from ckpt_runtime.connectors.noop_sink import DrillSink
 
             return DrillSink(spec)
-    raise ValueError(f"no connector carries out {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
+    raise ValueError(f"no connector implements {type(spec).__name__}, format {getattr(spec, 'format', None)!r}")
 
 
 def _create_split_operator(spec: EnumeratorSpec | RangeReaderSpec) -> Operator:

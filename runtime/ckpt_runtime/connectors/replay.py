@@ -45,7 +45,7 @@ class ParquetRows:
         self._open: tuple[str, Any, pq.ParquetFile] | None = None
         files = _files(self._location)
         if not files:
-            raise ValueError(f"option 'path': {url!r} holds no Parquet files")
+            raise ValueError(f"option 'path': {url!r} contains no Parquet files")
         self.rows = 0
         for file in files:
             metadata = self._file(file).metadata
@@ -183,14 +183,15 @@ class ReplaySource(SourceOperator):
     def _check_restored(self, item: _Position, total: int) -> None:
         if item.by != self._partition_by:
             raise ReplayChangedError(
-                f"source {self.context.uid!r}: option 'partitionBy' is {self._partition_by}, the restored positions "
-                f"belong to {item.by}; keep it, or give the source a new uid to start over"
+                f"source {self.context.uid!r}: option 'partitionBy' is {self._partition_by}, but the restored "
+                f"positions belong to {item.by}; keep it, or give the source a new uid to start over"
             )
         grown = bool(self._partition_by) and total >= item.rows
         if item.rows != total and not grown:
             raise ReplayChangedError(
-                f"source {self.context.uid!r}: {self._path!r} holds {total} rows, the restored positions belong to "
-                f"{item.rows}; the files must not change, only partitioned replays may grow at the end"
+                f"source {self.context.uid!r}: {self._path!r} contains {total} rows, but the restored positions "
+                f"belong to {item.rows}; the files must not change, except that partitioned replays may grow at the "
+                "end"
             )
 
     def _own_splits(self) -> list[int]:

@@ -321,8 +321,9 @@ class CommitterOperator(Operator):
                     committables.append(None if text is None else self._sink.decode(text))
             except DocumentError as error:
                 raise CorruptStateError(
-                    f"operator {self.context.uid!r}: what subtask {subtask} prepared for checkpoint "
-                    f"{known.checkpoint_id} cannot be used: {error}; it is {printable(repr(text), _MAX_SHOWN_CHARS)}"
+                    f"operator {self.context.uid!r}: the committables of subtask {subtask} for checkpoint "
+                    f"{known.checkpoint_id} cannot be used: {error}; they are "
+                    f"{printable(repr(text), _MAX_SHOWN_CHARS)}"
                 ) from error
         return committables
 
@@ -339,4 +340,4 @@ def _grouped(pending: list[tuple[Transaction, Any]]) -> list[tuple[Transaction, 
 
 def _log(context: OperatorContext, transaction: Transaction, outcome: CommitOutcome) -> None:
     if outcome is CommitOutcome.ALREADY_COMMITTED:
-        _LOG.info("%s: checkpoint %d was committed before", context.uid, transaction.checkpoint_id)
+        _LOG.info("%s: checkpoint %d was already committed", context.uid, transaction.checkpoint_id)

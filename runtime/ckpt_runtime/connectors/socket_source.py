@@ -114,7 +114,7 @@ class SocketReader(SplitReader):
         except BlockingIOError:
             return
         if not block:
-            _LOG.warning("socket %s:%d was closed by the server; no more rows come from it", *self._address)
+            _LOG.warning("socket %s:%d was closed by the server; no more rows will arrive from it", *self._address)
             self.close()
             return
         *lines, self._rest = (self._rest + block).split(b"\n")

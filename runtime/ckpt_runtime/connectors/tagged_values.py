@@ -34,7 +34,7 @@ _ALLOWED = (
     "dataclasses and plain objects of classes at the top of the pipeline's modules"
 )
 _NOT_DATA = "cannot travel as data"
-_ELSEWHERE = "is none of the plan's classes: define it at the top of the source's module, or import it by name there"
+_ELSEWHERE = "is not a class of the plan: define it at the top level of the source's module, or import it by name there"
 
 Where = tuple[Any, str] | None
 """The path to a value: the preceding steps and the last one. It is assembled for messages only."""
@@ -80,7 +80,7 @@ class TaggedValues:
         if value is None or kind is bool or (kind is int and value in _JSON_INTEGERS):
             return value
         if level > _MOST_LEVELS:
-            raise _refused(where, kind, f"lies deeper than {_MOST_LEVELS} levels, or in itself")
+            raise _refused(where, kind, f"is nested deeper than {_MOST_LEVELS} levels, or contains itself")
         if kind is ZoneInfo and value.key is None:
             raise _refused(where, kind, "has no key")
         if kind in _ENCODERS:
@@ -110,7 +110,7 @@ class TaggedValues:
         if isinstance(value, defaultdict):
             factory = value.default_factory
             if factory not in _FACTORIES.values():
-                raise _refused(where, defaultdict, "makes values of no built-in type")
+                raise _refused(where, defaultdict, "creates values of a type that is not built in")
             return {"$defaultdict": [factory and factory.__name__, self._pairs(value, where, level)]}
         return {f"${type(value).__name__}": [*_bare(value), self._encode(value.tzinfo, (where, ".tzinfo"), level + 1)]}
 
@@ -187,7 +187,7 @@ class TaggedValues:
         if tag == "$namedtuple" and issubclass(kind, tuple):
             return kind._make(self._decode(content[0]))
         if tag not in ("$object", "$state") or not _is_plain(kind):
-            raise UnreadableValueError(f"{tag!r} of {class_name(kind)} is unknown here")
+            raise UnreadableValueError(f"{tag!r} of {class_name(kind)} is unknown")
         made = object.__new__(kind)
         if tag == "$state":
             _set_state(made, self._decode(content[0]))
@@ -200,8 +200,8 @@ class TaggedValues:
         kind = self._classes.find(name)
         if kind is None:
             raise UnreadableValueError(
-                f"class {name} is none of the plan's; it was one when the text was made. Define it where it was, or "
-                "import it there by name"
+                f"class {name} is not a class of the plan, but was one when the text was written. Define it at the "
+                "same place, or import it there by name"
             )
         return kind
 
@@ -213,8 +213,8 @@ def _refused(where: Where, kind: type, why: str = _NOT_DATA) -> ValueNotCarriedE
         steps.append(step)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
     return ValueNotCarriedError(
-        f"{''.join(reversed(steps))} is of type {name}, which {why}. Allowed are {_ALLOWED}. Hand over what it takes "
-        "to make the object, and make it where it is used"
+        f"{''.join(reversed(steps))} is of type {name}, which {why}. Allowed are {_ALLOWED}. Pass the values from "
+        "which the object can be created, and create it where it is used"
     )
 
 
@@ -291,7 +291,7 @@ def _decode_numpy(content: list[Any]) -> Any:
 
     kind, shape, data = content
     if not _NUMPY_TYPE.fullmatch(kind):
-        raise UnreadableValueError(f"NumPy type {kind!r} is unknown here")
+        raise UnreadableValueError(f"NumPy type {kind!r} is unknown")
     flat = np.frombuffer(b64decode(data), dtype=np.dtype(kind))
     return flat[0] if shape is None else flat.reshape(shape).copy()
 

@@ -116,7 +116,7 @@ class VerifySink(Operator):
     def _column(self, batch: pa.RecordBatch, name: str) -> AnyArray:
         column = int64_column(batch.column(name))
         if column.bitmap.size:
-            raise ValueError(f"sink {self.context.uid!r}: column {name!r} holds nulls, updates have none")
+            raise ValueError(f"sink {self.context.uid!r}: column {name!r} contains nulls, but updates have none")
         return column.values
 
     def _keys(self, batch: pa.RecordBatch) -> AnyArray:
@@ -129,7 +129,9 @@ class VerifySink(Operator):
             return read_only(keys)
         scattered, text = np.empty(batch.num_rows, dtype=np.int64), bytes_column(batch.column(self._key))
         if text.bitmap.size or kernels.keys_of_digits(text.offsets, text.data, scattered) >= 0:
-            raise ValueError(f"sink {self.context.uid!r}: column {self._key!r} holds other than 16 hexadecimal digits")
+            raise ValueError(
+                f"sink {self.context.uid!r}: column {self._key!r} contains texts that are not 16 hexadecimal digits"
+            )
         kernels.gathered_keys(read_only(scattered), keys)
         return read_only(keys)
 

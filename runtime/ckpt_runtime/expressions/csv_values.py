@@ -79,7 +79,7 @@ class CsvParser:
         if options["ignoreTrailingWhiteSpace"] and not options["ignoreLeadingWhiteSpace"]:
             raise UnsupportedExpressionError(
                 "option 'ignoreTrailingWhiteSpace'",
-                "Spark fails at a field that begins with a blank then; set ignoreLeadingWhiteSpace, too",
+                "Spark fails at a field that begins with a blank in this case; set ignoreLeadingWhiteSpace as well",
             )
         self.dialect = _dialect(options)
         self._null: str = options["nullValue"]
@@ -104,7 +104,7 @@ class CsvParser:
             if len(row) > _MOST_FIELDS:
                 raise TooManyFieldsError(at)
             if len(row) != wanted:
-                bad[at] = f"it has {len(row)} fields, and the schema has {wanted}"
+                bad[at] = f"it has {len(row)} fields, but the schema has {wanted}"
         return [
             pa.array([row[place] if place < len(row) else None for row in rows], pa.string()) for place in range(wanted)
         ]
@@ -160,7 +160,7 @@ class CsvParser:
                     known[text] = _BAD
             value = None if text is None else known[text]
             if value is _BAD:
-                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is no {type_}")
+                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is not a {type_}")
                 value = None
             results.append(value)
         if pa.types.is_timestamp(type_):
@@ -178,7 +178,7 @@ def separator_of(options: Mapping[str, Any]) -> str:
     separator = _ESCAPED.get(separator, separator)
     if len(separator) != 1 or separator in "\r\n":
         raise UnsupportedExpressionError(
-            "option 'sep'", f"{separator!r} is not one character; separators of several are not supported"
+            "option 'sep'", f"{separator!r} is not one character; separators of several characters are not supported"
         )
     return separator
 
@@ -232,7 +232,7 @@ def _column(field: pa.Field, options: Mapping[str, Any]) -> _Column:
     if type_ == pa.binary():
         return _Column(field, None, str.encode)
     raise UnsupportedExpressionError(
-        "schema", f"format 'csv': column {field.name!r} is {type_}, which a field of a line cannot hold"
+        "schema", f"format 'csv': column {field.name!r} is {type_}, which a field of a line cannot represent"
     )
 
 

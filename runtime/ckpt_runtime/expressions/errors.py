@@ -24,7 +24,7 @@ class UnsupportedTypeError(UnsupportedExpressionError):
     """A type that the engine does not support."""
 
     def __init__(self, type_: object) -> None:
-        super().__init__(f"the type {type_}", "the engine has no values of it")
+        super().__init__(f"the type {type_}", "the engine does not support its values")
 
 
 class EvaluationError(Exception):

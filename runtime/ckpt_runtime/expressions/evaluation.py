@@ -147,9 +147,11 @@ FUNCTIONS: dict[str, Builder] = {}
 """The builder of each function, by the name of Spark's expression class."""
 
 
-_NOT_REPEATABLE = "its values are others after a recovery; take a hash of the row's columns, such as xxhash64(id)"
-_NO_PARTITIONS = "rows of a stream have no partition or file of Spark's; write the value as a column where rows begin"
-_NO_JVM = "the engine has no Java classes; call a Python function"
+_NOT_REPEATABLE = "its values would differ after a recovery; use a hash of the row's columns, such as xxhash64(id)"
+_NO_PARTITIONS = (
+    "rows of a stream do not have Spark's partitions or files; write the value into a column when the rows are created"
+)
+_NO_JVM = "the engine cannot run Java classes; call a Python function"
 _REFUSED = {
     **dict.fromkeys(("Rand", "Randn", "Uuid", "Uniform", "RandStr", "Shuffle"), _NOT_REPEATABLE),
     **dict.fromkeys(("MonotonicallyIncreasingID", "SparkPartitionID"), _NO_PARTITIONS),
@@ -361,7 +363,7 @@ def compile_expression(tree: Expression, shared: _SharedParts | None = None, *, 
         case Variable(id=id_):
             return lambda frame: frame.variables[id_]
         case Lambda():
-            raise UnsupportedExpressionError("a lambda function", "it stands outside a higher-order function")
+            raise UnsupportedExpressionError("a lambda function", "it is used outside of a higher-order function")
     builder = FUNCTIONS.get(tree.function)
     if builder is None:
         raise refusal(tree.function)

@@ -48,7 +48,7 @@ def compile_java(pattern: str) -> re.Pattern[str]:
 
 def _refused(pattern: str, what: str) -> UnsupportedExpressionError:
     return UnsupportedExpressionError(
-        f"the regular expression {pattern!r}", f"the engine does not read it as Java: {what}"
+        f"the regular expression {pattern!r}", f"the engine interprets it differently from Java: {what}"
     )
 
 

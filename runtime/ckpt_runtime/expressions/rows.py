@@ -51,7 +51,7 @@ def per_row(compute: Callable[..., Any], result: pa.DataType, *, nulls: bool = F
             return compute(*row)
         except OverflowError:
             raise EvaluationError(
-                "DATETIME_OVERFLOW", "a date or time is outside of the years 1 to 9999, which the engine has"
+                "DATETIME_OVERFLOW", "a date or time is outside of the years 1 to 9999, which the engine supports"
             ) from None
 
     def run(*values: Value) -> Value:

@@ -64,7 +64,7 @@ def arrow_type(type_: SparkType) -> pa.DataType:
     if kind == "struct":
         names = [field["name"] for field in type_["fields"]]
         if len(set(names)) < len(names):
-            raise UnsupportedTypeError(f"struct with two fields called {max(names, key=names.count)}")
+            raise UnsupportedTypeError(f"struct with two fields named {max(names, key=names.count)}")
         return pa.struct([pa.field(field["name"], arrow_type(field["type"])) for field in type_["fields"]])
     raise UnsupportedTypeError(kind)
 

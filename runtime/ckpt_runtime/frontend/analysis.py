@@ -66,9 +66,9 @@ class Analyzer:
             texts = msgspec.json.decode(questions, type=list[msgspec.Raw])
             requests = [msgspec.json.decode(text, type=AnalysisRequest) for text in texts[: MOST_QUESTIONS + 1]]
         except msgspec.MsgspecError as error:
-            raise DocumentError(f"the question to Spark is malformed: {error}") from error
+            raise DocumentError(f"the request to Spark is malformed: {error}") from error
         if len(requests) > MOST_QUESTIONS:
-            raise DocumentError(f"Spark is asked more than {MOST_QUESTIONS} questions at once")
+            raise DocumentError(f"more than {MOST_QUESTIONS} requests to Spark at once")
         answers = {}
         for text, request in zip(texts, requests, strict=True):
             digest = sha256(bytes(text)).hexdigest()
@@ -142,7 +142,7 @@ def _refusing(answer: Callable[[], Analysis]) -> Analysis:
     except Py4JJavaError as error:
         return Analysis(error=str(error.java_exception.getMessage()))
     except Py4JError as error:
-        return Analysis(error=f"Spark's analyzer cannot be asked: {error}")
+        return Analysis(error=f"Spark's analyzer cannot be reached: {error}")
     except PySparkException as error:
         return Analysis(error=str(error.getMessage() or error))
 
@@ -156,7 +156,9 @@ def _analyze(
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
         if refused := set(request.configuration) - CONFIGURED:
-            raise UnsupportedExpressionError(f"the option {min(refused)}", "a program cannot set it for the analyzer")
+            raise UnsupportedExpressionError(
+                f"the option {min(refused)}", "a program cannot set this option for the analyzer"
+            )
         for key, value in request.configuration.items():
             session.conf().set(key, value)
         # Spark's parser takes its options from the session that is active in its thread.
@@ -226,10 +228,10 @@ def _checked(kind: str, given: bytes) -> bytes:
         message = todo.pop()
         name = message.DESCRIPTOR.name
         if name == "UDT":  # Spark loads its class by name
-            raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+            raise UnsupportedExpressionError("a user-defined type", "the engine does not support its values")
         if name == "CommonInlineUserDefinedFunction" and not message.python_udf.command.isdigit():
             raise UnsupportedExpressionError(
-                "common_inline_user_defined_function", "functions are those of Python in a program that is submitted"
+                "common_inline_user_defined_function", "only a submitted program can define Python functions"
             )
         if name in _KINDS:
             field, allowed = _KINDS[name]
@@ -241,7 +243,7 @@ def _checked(kind: str, given: bytes) -> bytes:
             if kind == "local_relation":
                 _check_schema(message.local_relation.schema)
             if kind not in allowed and not readable:
-                raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not have it yet")
+                raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not support it yet")
         for descriptor, value in message.ListFields():
             if descriptor.message_type is not None:
                 is_map = descriptor.message_type.GetOptions().map_entry
@@ -268,7 +270,7 @@ def _check_schema(text: str) -> None:
         part = todo.pop()
         if isinstance(part, dict):
             if part.get("type") == "udt":
-                raise UnsupportedExpressionError("a user-defined type", "the engine has no values of it")
+                raise UnsupportedExpressionError("a user-defined type", "the engine does not support its values")
             todo += part.values()
         elif isinstance(part, list):
             todo += part
@@ -359,8 +361,8 @@ def _check_subqueries(plan: Any) -> None:
         if _contains(subquery, "DomainJoin"):
             raise UnsupportedExpressionError(
                 "a scalar subquery that depends on the row",
-                "it compares a column of the row in another way than by = with a column of its table: use = only, for "
-                "instance with a key that both have",
+                "it compares a column of the row with a column of its table by another operator than =: use only =, "
+                "for instance with a key that both have",
             )
     for child in items(plan.children()):
         _check_subqueries(child)
@@ -461,7 +463,7 @@ class PlanReader:
         trees = self.expressions(expressions, input_, subqueries=subqueries)
         for plan in subqueries:
             if plan.isStreaming():
-                raise UnsupportedExpressionError("a scalar subquery", "it has to read static tables, not a stream")
+                raise UnsupportedExpressionError("a scalar subquery", "it must read static tables, not a stream")
             if not plan.maxRows().isDefined() or int(plan.maxRows().get()) > 1:
                 raise UnsupportedExpressionError(
                     "a scalar subquery", "it may have several rows: select an aggregate without GROUP BY, or LIMIT 1"

@@ -72,8 +72,8 @@ class MemoryTable:
             rows = pa.concat_tables([kept.toArrow(), rows.cast(kept.toArrow().schema)])
         if rows.nbytes > _MOST_MEMORY_BYTES:
             raise MemoryTableError(
-                f"the table of a query with format memory has {rows.nbytes} bytes, of {_MOST_MEMORY_BYTES} that are "
-                "allowed: it is kept in the driver for debugging; write to files"
+                f"the table of a query with format memory has {rows.nbytes} bytes, but at most {_MOST_MEMORY_BYTES} "
+                "are allowed, because the driver keeps it in memory: write to files"
             )
         session.createDataFrame(rows, marked.schema).createOrReplaceGlobalTempView(self.view)
 

@@ -22,6 +22,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend import avro_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -99,7 +100,8 @@ class Capture:
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
     digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
     appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
-    last argument is true), and ``explained`` has the texts that the program asked for.
+    last argument is true), and ``explained`` has the texts that the program asked for. ``remembered`` are answers to an
+    earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
 
     analyses: Mapping[str, str]
@@ -122,6 +124,7 @@ class Capture:
     waited: bool = False
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
+    remembered: Mapping[str, str] = field(default_factory=dict)
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
 
@@ -132,12 +135,12 @@ class Capture:
         """
         question = msgspec.json.encode(request)
         digest = sha256(question).hexdigest()
-        text = self.analyses.get(digest)
-        if text is None and len(self.used) < len(self.analyses):
+        text = self.analyses.get(digest, self.remembered.get(digest))
+        if text is None and not self.analyses.keys() <= self.used.keys():
             raise PlanError(
                 "pipeline",
-                "it builds another plan each time that it runs; a plan must not depend on time or random numbers "
-                "(uuid, rand and shuffle take a random seed: give one)",
+                "it builds another plan each time it runs; a plan must not depend on time or random numbers (uuid, "
+                "rand and shuffle use a random seed: set one)",
             )
         if text is None:
             self._unanswered.append(question.decode())
@@ -161,7 +164,7 @@ class Capture:
         """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
         self.require_answers()
         if self.explain is None:
-            raise PlanError("explain", "a stream is explained in a program that is given to `ckpt run` or `ckpt plan`")
+            raise PlanError("explain", "a stream is explained only in a program that `ckpt run` or `ckpt plan` runs")
         text = self.explain(self, of, extended)
         self.explained.append(text)
         return text
@@ -202,6 +205,8 @@ class Capture:
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
+        elif name == "Expression" and message.unresolved_function.function_name.lower() in avro_functions.NAMES:
+            self.called.replace_call(message, avro_functions.function_of(message.unresolved_function))
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""
@@ -228,8 +233,8 @@ class Capture:
         if size > MOST_LOCAL_BYTES:
             raise PlanError(
                 "createDataFrame",
-                f"its rows have {size} bytes; at most {MOST_LOCAL_BYTES} can stand in a program. Write them to a file, "
-                "and read it with spark.read",
+                f"its rows have {size} bytes, but at most {MOST_LOCAL_BYTES} can be part of a program. Write them to "
+                "a file, and read it with spark.read",
             )
 
     def _replace_source(self, relation: Any) -> None:
@@ -385,7 +390,7 @@ class Service:
         if not key.startswith("spark."):
             self._capture.configure(key, value)
         elif key.startswith(_CHANGE_RESULTS):
-            raise PlanError(key, "expressions are computed as with the default of this option only; leave it out")
+            raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
         elif value.lower() != _ONLY_VALUES.get(key, value).lower():
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
         elif key in CONFIGURED:
@@ -466,7 +471,7 @@ class Service:
             query = next(each for at, each in enumerate(self._capture.queries) if _id_of(at) == command.query_id.id)
             result.explain.result = self._capture.explanation(query, extended=command.explain.extended)
         elif kind not in ("stop", "process_all_available"):
-            raise PlanError("query", f"{kind} has no answer while a pipeline is planned")
+            raise PlanError("query", f"{kind} has no result while a pipeline is planned")
 
     def _manager_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts to ``spark.streams``."""
@@ -485,7 +490,7 @@ class Service:
             self._capture.waited = True
             result.await_any_termination.terminated = True
         elif kind != "reset_terminated":
-            raise PlanError("spark.streams", f"{kind} is not supported; the REST API and metrics tell of a job")
+            raise PlanError("spark.streams", f"{kind} is not supported; use the REST API and metrics of the job")
 
     def _start(self, start: Any, response: Any) -> None:
         if start.table_name:
@@ -518,7 +523,7 @@ def _shows_columns(explain: Any) -> bool:
     mode = explain.DESCRIPTOR.enum_types_by_name["ExplainMode"].values_by_number[explain.explain_mode].name
     name = mode.removeprefix("EXPLAIN_MODE_").lower()
     if name in ("codegen", "cost"):
-        raise PlanError("explain", f"mode {name!r} is about how Spark runs a plan; use simple, extended or formatted")
+        raise PlanError("explain", f"mode {name!r} describes how Spark runs a plan; use simple, extended or formatted")
     return name in ("extended", "formatted")
 
 
@@ -658,8 +663,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
                 # Here, because PySpark's own method turns errors into warnings.
                 raise PlanError(
                     "spark.streams.addListener",
-                    "a program ends before its queries have events; see a job's progress and its end with "
-                    "`ckpt events`, its metrics and the REST API",
+                    "a program ends before its queries have events; use `ckpt events`, metrics and the REST API for "
+                    "a job's progress and end",
                 )
 
         class DataSources:

@@ -131,7 +131,8 @@ def _writable(name: str, entry: Any, request: TableRequest) -> CatalogTable:
     if table.partitioned_by and entry.tracksPartitionsInCatalog():
         raise UnsupportedExpressionError(
             f"toTable to {table.name}",
-            f"the catalog lists its partitions, and would not know the new ones; create it while {_UNTRACKED} is false",
+            f"the catalog lists its partitions, and would not know new ones; create the table while {_UNTRACKED} is "
+            "false",
         )
     return table
 

@@ -117,7 +117,7 @@ class ExpressionReader:
         """Returns the tree of a node whose children are read."""
         if name == "AggregateExpression":
             if not self._aggregates:
-                raise UnsupportedExpressionError("an aggregate function", "it stands outside an aggregation")
+                raise UnsupportedExpressionError("an aggregate function", "it is used outside of an aggregation")
             function = jvm.aggregateFunction()
             if jvm_name(function) in REPLACED_AGGREGATES:
                 function = function.replacement()
@@ -153,7 +153,7 @@ class ExpressionReader:
     def _column(self, node: Mapping[str, Any], type_: SparkType) -> Column:
         position = self._columns.get(node["exprId"]["id"])
         if position is None:
-            raise UnsupportedExpressionError(f"the column {node['name']}", "it is not one of the operator's input")
+            raise UnsupportedExpressionError(f"the column {node['name']}", "it is not a column of the operator's input")
         return Column(position, type_)
 
     def _mode_of(self, name: str, jvm: Any) -> Mode:

@@ -42,7 +42,7 @@ def check_complete(nodes: Sequence[PlanNode]) -> None:
         raise PlanError("outputMode", "complete needs an aggregation, as in Spark; use append")
     for at, node in enumerate(nodes):
         if isinstance(node, Sort) and at < places[0]:
-            raise PlanError("orderBy", "only the result of the aggregation can have it, not the rows in front of it")
+            raise PlanError("orderBy", "it can only follow the result of the aggregation, not the rows before it")
         if at > places[-1] and not isinstance(node, _BEHIND):
             raise PlanError(
                 "outputMode",
@@ -63,7 +63,9 @@ def check_complete_sink(spec: specs.SinkSpec) -> None:
             "delta, or update",
         )
     if sink == "delta" and spec.options.get("partitionBy"):
-        raise PlanError("partitionBy", "a table of format 'delta' that complete overwrites cannot be partitioned")
+        raise PlanError(
+            "partitionBy", "a table of format 'delta' that output mode complete overwrites cannot be partitioned"
+        )
 
 
 def add_ordered(
@@ -75,7 +77,7 @@ def add_ordered(
             return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
         limited = mapper.apply(specs.LimitSpec(node.rows, in_all=True), inputs, schema, node.plan_id)
         if limited[0].node.parallelism not in (None, 1):
-            raise PlanError("parallelism", "rows are counted in one subtask behind a limit; leave the hint out")
+            raise PlanError("parallelism", "rows are counted in one subtask after a limit; remove the hint")
         limited[0].node.parallelism = 1
         return limited
     columns: list[tuple[str, Expression]] = [
@@ -97,5 +99,5 @@ def _sorted_by(key: Expression) -> list[Expression]:
         return [leaf for _, leaf in leaves_of(key)]
     kind = arrow_type(key.type)
     if pa.types.is_nested(kind):
-        raise PlanError("orderBy", f"a column of type {kind} cannot be ordered by; order by its fields")
+        raise PlanError("orderBy", f"a column of type {kind} cannot be used in orderBy; order by its fields")
     return [key]

@@ -62,7 +62,7 @@ def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int,
         return reader.add(node, ids)
     if plan.isBarrier():
         raise UnsupportedExpressionError(
-            f"{name} with barrier", "tasks of a stream never wait for each other; leave barrier out"
+            f"{name} with barrier", "tasks of a stream never wait for each other; remove barrier"
         )
     partitions = MapPartitions(
         columns=columns,
@@ -85,7 +85,7 @@ def _stateful(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...])
     input_, initial = inputs[0], inputs[1:]
     group_state = name == "FlatMapGroupsInPandasWithState"
     if any(not isinstance(reader.nodes[at], StaticTable) for at in initial):
-        raise UnsupportedExpressionError("initialState", "it has to be a static frame, as in Spark")
+        raise UnsupportedExpressionError("initialState", "it must be a static frame, as in Spark")
     project, known = reader.nodes[input_], reader.ids[input_]
     keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
     # The function's arguments are the frame's columns. Spark may have put the keys in front of them.

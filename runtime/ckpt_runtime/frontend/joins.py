@@ -202,9 +202,9 @@ class Conditions:
             missing, first, second = ("upper", "left", "right") if upper is None else ("lower", "right", "left")
             raise PlanError(
                 "join",
-                f"its condition has no {missing} bound of the time between two rows that match, so a row of the "
-                f"{first} side is kept for ever and never emitted alone: limit how much later the row of the {second} "
-                "side may be",
+                f"its condition has no {missing} bound for the time between two matching rows, so a row of the "
+                f"{first} side would be kept for ever and never emitted without a match: limit how much later the "
+                f"row of the {second} side may be",
             )
         return -NO_BOUND_US if lower is None else lower, NO_BOUND_US if upper is None else upper
 

@@ -181,7 +181,10 @@ class QueryMapper:
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
-                    raise PlanError("withWatermark", f"column {column!r} is not a timestamp; cut its window open first")
+                    raise PlanError(
+                        "withWatermark",
+                        f"column {column!r} is not a timestamp; select its window.start or window.end first",
+                    )
                 return self._watermark(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)
@@ -197,7 +200,7 @@ class QueryMapper:
         if isinstance(node, Repartition):
             return _in_turn(self._inputs[node.inputs[0]])
         if any(isinstance(nodes[at], StaticTable) for at in node.inputs):
-            raise PlanError("union", "streams and static tables cannot be united, as in Spark; join them")
+            raise PlanError("union", "a stream and a static table cannot be combined by union, as in Spark; join them")
         return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
 
     def _watermark(
@@ -225,7 +228,7 @@ class QueryMapper:
         if self.whole:
             if node.parallelism not in (None, 1):
                 raise PlanError(
-                    "parallelism", "behind an aggregation in output mode complete it is 1; leave the hint out"
+                    "parallelism", "after an aggregation in output mode complete the parallelism is 1; remove the hint"
                 )
             node.parallelism = 1
         return (LogicalInput(node),)
@@ -290,7 +293,7 @@ class QueryMapper:
         if len(known.schema) != len(schema):
             raise PlanError(
                 "schema",
-                f"the source gives columns {', '.join(known.schema.names)}, and gave {', '.join(schema.names)} when "
+                f"the source has the columns {', '.join(known.schema.names)}, but had {', '.join(schema.names)} when "
                 "the job was planned: submit the program again from the last checkpoint",
             )
         expressions = tuple(

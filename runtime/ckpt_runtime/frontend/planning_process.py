@@ -53,7 +53,8 @@ PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 <
 class PlanRequest:
     """What to plan: see :func:`ckpt_runtime.frontend.program.load_plan`.
 
-    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers.
+    If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers, and
+    ``remembered`` those that it gave when the program was planned before.
     """
 
     archive_dir: str
@@ -63,6 +64,7 @@ class PlanRequest:
     defaults: dict[str, str] = field(default_factory=dict)
     archive: str | None = None
     analyses: dict[str, str] = field(default_factory=dict)
+    remembered: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanRequest:
@@ -104,7 +106,7 @@ class PlanResult:
         if found.needed:
             return cls(needed=found.needed)
         if found.job_graph is None:
-            raise DocumentError("there is neither a job graph nor a failure")
+            raise DocumentError("neither a job graph nor a failure is given")
         found.job_graph.check()
         return found
 
@@ -127,7 +129,7 @@ def plan_in_process(
     except LimitedProcessError as error:
         return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process: {error}", error.last_words))
     except DocumentError as error:
-        return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process gave no plan: {error}"))
+        return PlanResult(failure=PlanFailure("PlanProcessFailed", f"the plan process returned no plan: {error}"))
 
 
 def run(request: PlanRequest) -> PlanResult:
@@ -146,6 +148,7 @@ def run(request: PlanRequest) -> PlanResult:
             request.configuration,
             request.defaults,
             analyses=request.analyses,
+            remembered=request.remembered,
         )
     except AnalysisNeeded as question:
         return PlanResult(needed=question.text)
@@ -154,7 +157,7 @@ def run(request: PlanRequest) -> PlanResult:
         trace = printable(_user_traceback(error), MAX_TRACE_CHARS)
         message = report.message
         if isinstance(error, MemoryError) and not message:
-            message = "the plan process may not use as much memory; see jobmanager.planning.memory"
+            message = "the plan process needs more memory than is allowed; see jobmanager.planning.memory"
         return PlanResult(failure=PlanFailure(report.exception.rpartition(".")[2], message, trace))
     return PlanResult(plan.job_graph, plan.warnings, own_configuration=plan.own_configuration)
 

@@ -45,12 +45,14 @@ def load_plan(
     defaults: Mapping[str, str] | Configuration | None = None,
     *,
     analyses: Mapping[str, str] | None = None,
+    remembered: Mapping[str, str] | None = None,
 ) -> CompiledPlan:
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
     Equal arguments give an equal ``job_graph.fingerprint``. Options that the pipeline sets override ``defaults``;
     ``configuration`` overrides both. The function gets a ``SparkSession`` and ``args``; a file that makes a session
-    itself runs as a script. ``analyses`` holds Spark's answers to the program's requests.
+    itself runs as a script. ``analyses`` holds Spark's answers to the program's requests, and ``remembered`` answers to
+    requests that it may make.
 
     :raises AnalysisNeeded: Spark has to answer a question of the program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
@@ -72,6 +74,7 @@ def load_plan(
         option=options.get,
         directory=str(directory),
         explain=explain,
+        remembered=remembered or {},
     )
     with captured_session(capture, classes.register) as spark:
         if _is_script(directory, module_name, function_name):

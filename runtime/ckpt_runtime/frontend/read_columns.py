@@ -46,8 +46,8 @@ def check_pruned(source: CapturedSource, at: int, nodes: Sequence[PlanNode]) -> 
         what = f"mode {mode}" if mode != "PERMISSIVE" else f"the column of bad records, {corrupt!r}"
         raise PlanError(
             "format 'json'",
-            f"{what}: which records are bad depends in Spark on the columns that the query reads, and it does not read "
-            f"{', '.join(left_out)}: leave them out of the schema, or read format 'text' and call from_json",
+            f"{what}: in Spark, the columns that the query reads decide which records are bad, and it does not read "
+            f"{', '.join(left_out)}: remove them from the schema, or read format 'text' and call from_json",
         )
 
 

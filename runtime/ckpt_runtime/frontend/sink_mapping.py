@@ -33,7 +33,7 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
     ``start`` is Spark's own request. Raises PlanError for what the engine cannot write as Spark does.
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
-        raise PlanError("writeStream", f"two columns are called {sorted(duplicates)[0]!r}; give them aliases")
+        raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
     options = {key: value for key, value in start.options.items() if key.lower() != _CHECKPOINT_LOCATION}
     if start.path:
         options["path"] = start.path
@@ -105,10 +105,10 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
     kept = [field for field in schema if field.name not in keys]
     if name == "text" and [field.type for field in kept] != [pa.string()]:
-        raise PlanError("format", "'text' writes one column of texts; select it, as in concat_ws(',', *columns)")
+        raise PlanError("format", "'text' writes a single text column; select it, as in concat_ws(',', *columns)")
     nested = [field.name for field in kept if pa.types.is_nested(field.type)]
     if name == "csv" and nested:
-        raise PlanError("format", f"'csv' has no form for column {nested[0]!r}; write its fields, or to_json of it")
+        raise PlanError("format", f"'csv' cannot represent column {nested[0]!r}; write its fields, or to_json of it")
     given = {key.lower(): value for key, value in options.items()}
     path = given.get("path", "")
     if not path:
@@ -117,8 +117,8 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     if not path.startswith(("/", "file:/")):
         raise PlanError(
             "option 'path'",
-            f"{path!r} is not in a directory of this file system; format {name!r} is written by Spark and published by "
-            "the engine, and both have to see the place: write parquet there, or call foreachBatch",
+            f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
+            "the files, so both must be able to access the directory: write parquet there, or call foreachBatch",
         )
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)
@@ -128,7 +128,7 @@ def _function(given: Any, capture: Capture) -> Any:
     """Raises PlanError for a function that came as a pickle, from a client that runs elsewhere."""
     position = given.python_function.command
     if not position.isdigit() or int(position) >= len(capture.functions):
-        raise PlanError("writeStream", "a function is found by running its program: give the program to `ckpt run`")
+        raise PlanError("writeStream", "a function is found by running its program: submit the program with `ckpt run`")
     return capture.functions[int(position)]
 
 
@@ -139,4 +139,4 @@ def _check_foreach(function: Any) -> None:
     for name in ("open", "process", "close"):
         method = getattr(function, name, None)
         if (method is None and name == "process") or (method is not None and not callable(method)):
-            raise PlanError("foreach", f"expected a function, or an object with a method process; {name} is not one")
+            raise PlanError("foreach", f"expected a function, or an object with a method process; got {name}")

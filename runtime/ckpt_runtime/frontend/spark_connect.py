@@ -65,7 +65,7 @@ def spark_url(*, encrypted: bool) -> str:
     service = spark_service()
     if encrypted and not service.local:
         raise UnencryptedSparkError(
-            "security.ssl.internal.enabled is set, and Spark Connect does not encrypt what it sends to other machines; "
+            "security.ssl.internal.enabled is set, but Spark Connect does not encrypt its traffic to other machines; "
             "run the session with master local, or write with a format of the engine"
         )
     return f"sc://{service.target}/;token={service.token}"

@@ -51,20 +51,20 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
     if mode == "append" and any(not node.aggregates for node in endless):
         raise PlanError(
             "SELECT DISTINCT",
-            "in append mode SELECT DISTINCT, and GROUP BY without an aggregate, need a column of event time, to know "
-            "when a group ends: call withWatermark and select that column too, use update, or call dropDuplicates, "
-            "which emits the first row of each key",
+            "in append mode SELECT DISTINCT, and GROUP BY without an aggregate, need an event time column, because "
+            "it determines when a group ends: call withWatermark and select that column too, use update, or call "
+            "dropDuplicates, which emits the first row of each key",
         )
     if mode == "append" and endless:
         raise PlanError(
             "outputMode",
-            "an aggregation in append mode needs a key of event time, to know when a group ends: call withWatermark "
-            "and group by a window of that column, or use update",
+            "an aggregation in append mode needs a key of event time, because it determines when a group ends: call "
+            "withWatermark and group by a window of that column, or use update",
         )
     first = next((at for at, node in enumerate(nodes) if isinstance(node, Aggregate)), len(nodes))
     behind = [node for node in nodes[first + 1 :] if isinstance(node, Aggregate | Deduplicate)]
     if mode != "append" and behind:
-        raise PlanError("outputMode", f"stateful operations behind an aggregation need append, not {mode}, as in Spark")
+        raise PlanError("outputMode", f"stateful operations after an aggregation need append, not {mode}, as in Spark")
     for node in nodes:
         if isinstance(node, Sort) and mode != "complete":
             raise PlanError(

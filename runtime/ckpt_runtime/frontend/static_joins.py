@@ -57,8 +57,8 @@ def static_join_spec(
         raise PlanError(
             "join",
             f"{node.how} needs the stream on the {places[table_side]} and the static table on the "
-            f"{places[stream_side]}, as in Spark: rows of the table that never find one of the stream would wait for "
-            "the end of the stream",
+            f"{places[stream_side]}, as in Spark: rows of the table without a match would wait for the end of the "
+            "stream",
         )
     width = len(sides[stream_side])
     conjuncts: list[Expression] = []

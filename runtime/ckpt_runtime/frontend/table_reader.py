@@ -60,8 +60,8 @@ class StaticTables:
                 if size + sum(self._sizes.values()) > self.size_bytes:
                     raise UnsupportedExpressionError(
                         "a static table",
-                        f"the static tables of the program have more than {self.size_bytes} bytes, the limit that "
-                        f"{SIZE_OPTION} sets; select the columns and rows that the join needs, or raise it",
+                        f"the static tables of the program have more than {self.size_bytes} bytes, the limit of "
+                        f"{SIZE_OPTION}; select only the columns and rows that the join needs, or raise the limit",
                     )
                 batches.append(batch)
         table = pa.Table.from_batches(batches, schema).combine_chunks()
@@ -98,8 +98,8 @@ class StaticTables:
                 raise
             raise UnsupportedExpressionError(
                 "a static table",
-                f"Spark has not read it within {self.timeout_s:g} s, the limit that {TIME_OPTION} sets; its tasks need "
-                "cores that no job of the session holds",
+                f"Spark has not read it within {self.timeout_s:g} s, the limit of {TIME_OPTION}; its tasks need cores "
+                "that no job of the session occupies",
             ) from error
         finally:
             timer.cancel()
@@ -117,6 +117,4 @@ def check_static(jvm: Any, plan: Any) -> None:
             f"the operation {plan.nodeName()}", "a program describes queries; run commands before it is submitted"
         )
     if plan.containsPattern(patterns.PYTHON_UDF()):
-        raise UnsupportedExpressionError(
-            "a Python function in a static table", "call it on the stream, behind the join"
-        )
+        raise UnsupportedExpressionError("a Python function in a static table", "call it on the stream, after the join")

@@ -266,6 +266,12 @@ class Analysis(msgspec.Struct, frozen=True):
     unsupported: str = ""
     table: CatalogTable | msgspec.UnsetType = msgspec.UNSET
 
+    @property
+    def lasts(self) -> bool:
+        """Whether the same Spark would answer so at any time: errors, tables, and rows of tables may change."""
+        tables = self.table is not msgspec.UNSET or any(isinstance(node, StaticTable) for node in self.nodes)
+        return not (tables or self.error or self.unsupported)
+
 
 class AnalysisNeeded(BaseException):
     """Spark has to answer the list of requests ``text`` first. Not an ``Exception``, so that no program catches it."""

@@ -58,7 +58,7 @@ def reader_policy(options: Mapping[str, str]) -> ReaderPolicy | None:
     if choice is not None and choice not in _MODES_OF:
         raise PlanError(f"option {BAD_ROWS_OPTION!r}", f"{choice!r} is not one of {', '.join(_MODES_OF)}")
     if (choice == "deadLetter") != (directory is not None):
-        problem = f"{BAD_ROWS_OPTION} deadLetter needs it, and nothing else does"
+        problem = f"{BAD_ROWS_OPTION} deadLetter needs it, and no other value uses it"
         raise PlanError(f"option {BAD_ROWS_DIRECTORY_OPTION!r}", problem)
     if choice is None:
         return None
@@ -123,7 +123,7 @@ def checked_mode(options: Mapping[str, Any]) -> str:
 def check_corrupt_column(name: str, schema: pa.Schema) -> None:
     """Raises PlanError if a schema's column of bad records is no text."""
     if name in schema.names and not pa.types.is_string(schema.field(name).type):
-        raise PlanError("schema", f"the column of bad records, {name!r}, has to be a STRING")
+        raise PlanError("schema", f"the column of bad records, {name!r}, must be a STRING")
 
 
 def by_mode(batch: pa.RecordBatch, bad: Mapping[int, BadLine], mode: str) -> pa.RecordBatch:

@@ -45,6 +45,7 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
+from ckpt_runtime.graph.watermark_alignment import GROUP_OPTION, alignment_of
 from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"
@@ -114,7 +115,9 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
-    _check_rates(configuration, [operator.uid for operator in operators if _is_paced(operator.node.spec)])
+    _check_alignment(chains)
+    paced = [each.uid for each in operators if each.node.kind == "enumerator" and _is_paced(each.node.spec)]
+    _check_rates(configuration, paced)
     interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
     warnings += graph.warnings(interval_ms)
     for operator in operators:
@@ -136,7 +139,28 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
 
 def _is_paced(spec: OperatorSpec) -> bool:
     """Whether ``connectors/split_source.py`` runs a source; PySpark's data sources have readers of their own."""
-    return isinstance(spec, EnumeratorSpec) and (isinstance(spec.format, str) or is_source(spec.format))
+    return isinstance(spec, EnumeratorSpec | RangeReaderSpec) and (
+        isinstance(spec.format, str) or is_source(spec.format)
+    )
+
+
+def _check_alignment(chains: list[list[_Operator]]) -> None:
+    """Checks that a source whose watermarks are to be aligned can know its event time. Raises PlanError."""
+    for chain in chains:
+        spec, uid = chain[0].node.spec, chain[0].uid.removesuffix(READER_SUFFIX)
+        if not isinstance(spec, RangeReaderSpec) or alignment_of(spec.options) is None:
+            continue
+        field = f"option {GROUP_OPTION!r}"
+        if not _is_paced(spec):
+            raise PlanError(field, f"source {uid!r} is a PySpark DataSource, whose readers cannot be made to wait")
+        watermarks = [operator.uid for operator in chain if isinstance(operator.node.spec, WatermarkSpec)]
+        if len(watermarks) != 1:
+            raise PlanError(
+                field,
+                f"source {uid!r} needs exactly one withWatermark in its own vertex, and has {len(watermarks)}: call it "
+                "before the stream branches, is joined or changes its parallelism, and leave "
+                "pipeline.operator-chaining.enabled at true",
+            )
 
 
 def _check_rates(configuration: Configuration, sources: list[str]) -> None:
@@ -145,14 +169,14 @@ def _check_rates(configuration: Configuration, sources: list[str]) -> None:
     for uid, text in (configuration.get(PipelineOptions.SOURCE_RATES) or {}).items():
         if uid not in sources:
             known = ", ".join(sources) or "none"
-            problem = f"no source whose rate can be limited has the uid {uid!r}; of these there are: {known}"
+            problem = f"no source whose rate can be limited has the uid {uid!r}; those are: {known}"
             raise PlanError(field, problem)
         try:
             is_rate = 0 <= float(text) < float("inf")
         except ValueError:
             is_rate = False
         if not is_rate:
-            raise PlanError(field, f"{text!r} of {uid!r} is no number of rows per second, 0 or more")
+            raise PlanError(field, f"{text!r} of {uid!r} is not a number of rows per second, 0 or more")
 
 
 def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
@@ -160,6 +184,12 @@ def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
     if isinstance(spec, SinkSpec) and spec.format == "kafka" and is_exactly_once(spec.options):
         return transaction_timeout_ms(spec.options)
     return None
+
+
+def _alignment_group(spec: OperatorSpec) -> str | None:
+    """The group of sources that a reader's watermarks are aligned with; None for other operators."""
+    alignment = alignment_of(spec.options) if isinstance(spec, RangeReaderSpec) else None
+    return None if alignment is None else alignment.group
 
 
 def _schema_of(operator: _Operator) -> pa.Schema:
@@ -182,7 +212,9 @@ def _reachable(plan: LogicalPlan) -> tuple[list[LogicalNode], list[str]]:
             wanted.add(node)
             todo.extend(edge.node for edge in node.inputs)
     warnings = [
-        f"operator {node.label!r} leads to no sink and is left out" for node in plan.nodes if node not in wanted
+        f"operator {node.label!r} is not connected to a sink and is not part of the job"
+        for node in plan.nodes
+        if node not in wanted
     ]
     return [node for node in plan.nodes if node in wanted], warnings
 
@@ -276,12 +308,13 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
-                "state is lost when the pipeline changes: name it with hint('uid', ...), a sink with queryName(...)"
+                "state is lost when the pipeline changes: name it with hint('uid', ...), or a sink with "
+                "queryName(...)"
             )
         if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
             warnings.append(
-                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time to "
-                "its condition"
+                f"operator {uid!r} joins without time bounds: it keeps every row for ever; add bounds of event time "
+                "to its condition"
             )
         parallelism = plan.default_parallelism if node.parallelism is None else node.parallelism
         operators.append(_Operator(node, uid, node.uid is not None, _checked_parallelism(parallelism, uid)))
@@ -351,10 +384,10 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
         elif isinstance(spec, WatermarkSpec):
             raise PlanError(
                 "withWatermark",
-                f"operator {uid!r} cannot see when a batch of the stream reader is complete, because {reason}: event "
-                "time would move within the batch, and rows of it would be dropped as late. Call withWatermark before "
-                "that, best right behind load(). For rows that transformWithState gives, name their event time in its "
-                "eventTimeColumnName",
+                f"operator {uid!r} cannot know when a batch of the stream reader is complete, because {reason}: event "
+                "time would advance within the batch, and some of its rows would be dropped as late. Call "
+                "withWatermark earlier, preferably directly after load(). For the rows of transformWithState, name "
+                "their event time in eventTimeColumnName",
             )
         else:
             lost[uid] = reason
@@ -365,12 +398,12 @@ def _why_ranges_end_at(operator: _Operator) -> str | None:
     if len(operator.inputs) > 1:
         return f"several streams meet at operator {operator.uid!r}"
     if not isinstance(operator.node.spec, _PASS_RANGES_ON):
-        return f"operator {operator.uid!r} ({operator.node.kind}) makes rows of its own or keeps them"
+        return f"operator {operator.uid!r} ({operator.node.kind}) creates rows or keeps them"
     partitioning = operator.inputs[0].partitioning
     if partitioning is not Partitioning.FORWARD:
         upstream = operator.inputs[0].source
         return (
-            f"rows change between subtasks on their way to operator {operator.uid!r} ({partitioning.value}, "
+            f"rows are distributed over other subtasks before operator {operator.uid!r} ({partitioning.value}, "
             f"parallelism {upstream.parallelism} to {operator.parallelism})"
         )
     return None
@@ -454,4 +487,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         user_code=node.user_code,
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
+        alignment_group=_alignment_group(node.spec),
     )

@@ -80,7 +80,7 @@ class CsvRows:
         found = fields_of(text, self._parser.dialect)
         if [name.lower() for name in found] == [name.lower() for name in self._names]:
             return ""
-        return f"its header names the columns {', '.join(found)}, and the schema {', '.join(self._names)}"
+        return f"its header names the columns {', '.join(found)}, but the schema {', '.join(self._names)}"
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of lines; blank lines and comments produce none. Raises BadRecordError in mode FAILFAST."""
@@ -120,6 +120,6 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
         what = f"option 'mode' {mode}" if mode != "PERMISSIVE" else f"the column of bad records, {corrupt!r}"
         raise PlanError(
             "option 'columnPruning'",
-            f"{what}: which records are bad depends in Spark on the columns that its optimizer leaves over; set "
-            "columnPruning to false, with which all columns of the schema count in Spark and here",
+            f"{what}: in Spark, the columns that its optimizer keeps decide which records are bad; set columnPruning "
+            "to false, so that all columns of the schema count in Spark and here",
         )

@@ -53,9 +53,9 @@ def import_deltalake() -> Any:
 def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     """The columns of the table as its log has them now. Raises PlanError for options and tables that cannot be."""
     if declared is not None:
-        raise PlanError("schema", "a Delta table has columns of its own; leave the schema out")
+        raise PlanError("schema", "the columns of a Delta table are its own; do not set a schema")
     if options["startingVersion"] is not None and options["startingTimestamp"] is not None:
-        raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; give one of them")
+        raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; set only one of them")
     starting_version(options)
     starting_ms(options)
     try:
@@ -79,8 +79,9 @@ def open_table(path: str, version: int | None = None) -> Any:
         if version is None:
             raise DeltaTableError(f"the Delta table at {path} cannot be opened: {error}") from error
         raise DeltaTableError(
-            f"version {version} of the Delta table at {path} cannot be read any more ({error}); its log was cleaned "
-            "up. Give the source a new uid, so that it starts with what is there, or an option startingVersion"
+            f"version {version} of the Delta table at {path} can no longer be read ({error}), because its log was "
+            "cleaned up. Give the source a new uid, so that it starts with the table's current rows, or set option "
+            "startingVersion"
         ) from error
 
 
@@ -105,7 +106,7 @@ def starting_ms(options: Mapping[str, Any]) -> int | None:
         moment = datetime.min
     if moment.tzinfo is None:
         raise PlanError(
-            "option 'startingTimestamp'", f"{text!r} is no time with an offset, such as 2026-11-01T09:00:00Z"
+            "option 'startingTimestamp'", f"{text!r} is not a time with an offset, such as 2026-11-01T09:00:00Z"
         )
     return int(moment.timestamp() * 1000)
 
@@ -126,11 +127,11 @@ def check_readable(protocol: Any, configuration: Mapping[str, str | None]) -> No
         unknown = sorted(set(protocol.reader_features or ()) - _READ_FEATURES)
         if unknown or protocol.reader_features is None:
             needs = f"the features {', '.join(unknown)}" if unknown else f"version {protocol.min_reader_version}"
-            raise DeltaTableError(f"the table needs readers with {needs}, which this source lacks")
+            raise DeltaTableError(f"the table needs readers with {needs}, which this source does not support")
     mode = configuration.get(_MAPPING_MODE) or "none"
     if mode != "none":
         raise DeltaTableError(
-            f"the table has {_MAPPING_MODE} {mode!r}: its files name columns differently, and this source reads them "
+            f"the table has {_MAPPING_MODE} {mode!r}: its files name columns differently, but this source reads them "
             "by their names. Write the columns to another table with Spark, and read that"
         )
 
@@ -142,8 +143,8 @@ def check_partitions(schema: pa.Schema, columns: Sequence[str]) -> None:
         simple = pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()
         if not simple:
             raise DeltaTableError(
-                f"the table is partitioned by {name!r}, which is {kind}; partitions of texts, whole numbers, dates and "
-                "booleans can be read"
+                f"the table is partitioned by {name!r}, which is {kind}; partitions must be texts, whole numbers, "
+                "dates or booleans"
             )
 
 
@@ -152,6 +153,6 @@ def check_columns(text: str, schema: pa.Schema, version: int) -> None:
     for field in columns_of(text):
         if field.name not in schema.names or schema.field(field.name).type != field.type:
             raise DeltaTableError(
-                f"the table has column {field.name!r} {field.type} in version {version}, and the program was planned "
+                f"the table has column {field.name!r} {field.type} in version {version}, but the program was planned "
                 "without it: submit the program again from the last checkpoint, which plans it with the new columns"
             )

@@ -49,7 +49,9 @@ def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
     found = {_column_of(edge.node) for edge in inputs}
     if len(found - {None}) > 1:
         names = sorted(name for name in found if name is not None)
-        raise PlanError("union", f"the united streams have different event time columns {names}; rename one before")
+        raise PlanError(
+            "union", f"the united streams have different event time columns {names}; rename one before the union"
+        )
     return found.pop() if len(found) == 1 else None
 
 

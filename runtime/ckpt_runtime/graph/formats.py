@@ -23,6 +23,7 @@ from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
+from ckpt_runtime.graph.watermark_alignment import ALIGNMENT_OPTIONS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
@@ -97,11 +98,11 @@ def _parquet_schema(path: str) -> pa.Schema:
             files = [file.path for file in filesystem.get_file_info(fs.FileSelector(root)) if file.is_file]
         files = sorted(file for file in files if file == root or is_parquet_name(file.rsplit("/", 1)[-1]))
         if not files:
-            raise FileNotFoundError(f"{path!r} is not a Parquet file and no directory with Parquet files")
+            raise FileNotFoundError(f"{path!r} is not a Parquet file or a directory with Parquet files")
         schema = pq.read_schema(files[0], filesystem=filesystem).remove_metadata()
         return pa.schema([field.with_type(_without_views(field.type)) for field in schema])
     except (OSError, pa.ArrowException) as error:
-        raise PlanError(field, f"the schema of {path!r} cannot be read, give .schema(...): {error}") from error
+        raise PlanError(field, f"the schema of {path!r} cannot be read, set .schema(...): {error}") from error
 
 
 def _without_views(kind: pa.DataType) -> pa.DataType:
@@ -129,7 +130,7 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
             schema = schema.append(pa.field("row", pa.int64()))
     if declared is not None and declared != schema:
         kinds = ", ".join(f"{field.name} {field.type}" for field in schema)
-        raise PlanError("schema", f"format 'numbers' emits {kinds}; leave the schema out")
+        raise PlanError("schema", f"format 'numbers' emits {kinds}; do not set a schema")
     return schema
 
 
@@ -137,15 +138,15 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     check_location(options["path"])
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
-        raise PlanError("partitionBy", "all columns are named; at least one has to be left for the files")
+        raise PlanError("partitionBy", "all columns are named; at least one must remain for the files")
     for column in columns:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()):
             raise PlanError(
                 "partitionBy",
-                f"column {column!r} is {kind}; directories are named by texts, whole numbers, dates and booleans: cast "
-                "it to one of them",
+                f"column {column!r} is {kind}; directories can be named by texts, whole numbers, dates and booleans: "
+                "cast it to one of them",
             )
 
 
@@ -168,11 +169,12 @@ def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
             stored = pa.schema(deltalake.Schema.from_arrow(pa.schema([(field.name, kind)])))
         except Exception as error:  # the library raises several kinds
             raise PlanError(
-                "format", f"column {field.name!r} is {field.type}, which Delta has no type for: {error}"
+                "format", f"column {field.name!r} is {field.type}, for which Delta has no type: {error}"
             ) from None
         if stored.field(0).type != kind:
             raise PlanError(
-                "format", f"column {field.name!r} is {field.type}, and Delta stores {stored.field(0).type}; cast it"
+                "format",
+                f"column {field.name!r} is {field.type}, but Delta would store it as {stored.field(0).type}; cast it",
             )
 
 
@@ -311,7 +313,10 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     """The parsed options of a built-in source, those of the engine left out."""
     known = SOURCE_FORMATS[name]
     if available_now(options) and not known.ends:
-        raise PlanError(f"option {AVAILABLE_NOW_OPTION!r}", f"format {name!r} has no data at its start that would end")
+        raise PlanError(
+            f"option {AVAILABLE_NOW_OPTION!r}",
+            f"format {name!r} has no end: availableNow cannot read only the data that is available at the start",
+        )
     return known.parsed(options_of_source(strict_options(name, options)) if known.splits else options)
 
 
@@ -334,7 +339,7 @@ def strict_options(source: str | type, options: Mapping[str, str]) -> Mapping[st
     mode = next((value for key, value in options.items() if key.lower() == "mode"), "FAILFAST")
     if mode.upper() != "FAILFAST":
         raise PlanError(
-            f"option {BAD_ROWS_OPTION!r}", f"it decides about bad records, and so does mode {mode}: give one"
+            f"option {BAD_ROWS_OPTION!r}", f"it handles bad records, and so does mode {mode}: set only one of them"
         )
     others = {key: value for key, value in options.items() if key.lower() not in ("mode", "columnpruning")}
     return {**others, "mode": "FAILFAST", **({"columnPruning": "false"} if source == "csv" else {})}
@@ -351,7 +356,7 @@ def _check_bad_rows(source: str | type, options: Mapping[str, str]) -> None:
     name = source if isinstance(source, str) else source.__name__
     raise PlanError(
         f"option {BAD_ROWS_OPTION!r}",
-        f"{name!r} finds no bad rows; it works with {', '.join(_OF_RECORDS)} and sources that report them. For "
+        f"{name!r} does not detect bad rows; use it with {', '.join(_OF_RECORDS)} and sources that report them. For "
         "expressions that fail for a row, such as from_json in mode FAILFAST, set the job's option "
         "execution.bad-rows.mode",
     )
@@ -402,8 +407,8 @@ def _check_stream(source: type, verb: str, *methods: str) -> None:
     if all(getattr(getattr(source, method, None), "__module__", _DATA_SOURCE) == _DATA_SOURCE for method in methods):
         raise PlanError(
             "format",
-            f"{source.__name__} has no {' and no '.join(methods)}: it cannot be {verb} as a stream, only in a batch of "
-            "Spark's",
+            f"{source.__name__} has no {' and no '.join(methods)}: it cannot be {verb} as a stream, only in a batch "
+            "of Spark",
         )
 
 
@@ -416,7 +421,7 @@ def check_types_of_pyspark(name: str, schema: pa.Schema) -> None:
         try:
             to_arrow_type(from_arrow_type(column.type), timezone="UTC")
         except (PySparkTypeError, pa.ArrowInvalid, ValueError):  # ValueError: decimals of too many digits
-            problem = f"column {column.name!r} is {column.type}, which PySpark has no type for; cast it before"
+            problem = f"column {column.name!r} is {column.type}, for which PySpark has no type; cast it before"
             raise PlanError("schema", f"{name}: {problem}") from None
 
 
@@ -442,7 +447,7 @@ def described_data_source(
         try:
             answer = instance.schema()
         except Exception as error:
-            raise PlanError("schema", f"{source.__name__}.schema() failed, give .schema(...): {error}") from error
+            raise PlanError("schema", f"{source.__name__}.schema() failed, set .schema(...): {error}") from error
         schema = to_arrow_schema(answer) if schema is None else schema
     check_types_of_pyspark(source.__name__, schema)
     return instance, schema
@@ -472,7 +477,13 @@ def new_data_source(source: type, options: Mapping[str, str]) -> Any:
 
 def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
     """The options without those that the engine itself handles."""
-    engine = (AVAILABLE_NOW_OPTION, ORDERED_READS_OPTION, BAD_ROWS_OPTION, BAD_ROWS_DIRECTORY_OPTION)
+    engine = (
+        AVAILABLE_NOW_OPTION,
+        ORDERED_READS_OPTION,
+        BAD_ROWS_OPTION,
+        BAD_ROWS_DIRECTORY_OPTION,
+        *ALIGNMENT_OPTIONS,
+    )
     taken = {key.lower() for key in engine}
     return {key: value for key, value in options.items() if key.lower() not in taken}
 

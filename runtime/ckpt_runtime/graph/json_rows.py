@@ -69,7 +69,7 @@ class JsonRows:
             text = line.decode("utf-8", "replace")
             found, is_bad = self._read(text)
             if is_bad:
-                bad[len(rows)] = BadLine(number, "it is no JSON of the schema's types", line)
+                bad[len(rows)] = BadLine(number, "it is not JSON of the schema's types", line)
                 found = (found if keeps else []) or [dict(self._nothing)]
                 if has_column:
                     for row in found:

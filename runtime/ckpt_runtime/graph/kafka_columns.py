@@ -87,9 +87,10 @@ def check_transactions(options: Mapping[str, str], interval_ms: int | None, time
     if allowed <= interval_ms + timeout_ms:
         raise PlanError(
             f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'",
-            f"brokers abort a transaction after {allowed} ms, and a checkpoint may come {interval_ms} ms after its "
+            f"brokers abort a transaction after {allowed} ms, but a checkpoint may start {interval_ms} ms after its "
             f"first message and take {timeout_ms} ms: raise the option (brokers allow up to their "
-            "transaction.max.timeout.ms), or lower execution.checkpointing.interval or execution.checkpointing.timeout",
+            "transaction.max.timeout.ms), or lower execution.checkpointing.interval or "
+            "execution.checkpointing.timeout",
         )
 
 
@@ -108,7 +109,7 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
         raise PlanError(f"option '{_PREFIX}{_SERVERS}'", "format 'kafka' needs it")
     for name in (*_OWN, *_CLASSES):
         if name in settings:
-            raise PlanError(f"option '{_PREFIX}{name}'", "the engine sets it; leave it out")
+            raise PlanError(f"option '{_PREFIX}{name}'", "the engine sets it; do not set it")
     _check_columns(schema, has_topic=sink_topic(options) is not None)
     if is_exactly_once(options):
         _check_security(settings)
@@ -121,7 +122,7 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
         Producer({**settings, "log_level": 0})
     except (KafkaException, TypeError, ValueError) as error:
         reason = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise PlanError("options", f"the Kafka client (librdkafka) does not take its settings: {reason}") from None
+        raise PlanError("options", f"the Kafka client (librdkafka) does not accept its settings: {reason}") from None
 
 
 def _value(option: Option, options: Mapping[str, str]) -> object:
@@ -154,14 +155,14 @@ def _check_columns(schema: pa.Schema, *, has_topic: bool) -> None:
     for name, kinds in known.items():
         if name in schema.names and schema.field(name).type not in kinds:
             allowed = " or ".join(map(str, kinds))
-            raise PlanError(f"column {name!r}", f"it is {schema.field(name).type}, and has to be {allowed}: cast it")
+            raise PlanError(f"column {name!r}", f"it is {schema.field(name).type}, but must be {allowed}: cast it")
     if "headers" in schema.names:
         kind = schema.field("headers").type
         fields = kind.value_type if pa.types.is_list(kind) else None
         if fields is None or not pa.types.is_struct(fields) or fields.names != ["key", "value"]:
-            raise PlanError("column 'headers'", f"it is {kind}, and has to be {header}")
+            raise PlanError("column 'headers'", f"it is {kind}, but must be {header}")
         if fields.field("key").type != pa.string() or fields.field("value").type != pa.binary():
-            raise PlanError("column 'headers'", f"it is {kind}, and has to be {header}")
+            raise PlanError("column 'headers'", f"it is {kind}, but must be {header}")
     if "value" not in schema.names:
         raise PlanError("column 'value'", f"a message needs it; the query has {', '.join(schema.names)}")
     if not has_topic and "topic" not in schema.names:

@@ -43,10 +43,10 @@ _OWN = (
 _OF_JAVA = {
     "key.deserializer": "keys and values are bytes; cast them in the program",
     "value.deserializer": "keys and values are bytes; cast them in the program",
-    "interceptor.classes": "there are no interceptors",
-    "sasl.jaas.config": "give kafka.sasl.username and kafka.sasl.password",
-    "ssl.truststore.location": "give kafka.ssl.ca.location, a file of certificates in PEM",
-    "ssl.keystore.location": "give kafka.ssl.certificate.location and kafka.ssl.key.location, files in PEM",
+    "interceptor.classes": "interceptors are not supported",
+    "sasl.jaas.config": "use kafka.sasl.username and kafka.sasl.password",
+    "ssl.truststore.location": "use kafka.ssl.ca.location, a PEM file of certificates",
+    "ssl.keystore.location": "use kafka.ssl.certificate.location and kafka.ssl.key.location, which are PEM files",
 }
 
 
@@ -97,15 +97,15 @@ class KafkaStart:
             return self.partitions[topic][partition]
         except KeyError:
             raise ValueError(
-                f"partition {partition} of topic {topic!r} is read, and its start is not among the offsets or times "
-                "that the options name; name all partitions"
+                f"partition {partition} of topic {topic!r} is read, but the given offsets or times do not include it; "
+                "name all partitions"
             ) from None
 
 
 def kafka_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     """Checks the options of a source. Raises PlanError for a bad one, or a missing library."""
     if declared is not None:
-        raise PlanError("schema", "format 'kafka' has columns of its own; leave the schema out")
+        raise PlanError("schema", "the columns of format 'kafka' are fixed; do not set a schema")
     subscription(options)
     start(options)
     settings = consumer_settings(options)
@@ -113,7 +113,8 @@ def kafka_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     if float(settings[_REFRESH]) <= 0:
         raise PlanError(
             f"option 'kafka.{_REFRESH}'",
-            f"{settings[_REFRESH]} ms is no time to wait between two looks for partitions; assign names fixed ones",
+            f"{settings[_REFRESH]} ms is not a valid time between two lookups of partitions; use assign for fixed "
+            "partitions",
         )
     return kafka_columns(headers=options["includeHeaders"])
 
@@ -122,7 +123,7 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
     """Exactly one of ``subscribe``, ``subscribePattern`` and ``assign`` says what is read."""
     given = [key for key in ("subscribe", "subscribePattern", "assign") if options[key]]
     if len(given) != 1:
-        raise PlanError("option 'subscribe'", "give exactly one of subscribe, subscribePattern and assign")
+        raise PlanError("option 'subscribe'", "set exactly one of subscribe, subscribePattern and assign")
     if options["assign"]:
         named = _json_object("assign", options["assign"])
         try:
@@ -133,7 +134,7 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
         try:
             re.compile(options["subscribePattern"])
         except re.error as error:
-            raise PlanError("option 'subscribePattern'", f"it is no regular expression: {error}") from None
+            raise PlanError("option 'subscribePattern'", f"it is not a regular expression: {error}") from None
         return KafkaSubscription(pattern=options["subscribePattern"])
     topics = tuple(name.strip() for name in options["subscribe"].split(",") if name.strip())
     if not topics:
@@ -178,9 +179,9 @@ def client_properties(options: Mapping[str, Any], own: tuple[str, ...]) -> dict[
         raise PlanError("option 'kafka.bootstrap.servers'", "format 'kafka' needs it")
     for key in given:
         if key in _OF_JAVA:
-            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the client in Java: {_OF_JAVA[key]}")
+            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the Java client: {_OF_JAVA[key]}")
         if key in own:
-            raise PlanError(f"option 'kafka.{key}'", "the engine sets it, since offsets belong to checkpoints")
+            raise PlanError(f"option 'kafka.{key}'", "the engine sets it, because offsets are part of checkpoints")
     return given
 
 

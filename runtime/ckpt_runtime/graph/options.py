@@ -41,7 +41,9 @@ def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping
     unknown = sorted(key for key in given if key.lower() not in by_lower)
     if unknown:
         allowed = ", ".join(option.key for option in declared) or "no options"
-        raise PlanError(f"option {unknown[0]!r}", f"format {format_name!r} does not know it; it takes {allowed}")
+        raise PlanError(
+            f"option {unknown[0]!r}", f"format {format_name!r} does not know it; known options are {allowed}"
+        )
     values = {option.key: option.default for option in declared}
     for key, text in given.items():
         option = by_lower[key.lower()]
@@ -73,7 +75,7 @@ def _number(option: Option, text: str, field: str) -> int | float:
         kind = "a whole number" if option.kind is int else "a number"
         raise PlanError(field, f"{text!r} is not {kind}") from None
     if option.minimum is not None and not value >= option.minimum:
-        raise PlanError(field, f"{text} is less than the least allowed value {option.minimum:g}")
+        raise PlanError(field, f"{text} is less than the minimum {option.minimum:g}")
     return value  # type: ignore[no-any-return]
 
 
@@ -90,5 +92,5 @@ def duration_ms(key: str, text: str, without_unit: str) -> float:
         raise PlanError(f"option {key!r}", f"{text!r} is not a duration such as 10s, 5m or 7d")
     number, factor = int(match[1]), _MS_OF[match[2] or without_unit]
     if number * factor > _GREATEST_MS:
-        raise PlanError(f"option {key!r}", f"{text!r} is longer than 100000d, the longest time that can be waited for")
+        raise PlanError(f"option {key!r}", f"{text!r} is longer than 100000d, the maximum")
     return number * factor

@@ -34,14 +34,14 @@ def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
         raise PlanError("option 'keys'", "mode upsert needs the columns of a unique index, separated by commas")
     if options["mode"] == "append" and (keys or marker):
         name = "keys" if keys else "deleteColumn"
-        raise PlanError(f"option {name!r}", "it belongs to mode upsert; mode append inserts every row")
+        raise PlanError(f"option {name!r}", "it requires mode upsert; mode append inserts every row")
     if options["preparedTransactions"] and options["mode"] != "append":
-        raise PlanError("option 'preparedTransactions'", "it works with mode append; mode upsert merges staging tables")
+        raise PlanError("option 'preparedTransactions'", "it requires mode append; mode upsert merges staging tables")
     for column in (*keys, *([marker] if marker else [])):
         if column not in schema.names:
             raise PlanError("option 'keys'", f"no column {column!r}; there are {', '.join(schema.names)}")
     if marker and (schema.field(marker).type != pa.bool_() or marker in keys):
-        raise PlanError("option 'deleteColumn'", f"column {marker!r} has to be a BOOLEAN that is not a key")
+        raise PlanError("option 'deleteColumn'", f"column {marker!r} must be a BOOLEAN that is not a key")
     for field in schema:
         database_types(field)
     import_driver()
@@ -51,7 +51,7 @@ def server_of(url: str) -> str:
     """The URL as the driver takes it; that of JDBC is accepted. Raises PlanError for any other."""
     server = url.removeprefix("jdbc:")
     if not server.startswith(("postgresql://", "postgres://")):
-        raise PlanError("option 'url'", "it has to be postgresql://HOST:PORT/DATABASE, or that with jdbc: before it")
+        raise PlanError("option 'url'", "it must be postgresql://HOST:PORT/DATABASE, or that with jdbc: before it")
     return server
 
 
@@ -93,7 +93,7 @@ def database_types(field: pa.Field) -> tuple[str, ...]:
     }
     if kind not in known:
         raise PlanError(
-            "format", f"column {field.name!r} is {field.type}, which PostgreSQL has no type for; use to_json of it"
+            "format", f"column {field.name!r} is {field.type}, for which PostgreSQL has no type; use to_json of it"
         )
     return known[kind]
 
@@ -125,13 +125,13 @@ def postgres_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     kind = declared.field(growing).type
     if not (pa.types.is_integer(kind) or pa.types.is_timestamp(kind)):
         raise PlanError(
-            "option 'growingColumn'", f"column {growing!r} is {kind}; whole numbers and timestamps can grow"
+            "option 'growingColumn'", f"column {growing!r} is {kind}; it must be a whole number or a timestamp"
         )
     if pa.types.is_timestamp(kind) and options["settleTime"] is None:
         raise PlanError(
             "option 'settleTime'",
             f"column {growing!r} is a timestamp, and a transaction may commit rows with earlier ones than those that "
-            "were read: say after how long no such row comes any more, such as 1m",
+            "were read: set the time after which this cannot happen, such as 1m",
         )
     settle_ms(options)
     duration_ms("pollInterval", options["pollInterval"], "ms")
@@ -180,7 +180,5 @@ def readable_types(field: pa.Field) -> tuple[str, ...]:
         pa.date32(): ("date",),
     }
     if kind not in known:
-        raise PlanError(
-            "schema", f"column {field.name!r} is {kind}, which no column of PostgreSQL gives; cast it later"
-        )
+        raise PlanError("schema", f"column {field.name!r} is {kind}, which no column of PostgreSQL has; cast it later")
     return known[kind]

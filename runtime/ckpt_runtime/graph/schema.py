@@ -75,7 +75,7 @@ def _inside(value: Any, where: str) -> Iterable[Any]:
     if isinstance(value, dict):
         if all(isinstance(key, str) for key in value):
             return value.values()
-        raise DocumentError(f"{where} has an object with another key than text")
+        raise DocumentError(f"{where} has an object with a key that is not a text")
     if value is None or isinstance(value, _SCALARS):
         return ()
-    raise DocumentError(f"{where} has a {type(value).__name__}, which is not JSON value")
+    raise DocumentError(f"{where} has a {type(value).__name__}, which is not a JSON value")

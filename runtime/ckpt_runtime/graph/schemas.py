@@ -44,13 +44,14 @@ def _check_storable(aggregate: Aggregate, spec: AggregateSpec) -> None:
     """Checks names for state, which recognizes key columns by name prefix and keeps an average in two columns."""
     if aggregate.alias.startswith("key."):
         raise SchemaDerivationError(
-            f"aggregate {aggregate.alias!r}: a name that begins with 'key.' is for keys in state; use another alias"
+            f"aggregate {aggregate.alias!r}: names that begin with 'key.' are reserved for keys in state; use another "
+            "alias"
         )
     averages = (other.alias for other in spec.aggregates if other.function == "avg")
     parts = {f"{name}#{part}" for name in averages for part in ("sum", "count")}
     if aggregate.alias in parts:
         raise SchemaDerivationError(
-            f"aggregate {aggregate.alias!r}: state keeps a part of an average under this name; use another alias"
+            f"aggregate {aggregate.alias!r}: state uses this name for a part of an average; use another alias"
         )
 
 
@@ -70,7 +71,9 @@ def aggregate_type(input_schema: pa.Schema, aggregate: Aggregate) -> pa.DataType
         return pa.int64()
     if function in ("min", "max"):
         if not _is_ordered(kind):
-            raise _unsupported(aggregate, kind, "numbers but decimals, booleans, dates, times, timestamps and strings")
+            raise _unsupported(
+                aggregate, kind, "numbers except decimals, booleans, dates, times, timestamps and strings"
+            )
         return kind
     if function == "avg":
         if not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
@@ -150,8 +153,8 @@ def _check_join_times(spec: JoinSpec) -> None:
     if spec.within_ms is None:
         if spec.how != "inner":
             raise SchemaDerivationError(
-                f"join type {spec.how!r} needs within=(lower, upper) and a watermark on both sides; without bounds "
-                "it is never known that no match comes"
+                f"join type {spec.how!r} needs within=(lower, upper) and a watermark on both sides; without bounds it "
+                "is never certain that no match will arrive"
             )
         return
     left, right = (_event_time_type(side, name) for side, name in zip(spec.sides, ("left", "right"), strict=True))
@@ -163,15 +166,16 @@ def _check_join_times(spec: JoinSpec) -> None:
     lower, upper = join_bounds(spec)
     if lower > upper or max(abs(lower), abs(upper)) > _MOST:
         raise SchemaDerivationError(
-            f"time bounds {spec.within_ms[0]} ms to {spec.within_ms[1]} ms hold no moment of columns of type {left}"
+            f"time bounds {spec.within_ms[0]} ms to {spec.within_ms[1]} ms cannot be represented in columns of type "
+            f"{left}"
         )
 
 
 def _event_time_type(side: JoinSide, name: str) -> pa.DataType:
     if side.event_time is None:
         raise SchemaDerivationError(
-            f"within needs event time on both sides, the {name} one has none; call .withWatermark(column, delay) on "
-            "it, behind mapInArrow again, or name its column in eventTimeColumnName of transformWithState"
+            f"within needs event time on both sides, but the {name} one has none; call .withWatermark(column, delay) "
+            "on it (again after mapInArrow), or name its column in eventTimeColumnName of transformWithState"
         )
     kind = _field(side.schema, side.event_time, "event time").type
     if not pa.types.is_timestamp(kind):

@@ -93,7 +93,7 @@ def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sch
 def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     declared = pa.schema([("value", pa.string())]) if declared is None else declared
     if not pa.types.is_string(declared.field(0).type):
-        raise PlanError("schema", f"format 'text' gives a text as first column, not {declared.field(0).type}")
+        raise PlanError("schema", f"format 'text' has a text as first column, not {declared.field(0).type}")
     return _file_schema(options, declared)
 
 
@@ -115,8 +115,8 @@ def _orc_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schem
         if "timestamp" in str(column.type):
             raise PlanError(
                 "schema",
-                f"column {column.name!r}: timestamps of ORC files depend on the time zone of their writer, which "
-                "cannot be read; leave the column out, or write Parquet",
+                f"column {column.name!r}: timestamps of ORC files depend on the time zone of their writer, which is "
+                "unknown; remove the column from the schema, or write Parquet",
             )
     return schema
 
@@ -138,7 +138,7 @@ def _socket_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sc
 
 def _check_undeclared(format_: str, declared: pa.Schema | None) -> None:
     if declared is not None:
-        raise PlanError("schema", f"format {format_!r} has columns of its own; leave the schema out")
+        raise PlanError("schema", f"the columns of format {format_!r} are fixed; do not set a schema")
 
 
 _TIMESTAMP = pa.timestamp("us", "UTC")

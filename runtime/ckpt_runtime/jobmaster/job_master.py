@@ -19,11 +19,11 @@ from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration

@@ -12,16 +12,19 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, OverridesChange
 from ckpt_runtime.configuration.configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.scheduler import core_events as core
+from ckpt_runtime.scheduler.core_events import JobInput
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
 from ckpt_runtime.storage.crash_points import crash_point
 from ckpt_runtime.storage.disposal import SnapshotDisposal
@@ -36,12 +39,6 @@ from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 
 logger = logging.getLogger(__name__)
-
-OverridesChange = Callable[[str | None], str | None]
-"""Maps the stored text of FLIP-571's overrides to the new text; None means no override.
-
-Idempotent: applying it to its own result changes nothing.
-"""
 
 
 class JobRecord:
@@ -87,7 +84,7 @@ class JobRecord:
         """Records that the savepoint is complete or its directory is gone. Does nothing if none was expected."""
 
     def change_overrides(self, change: OverridesChange) -> str | None:
-        """Fetches, modifies and writes under one lock; returns what is stored now. ``change`` may raise."""
+        """Fetches, modifies and writes under one lock; returns what is stored now. Raises as ``change``."""
         self._overrides = change(self._overrides)
         return self._overrides
 
@@ -298,3 +295,50 @@ def forget_result(store: HaStore, job_id: str) -> None:
             store.results.remove(job_id)
     except StorageError as error:
         logger.warning("cannot forget the result of job %s: %s", job_id, error)
+
+
+UNKNOWN_PAUSE_MS = 200.0
+_SETTLE_PAUSE_MS = 30_000.0
+
+Order = core.StoreOverrides | core.SettleOverrides | core.StorePlan | core.SettlePlan
+
+
+def carry_out(record: JobRecord, order: Order) -> JobInput:
+    """Makes the change; call it in a pool thread. Raises NotLeaderError, and errors that :func:`unconfirmed` maps."""
+    match order:
+        case core.StoreOverrides(request_id, change):
+            crash_point("patch-before")
+            text = record.change_overrides(change)
+            crash_point("patch-persisted")
+            return core.OverridesStored(request_id, text)
+        case core.SettleOverrides(request_id):
+            return core.OverridesStored(request_id, record.settle_overrides())
+        case core.StorePlan(request_id, graph, own):
+            crash_point("plan-before")
+            record.store_plan(graph, own)
+            crash_point("plan-persisted")
+            return core.PlanStored(request_id)
+        case core.SettlePlan(request_id, graph, own):
+            if record.settle_plan(graph, own):
+                return core.PlanStored(request_id)
+            return core.ChangeNotStored(request_id, "it was not stored", final=True)
+
+
+def unconfirmed(order: Order, error: Exception) -> JobInput:
+    """Maps an error of :func:`carry_out`, or of its pool, to an event."""
+    match error:
+        case CheckpointConfigurationError():
+            return core.OverridesRefused(order.request_id, str(error))
+        case AmbiguousWriteError():
+            return core.ChangeUnknown(order.request_id, str(error))
+        case StorageError():
+            text = f"the change could not be stored, nothing has changed: {error}"
+            return core.ChangeNotStored(order.request_id, text, final=isinstance(error, NotFoundError))
+    return core.ChangeUnknown(order.request_id, str(error))
+
+
+def pause_before_ms(order: Order) -> float:
+    """The pause in milliseconds, longer with each attempt; settling an unknown outcome may take longer."""
+    if isinstance(order, core.StoreOverrides | core.StorePlan):
+        return order.attempt * UNKNOWN_PAUSE_MS
+    return float(min(_SETTLE_PAUSE_MS, UNKNOWN_PAUSE_MS * 2 ** min(order.attempt + 1, 10)))

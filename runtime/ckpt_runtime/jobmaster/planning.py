@@ -14,6 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
@@ -22,6 +24,7 @@ from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.catalog_tables import NewTables
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
 from ckpt_runtime.frontend.table_reader import StaticTables
+from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
@@ -128,6 +131,8 @@ def _operators(snapshot: CompletedCheckpoint, graph: JobGraph) -> Iterable[Opera
 T = TypeVar("T")
 MOST_ANALYSES = 200
 """Maximum number of questions that the planning of one program may ask Spark; each is a run of the program."""
+MOST_REMEMBERED, MOST_REMEMBERED_CHARACTERS = 32, 1 << 20
+"""How many programs' answers are remembered, and the size up to which those of one program are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +167,29 @@ class Planned:
             raise SubmissionFailed(f"a table that the job writes cannot be created: {error}")
 
 
+@dataclass(slots=True)
+class RememberedAnswers:
+    """Spark's answers to programs that were planned before, so that planning one again asks nothing.
+
+    Each question that Spark has to answer is another run of the program. Only answers that the same Spark would give at
+    any time are kept, of the programs that were planned last. Threads may share it.
+    """
+
+    _of_programs: dict[tuple[str, str], dict[str, str]] = field(default_factory=dict)
+
+    def of(self, program: str, entry: str) -> dict[str, str]:
+        """``program`` is the digest of the archive."""
+        return self._of_programs.get((program, entry), {})
+
+    def keep(self, program: str, entry: str, answers: Mapping[str, str]) -> None:
+        lasting = {digest: text for digest, text in answers.items() if msgspec.json.decode(text, type=Analysis).lasts}
+        others = {key: known for key, known in self._of_programs.items() if key != (program, entry)}
+        kept = [*others.items()][1 - MOST_REMEMBERED :]
+        if sum(map(len, lasting.values())) <= MOST_REMEMBERED_CHARACTERS:
+            kept.append(((program, entry), lasting))
+        self._of_programs = dict(kept)
+
+
 @dataclass(frozen=True, slots=True)
 class Planner:
     """``cluster`` is the session's configuration, whose options are defaults for those of pipelines.
@@ -172,6 +200,7 @@ class Planner:
     cluster: Configuration
     pools: DriverPools
     checkpoints: Callable[[], str]
+    answers: RememberedAnswers = field(default_factory=RememberedAnswers)
 
     @property
     def limits(self) -> ProcessLimits:
@@ -191,9 +220,16 @@ class Planner:
     async def _result(
         self, program: StoredProgram, request: RunRequest, configuration: Configuration, tables: StaticTables
     ) -> PlanResult:
-        return await self.in_directory(
-            lambda directory: self._planned(self.order(directory, program, request, configuration), tables)
-        )
+        digest, entry = program.description.id.partition("_")[0], entry_of(program, request)
+
+        def plan(directory: str) -> PlanResult:
+            order = self.order(directory, program, request, configuration)
+            order = replace(order, remembered=self.answers.of(digest, entry))
+            result = self._planned(order, tables)
+            self.answers.keep(digest, entry, order.remembered | order.analyses)
+            return result
+
+        return await self.in_directory(plan)
 
     def _static_tables(self) -> StaticTables:
         return StaticTables(

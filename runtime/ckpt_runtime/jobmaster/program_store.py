@@ -179,8 +179,11 @@ class ProgramStore:
 
     def _put(self, program_id: str, name: str, archive: bytes, uploaded_at_ms: int) -> StoredPipeline:
         path = self._directory / f"{program_id}.archive"
-        modules = _keep(name, archive, path)
-        entries = tuple(f"{module}:{DEFAULT_FUNCTION}" for module in modules)
+        known = self._programs.get(program_id)
+        if known is not None and _content(path) == archive:  # it was inspected when it was stored
+            entries = known.description.entry_points
+        else:
+            entries = tuple(f"{module}:{DEFAULT_FUNCTION}" for module in _keep(name, archive, path))
         description = StoredPipeline(program_id, name, uploaded_at_ms, entries)
         self._programs[program_id] = StoredProgram(description, path, entries[0] if len(entries) == 1 else None)
         return description
@@ -209,6 +212,14 @@ class ProgramStore:
         """Raises PipelineNotFound. Jobs that run it have their own copy."""
         self.get(program_id).archive.unlink(missing_ok=True)
         del self._programs[program_id]
+
+
+def _content(path: Path) -> bytes | None:
+    """Returns the content of a stored archive; None if it cannot be read, so that an upload replaces it."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
 
 
 def _keep(name: str, archive: bytes, path: Path) -> list[str]:

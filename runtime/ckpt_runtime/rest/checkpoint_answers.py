@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.statistics import (
     AcknowledgedTotals,
     CheckpointStats,
@@ -17,12 +16,10 @@ from ckpt_runtime.checkpoint.statistics import (
     SubtaskStats,
     VertexStats,
 )
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
 from ckpt_runtime.contract import checkpoints as contract
 from ckpt_runtime.contract.base import read
-from ckpt_runtime.contract.configuration import PERIODIC_OFF, CheckpointConfig
 from ckpt_runtime.contract.jobs import COMPLETED, IN_PROGRESS
-from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, OperationKind, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.rest.job_answers import failure
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.storage.savepoint_entry import Mark
@@ -154,29 +151,6 @@ def summary(values: StatsSummary) -> contract.Summary:
     """NaN percentiles are the string ``"NaN"``."""
     shown: dict[str, Any] = {name: "NaN" if math.isnan(value) else value for name, value in asdict(values).items()}
     return contract.Summary(**shown)
-
-
-def config(effective: EffectiveCheckpointConfig) -> CheckpointConfig:
-    """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571).
-
-    The names of the settings on the wire come from the table of settings.
-    """
-    settings = effective.settings
-    shown = {item.shown_as: getattr(settings, item.field) for item in CHECKPOINT_SETTINGS if item.shown_as is not None}
-    names = {item.field: item.patched_as for item in CHECKPOINT_SETTINGS}
-    document = {
-        **shown,
-        "mode": "exactly_once" if effective.exactly_once else "at_least_once",
-        "interval": PERIODIC_OFF if settings.interval_ms is None else settings.interval_ms,
-        "externalization": {
-            "enabled": settings.retention is not CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
-            "delete_on_cancellation": settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
-        },
-        "state_backend": effective.state_backend,
-        "checkpoint_storage": effective.checkpoint_storage,
-        "overrides": [names[field] for field in effective.overrides],
-    }
-    return read(document, CheckpointConfig)
 
 
 def operation(kind: OperationKind, status: OperationStatus) -> contract.OperationStatus:

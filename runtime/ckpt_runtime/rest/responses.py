@@ -1,4 +1,4 @@
-"""Answers: routes whose functions return values of the contract, their JSON, and errors in one shape.
+"""Routes and answers: functions get the dispatcher and return values of the contract; errors have one shape.
 
 JSON is ASCII only (so a lone surrogate from a client's text can always be encoded) and strict: if a handler forgets to
 spell a NaN as Flink's string ``"NaN"``, the result is a server error, not invalid JSON for the client. Every error is
@@ -18,17 +18,18 @@ import time
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Sequence
 from functools import wraps
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from msgspec import to_builtins
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ckpt_runtime.jobmaster import gateway_errors
+from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import ConfigurationRefused, OptionsNotAllowed
 
 
@@ -75,6 +76,14 @@ def flink_router(**options: Any) -> APIRouter:
     """Make a router whose functions answer with values of the contract. ``options`` are those of FastAPI's routers."""
     return APIRouter(default_response_class=FlinkResponse, route_class=ContractRoute, **options)
 
+
+async def _dispatcher_of(request: Request) -> Dispatcher:
+    """The application's dispatcher. A coroutine, because FastAPI runs a plain function in a thread per request."""
+    dispatcher: Dispatcher = request.app.state.dispatcher
+    return dispatcher
+
+
+TheDispatcher = Annotated[Dispatcher, Depends(_dispatcher_of)]
 
 MAX_ECHOED_CHARS = 200
 """Maximum number of characters of a refused value that an error message repeats."""
@@ -139,6 +148,33 @@ def without_prefix(scope: Scope, prefix: str) -> dict[str, Any]:
 def moved(scope: Scope, path: str) -> dict[str, Any]:
     """The request's scope with another path; the original path is remembered."""
     return {**scope, "path": path, "ckpt.original_path": scope.get("ckpt.original_path", scope["path"])}
+
+
+_PREFIX = "/v1"
+
+
+class VersionPrefix:
+    """Strips ``/v1`` and outer slashes from the path, as Flink does.
+
+    Paths of the web pages, below ``pages``, keep their trailing slash, because their links are relative.
+    """
+
+    def __init__(self, app: ASGIApp, pages: str) -> None:
+        self._app = app
+        self._pages = f"{pages}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            # A path joined from ``http://host:8081/`` and ``/jobs`` starts with two slashes.
+            trimmed = f"/{scope['path'].strip('/')}"
+            if trimmed != scope["path"] and not f"{trimmed}/".startswith(self._pages):
+                raw: bytes | None = scope.get("raw_path")
+                scope = moved(scope, trimmed)
+                if raw is not None:
+                    scope["raw_path"] = b"/" + raw.strip(b"/")
+            if scope["path"].startswith(f"{_PREFIX}/"):
+                scope = without_prefix(scope, _PREFIX)
+        await self._app(scope, receive, send)
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -12,7 +12,7 @@ from enum import Enum
 
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
@@ -189,6 +189,13 @@ class RecordAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitSources:
+    """The sources of the deployed tasks read at most so many rows per second, by their uids; 0 pauses one."""
+
+    rates: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DeployTasks:
     """Start these subtasks of ``graph``. Each answers TaskRunning, and later TaskFinished, -Canceled or -Failed.
 
@@ -216,24 +223,6 @@ class RecordFailure:
     execution: ExecutionId | None
     concurrent: bool
     durable: bool
-
-
-@dataclass(frozen=True, slots=True)
-class OverridesChange:
-    """How a patch changes the stored overrides, regardless of their value at the time of the write."""
-
-    overrides: CheckpointOverrides | None
-    settings: CheckpointConfiguration
-
-    def __call__(self, text: str | None) -> str | None:
-        """Returns the text to store. Raises CheckpointConfigurationError if the result could not be used.
-
-        Overrides that would make the next start of the job fail are never stored.
-        """
-        known = CheckpointOverrides.from_document(text)
-        overrides = CheckpointOverrides() if self.overrides is None else known.merged_with(self.overrides)
-        overrides.applied_to(self.settings)
-        return overrides.to_document() if overrides.given else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,6 +354,7 @@ JobOutput = (
     | checkpoint_effects.Effect
     | RecordAttempt
     | DeployTasks
+    | LimitSources
     | RecordFailure
     | StoreOverrides
     | SettleOverrides

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, OverridesChange
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome, JobOutput
 from ckpt_runtime.scheduler.deployment import JobPlan
@@ -63,7 +63,7 @@ class _Change:
     """
 
     request: core.PatchRequested | PlanRequest
-    stores: core.OverridesChange | JobPlan
+    stores: OverridesChange | JobPlan
     step: _Step = _Step.STORED
     attempt: int = 0
     unknown: bool = False
@@ -144,11 +144,11 @@ class SettingsUpdate(DurableChange):
         """Begins a change; ``settings`` are the job's checkpoint settings without overrides."""
         if self._change is not None:
             return [core.ChangeAnswered(event.request_id, ChangeOutcome.BUSY)]
-        self._change = _Change(event, core.OverridesChange(event.overrides, settings))
+        self._change = _Change(event, OverridesChange(event.overrides, settings))
         return [self._order(self._change, settles=False)]
 
     def _order(self, change: _Change, *, settles: bool) -> JobOutput:
-        assert isinstance(change.stores, core.OverridesChange)
+        assert isinstance(change.stores, OverridesChange)
         request_id = change.request.request_id
         if settles:
             return core.SettleOverrides(request_id, change.attempt - MAX_ATTEMPTS)

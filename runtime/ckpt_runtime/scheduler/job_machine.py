@@ -94,6 +94,9 @@ class JobMachine:
     ``backoff`` only applies to failures by checkpoints: a new deployment does not help if storage cannot be written.
 
     Messages of executions outside the current deployment and late answers change nothing.
+
+    ``state``, ``status`` (the one that users see), ``attempt`` (the number of the current deployment, -1 before the
+    first) and ``tasks`` (those of the current deployment) are for others to read.
     """
 
     def __init__(
@@ -107,11 +110,11 @@ class JobMachine:
         self._restarts = Restarts(restart_strategy)
         self._backoff = backoff
         # Incremented when slots are acquired, which is how each deployment begins.
-        self._attempt = first_attempt - 1
-        self._state = JobState.INITIALIZING
-        self._status = JobStatus.INITIALIZING
+        self.attempt = first_attempt - 1
+        self.state = JobState.INITIALIZING
+        self.status = JobStatus.INITIALIZING
         self._first_deployment = True
-        self._tasks = DeployedTasks((), first_attempt)
+        self.tasks = DeployedTasks((), first_attempt)
         self._stop: _Stop | None = None
         self._cause: FailureInfo | None = None
         self._restart_at = 0
@@ -138,25 +141,6 @@ class JobMachine:
             on.JobFailed: self._on_job_failed,
         }
 
-    @property
-    def state(self) -> JobState:
-        return self._state
-
-    @property
-    def status(self) -> JobStatus:
-        """The status that users see."""
-        return self._status
-
-    @property
-    def attempt(self) -> int:
-        """The number of the current deployment; -1 before the first."""
-        return self._attempt
-
-    @property
-    def tasks(self) -> DeployedTasks:
-        """The tasks of the current deployment; read-only."""
-        return self._tasks
-
     def handle(self, event: JobEvent, now: Instant) -> list[JobEffect]:
         """Takes one event and returns the effects to carry out, in order.
 
@@ -164,12 +148,12 @@ class JobMachine:
         """
         handler = self._handlers.get(type(event))
         only_in = _ONLY_IN.get(type(event))
-        if handler is None or (only_in is not None and self._state not in only_in):
-            raise UnexpectedJobEventError(self._state, event)
-        if not self._state.is_terminal:
+        if handler is None or (only_in is not None and self.state not in only_in):
+            raise UnexpectedJobEventError(self.state, event)
+        if not self.state.is_terminal:
             handler(event, now)
         elif isinstance(event, on.StopRequested):
-            self._emit(out.StopFailed(event.request_id, f"The job is {self._status.value}."))
+            self._emit(out.StopFailed(event.request_id, f"The job is {self.status.value}."))
         effects, self._effects = self._effects, []
         return effects
 
@@ -177,10 +161,10 @@ class JobMachine:
         self._effects.append(effect)
 
     def _enter(self, state: JobState, now: Instant, cause: FailureInfo | None = None) -> None:
-        self._state = state
+        self.state = state
         status = state.status(self._first_deployment)
-        if status is not self._status:
-            self._status = status
+        if status is not self.status:
+            self.status = status
             self._emit(out.StatusChanged(status, now.abs_ms, cause))
 
     # --- deployment
@@ -189,78 +173,78 @@ class JobMachine:
         self._acquire(now)
 
     def _acquire(self, now: Instant) -> None:
-        self._attempt += 1
+        self.attempt += 1
         # Cleared already here: messages of the previous attempt must not count for tasks of this one.
-        self._tasks = DeployedTasks((), self._attempt)
+        self.tasks = DeployedTasks((), self.attempt)
         self._enter(JobState.ACQUIRING, now)
-        self._emit(out.AcquireSlots(self._attempt))
+        self._emit(out.AcquireSlots(self.attempt))
 
     def _on_slots_acquired(self, event: on.SlotsAcquired, now: Instant) -> None:
-        if self._state is JobState.ACQUIRING and event.attempt == self._attempt:
+        if self.state is JobState.ACQUIRING and event.attempt == self.attempt:
             self._enter(JobState.RESTORING, now)
-            self._emit(out.RestoreState(self._attempt))
+            self._emit(out.RestoreState(self.attempt))
 
     def _on_slots_failed(self, event: on.SlotsFailed, now: Instant) -> None:
-        if self._state is JobState.ACQUIRING and event.attempt == self._attempt:
+        if self.state is JobState.ACQUIRING and event.attempt == self.attempt:
             self._fail(event.cause, now)
 
     def _on_state_restored(self, event: on.StateRestored, now: Instant) -> None:
-        if self._state is JobState.RESTORING and event.attempt == self._attempt:
+        if self.state is JobState.RESTORING and event.attempt == self.attempt:
             # Created only now, with the current subtasks: the plan may have been replaced during the wait for slots.
-            self._tasks = DeployedTasks(self._subtasks, self._attempt)
+            self.tasks = DeployedTasks(self._subtasks, self.attempt)
             self._enter(JobState.DEPLOYING, now)
             # Users see a job that waits for slots as CREATED before its first deployment, as RESTARTING after it.
             self._first_deployment = False
-            self._emit(out.Deploy(self._tasks.executions))
+            self._emit(out.Deploy(self.tasks.executions))
 
     def _on_state_restore_failed(self, event: on.StateRestoreFailed, now: Instant) -> None:
-        if self._state is JobState.RESTORING and event.attempt == self._attempt:
+        if self.state is JobState.RESTORING and event.attempt == self.attempt:
             self._fail(event.cause, now, event.recoverable)
 
     # --- tasks
 
     def _on_task_running(self, event: on.TaskRunning, now: Instant) -> None:
-        if self._tasks.move(event.execution, DeployedTaskState.RUNNING):
+        if self.tasks.move(event.execution, DeployedTaskState.RUNNING):
             self._check_all_up(now)
 
     def _check_all_up(self, now: Instant) -> None:
-        if self._state is JobState.DEPLOYING and self._tasks.all_up:
+        if self.state is JobState.DEPLOYING and self.tasks.all_up:
             self._enter(JobState.RUNNING, now)
-            self._emit(out.AllTasksRunning(self._tasks.executions, self._tasks.finished))
+            self._emit(out.AllTasksRunning(self.tasks.executions, self.tasks.finished))
 
     def _on_task_finished(self, event: on.TaskFinished, now: Instant) -> None:
-        if not self._tasks.move(event.execution, DeployedTaskState.FINISHED):
+        if not self.tasks.move(event.execution, DeployedTaskState.FINISHED):
             return
-        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+        if self.state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)
         # A task may finish while others deploy: RUNNING then only waits for the rest to be up.
-        elif not self._tasks.all_finished:
+        elif not self.tasks.all_finished:
             self._check_all_up(now)
-        elif self._state is not JobState.STOPPING:
+        elif self.state is not JobState.STOPPING:
             self._end(JobState.FINISHED, now)
 
     def _on_task_canceled(self, event: on.TaskCanceled, now: Instant) -> None:
         """A task that ended as cancelled without a request counts as failed."""
-        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
-            if self._tasks.move(event.execution, DeployedTaskState.CANCELED):
+        if self.state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+            if self.tasks.move(event.execution, DeployedTaskState.CANCELED):
                 self._check_all_gone(now)
-        elif self._tasks.move(event.execution, DeployedTaskState.FAILED):
+        elif self.tasks.move(event.execution, DeployedTaskState.FAILED):
             self._fail(FailureInfo("TaskCanceled", f"{event.execution} was cancelled by itself"), now)
 
     def _on_task_failed(self, event: on.TaskFailed, now: Instant) -> None:
-        if not self._tasks.move(event.execution, DeployedTaskState.FAILED):
+        if not self.tasks.move(event.execution, DeployedTaskState.FAILED):
             return
-        if self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+        if self.state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._check_all_gone(now)
         else:
             self._fail(event.cause, now)
 
     def _on_job_failed(self, event: on.JobFailed, now: Instant) -> None:
         # Tasks are being cancelled for a restart that would no longer help.
-        if self._state is JobState.CLEARING and not event.recoverable:
+        if self.state is JobState.CLEARING and not event.recoverable:
             self._cause = event.cause
             self._enter(JobState.FAILING, now, event.cause)
-        elif self._state not in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
+        elif self.state not in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING):
             self._fail(event.cause, now, event.recoverable, self._backoff.pause_ms(event.failed_checkpoints))
 
     # --- failure and restart
@@ -284,30 +268,30 @@ class JobMachine:
 
     def _clear(self, state: JobState, now: Instant, cause: FailureInfo | None = None) -> None:
         """Enters CLEARING, FAILING or CANCELLING; leaves it at once when no task is left."""
-        had_tasks = self._state.has_tasks
-        if self._state is JobState.BACKING_OFF:
+        had_tasks = self.state.has_tasks
+        if self.state is JobState.BACKING_OFF:
             # The timer may have fired already and its event be queued.
             self._generation += 1
             self._emit(out.CancelRestart())
         # Tasks are cancelled only once: cancelling a failing job only changes its final state.
-        already_clearing = self._state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
+        already_clearing = self.state in (JobState.CLEARING, JobState.FAILING, JobState.CANCELLING)
         self._enter(state, now, cause)
         if had_tasks and not already_clearing:
             self._emit(out.TasksLeaveRunning())
-            if self._tasks.alive:
-                self._emit(out.CancelTasks(self._tasks.alive))
+            if self.tasks.alive:
+                self._emit(out.CancelTasks(self.tasks.alive))
         self._check_all_gone(now)
 
     def _check_all_gone(self, now: Instant) -> None:
-        if self._tasks.alive:
+        if self.tasks.alive:
             return
-        if self._state is JobState.CANCELLING:
+        if self.state is JobState.CANCELLING:
             self._end(JobState.CANCELED, now)
         elif self._stop is not None and self._stop.location is None:
             return  # the outcome of the savepoint decides whether the job may restart
-        elif self._state is JobState.FAILING:
+        elif self.state is JobState.FAILING:
             self._end(JobState.FAILED, now)
-        elif self._state is JobState.CLEARING:
+        elif self.state is JobState.CLEARING:
             self._back_off(now)
 
     def _back_off(self, now: Instant) -> None:
@@ -319,7 +303,7 @@ class JobMachine:
         self._emit(out.ScheduleRestart(self._generation, self._restart_at))
 
     def _on_restart_timer(self, event: on.RestartTimerFired, now: Instant) -> None:
-        if self._state is not JobState.BACKING_OFF or event.generation != self._generation:
+        if self.state is not JobState.BACKING_OFF or event.generation != self._generation:
             return
         if now.rel_ms < self._restart_at:
             self._emit(out.ScheduleRestart(self._generation, self._restart_at))
@@ -329,12 +313,12 @@ class JobMachine:
     def _on_redeploy(self, event: on.RedeployRequested, now: Instant) -> None:
         """Without tasks, the next deployment uses the new plan; a stop or an end takes precedence."""
         self._subtasks = event.subtasks
-        if self._state in (JobState.DEPLOYING, JobState.RUNNING):
+        if self.state in (JobState.DEPLOYING, JobState.RUNNING):
             if event.at_once:
                 self._restart_at = now.rel_ms
                 self._clear(JobState.CLEARING, now)
         # Nothing is deployed: slots are requested again under a new attempt number, so that late answers do not count.
-        elif self._state in (JobState.ACQUIRING, JobState.RESTORING):
+        elif self.state in (JobState.ACQUIRING, JobState.RESTORING):
             self._acquire(now)
 
     def _on_restart_strategy_replaced(self, event: on.RestartStrategyReplaced, now: Instant) -> None:
@@ -344,15 +328,15 @@ class JobMachine:
     # --- end
 
     def _on_cancel(self, event: on.CancelRequested, now: Instant) -> None:
-        if self._state is not JobState.CANCELLING:
+        if self.state is not JobState.CANCELLING:
             self._clear(JobState.CANCELLING, now)
 
     def _on_suspend(self, event: on.SuspendRequested, now: Instant) -> None:
-        if self._state is JobState.BACKING_OFF:
+        if self.state is JobState.BACKING_OFF:
             self._emit(out.CancelRestart())
-        if self._tasks.alive:
+        if self.tasks.alive:
             self._emit(out.TasksLeaveRunning())
-            self._emit(out.CancelTasks(self._tasks.alive))
+            self._emit(out.CancelTasks(self.tasks.alive))
         self._end(JobState.SUSPENDED, now)
 
     def _end(self, state: JobState, now: Instant) -> None:
@@ -363,17 +347,17 @@ class JobMachine:
             if state is JobState.FINISHED and location is not None:
                 self._emit(out.StopCompleted(self._stop.request_id, location))
             else:
-                reason = f"The job ended as {self._status.value} before it was stopped."
+                reason = f"The job ended as {self.status.value} before it was stopped."
                 self._emit(out.StopFailed(self._stop.request_id, reason if cause is None else cause.message, location))
             self._stop = None
-        self._emit(out.JobEnded(self._status, now.abs_ms, cause, location))
+        self._emit(out.JobEnded(self.status, now.abs_ms, cause, location))
 
     # --- stop with savepoint
 
     def _on_stop(self, event: on.StopRequested, now: Instant) -> None:
-        if self._state is not JobState.RUNNING:
+        if self.state is not JobState.RUNNING:
             reason = "Another stop is in progress." if self._stop is not None else "The job is not running."
-            if self._state is JobState.DEPLOYING:
+            if self.state is JobState.DEPLOYING:
                 reason = "Some tasks of the job are not running yet."
             self._emit(out.StopFailed(event.request_id, reason))
             return
@@ -387,17 +371,17 @@ class JobMachine:
         if self._stop is None or event.request_id != self._stop.request_id:
             return
         self._stop.location = event.location
-        if self._state is JobState.STOPPING:
+        if self.state is JobState.STOPPING:
             self._enter(JobState.ENDING, now)
-            if self._tasks.all_finished:
+            if self.tasks.all_finished:
                 self._end(JobState.FINISHED, now)
-        elif self._state is JobState.CLEARING:
+        elif self.state is JobState.CLEARING:
             assert self._cause is not None
             # A restart was planned, but the savepoint is complete: restarting would commit twice.
             self._cause = _failed_after_savepoint(event.location, self._cause)
             self._enter(JobState.FAILING, now, self._cause)
             self._check_all_gone(now)
-        elif self._state is JobState.FAILING:
+        elif self.state is JobState.FAILING:
             self._check_all_gone(now)
 
     def _on_savepoint_failed(self, event: on.SavepointFailed, now: Instant) -> None:
@@ -405,10 +389,10 @@ class JobMachine:
             return
         self._stop = None
         self._emit(out.StopFailed(event.request_id, event.message))
-        if self._state is not JobState.STOPPING:
+        if self.state is not JobState.STOPPING:
             self._check_all_gone(now)
         # The data has ended by itself in the meantime: there is nothing left to stop.
-        elif self._tasks.all_finished:
+        elif self.tasks.all_finished:
             self._end(JobState.FINISHED, now)
         elif event.reached_tasks:
             # Sources may have stopped for good: the job restarts from its latest checkpoint, not asking the strategy.

@@ -20,10 +20,9 @@ class JobStatus(StrEnum):
     SUSPENDED = "SUSPENDED"
     RECONCILING = "RECONCILING"
 
-    @property
-    def is_globally_terminal(self) -> bool:
+    def __init__(self, text: str) -> None:
+        self.is_globally_terminal = text in ("FAILED", "CANCELED", "FINISHED")
         """Whether the status is final on every driver."""
-        return self in (JobStatus.FAILED, JobStatus.CANCELED, JobStatus.FINISHED)
 
     @property
     def is_terminal(self) -> bool:

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.events import LeftoversFound
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.sink_state import SinkLineage, new_sink_id, pending_names, restored_sink_ids
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.connectors.part_directory import PartDirectory
 from ckpt_runtime.connectors.part_names import owner_of
 from ckpt_runtime.graph.job_graph import JobGraph

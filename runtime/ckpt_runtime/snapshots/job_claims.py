@@ -21,8 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.processes import process_mark
 from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.snapshots.catalogue import dispose_of

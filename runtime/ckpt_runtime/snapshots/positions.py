@@ -23,7 +23,7 @@ from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.storage.errors import InvalidLocationError
 
-ALLOWED = "earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it says otherwise), or offsets as JSON"
+ALLOWED = "earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it has an offset), or offsets as JSON"
 
 
 def start_position(text: str, now_ms: int) -> StartPosition:

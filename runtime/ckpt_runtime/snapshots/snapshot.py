@@ -27,13 +27,13 @@ from pathlib import Path
 from msgspec import structs
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OtherVersionError
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateStream,
     KeyedHandle,
     KeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
+    is_shared,
 )
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve

@@ -19,7 +19,6 @@ from msgspec import to_builtins
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.processes.process_mark import RELEASED
 from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, is_checkpoint_name, is_job_id
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -28,7 +27,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import Location, delete_file, identity, list_names, read_bytes, read_shown, resolve
-from ckpt_runtime.storage.publish import publish, replace
+from ckpt_runtime.storage.publish import checksum_of, publish, replace
 from ckpt_runtime.storage.versioned_document import MAX_DOCUMENT_BYTES, decode_document, encode_document
 
 CLAIM_NAME = "claim"

@@ -17,7 +17,6 @@ from enum import StrEnum
 from uuid import uuid4
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.checksums import RunningChecksum
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -30,6 +29,7 @@ from ckpt_runtime.storage.filesystem import (
     read_range,
     same_filesystem,
 )
+from ckpt_runtime.storage.publish import RunningChecksum
 from ckpt_runtime.storage.state_files import StateFileWriter
 
 _FICLONE = 0x40049409

@@ -28,12 +28,11 @@ from msgspec.structs import replace
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointerStore, JobCounters
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_file, list_names, make_directory, read_bytes, resolve
 from ckpt_runtime.storage.job_store import MAX_ARCHIVE_BYTES, JobStore
 from ckpt_runtime.storage.leader_store import LeaderStore
-from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.storage.versioned_document import Fence, FencedDocument, VersionedDocument, no_fence
 
 

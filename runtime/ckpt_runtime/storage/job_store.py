@@ -18,10 +18,9 @@ from ckpt_runtime.configuration.configuration import ChangeNote
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.storage.checkpoint_storage import check_job_id, is_job_id
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, ConflictError, CorruptFileError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, make_directory, read_bytes
-from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.storage.versioned_document import Fence, Revision, VersionedDocument, check_epoch, no_fence
 
 MAX_ARCHIVE_BYTES = 1 << 30

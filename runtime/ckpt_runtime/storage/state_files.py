@@ -18,7 +18,6 @@ from uuid import uuid4
 from fsspec.spec import AbstractBufferedFile
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
-from ckpt_runtime.storage.checksums import RunningChecksum, is_checksum
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -28,11 +27,10 @@ from ckpt_runtime.storage.filesystem import (
     naming,
     open_private,
     open_regular,
-    read_descriptor,
     read_range,
     resolve,
 )
-from ckpt_runtime.storage.publish import fsync_directory
+from ckpt_runtime.storage.publish import RunningChecksum, fsync_directory, is_checksum
 
 _BUFFER_BYTES = 1 << 20
 DEFAULT_MEMORY_THRESHOLD = 20 << 10
@@ -300,11 +298,7 @@ class StateFileReader:
 
     def _read_stored(self, offset: int, length: int) -> bytes:
         assert self._location is not None
-        if self._descriptor >= 0:
-            with naming("read", self._location):
-                data = read_descriptor(self._descriptor, offset, length)
-        else:
-            data = read_range(self._location, offset, length)
+        data = read_range(self._location, offset, length, self._descriptor)
         if len(data) != length:
             self._verify_length()  # a file that became shorter is damaged; a short answer alone proves nothing
             raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes", self.url)

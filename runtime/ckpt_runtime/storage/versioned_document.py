@@ -24,7 +24,6 @@ import orjson
 from msgspec import to_builtins
 
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -42,7 +41,7 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_bytes,
 )
-from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import checksum_of, publish
 
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 

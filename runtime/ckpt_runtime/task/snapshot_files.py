@@ -19,13 +19,13 @@ import pyarrow as pa
 from msgspec import structs
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, SavepointFormat
-from ckpt_runtime.checkpoint.shared_state_registry import is_shared
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     KeyedHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    is_shared,
 )
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import Watermark

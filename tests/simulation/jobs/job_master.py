@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
-from ckpt_runtime.jobmaster.job_record import JobRecord, OverridesChange
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import triggering
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailureManager, CheckpointFailures
+from ckpt_runtime.checkpoint.pending_checkpoint import TriggerRequest
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import CheckpointRequestDecider, TriggerRequest
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
 from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointRequestDecider, Triggering
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.durable_change import SettingsUpdate
 from ckpt_runtime.scheduler.job_core import JobCore
@@ -47,7 +47,7 @@ def _(original, pending, configuration, now_ms):
 
 @bug("a new timeout counts from the change", "571.3", Triggering, "_move_deadline", seed=28)
 def _(self, pending, now):
-    self._pending.move_deadline(pending, now.rel_ms + self._configuration.timeout_ms)
+    self._pending.move_deadline(pending, now.rel_ms + self._in_force.settings.timeout_ms)
     self._schedule_canceller(pending)
 
 

@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdUnavailableError
+from ckpt_runtime.checkpoint.triggering import CheckpointIdUnavailableError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.scheduler import core_events as core_out
 from ckpt_runtime.scheduler import job_effects as job_out

@@ -16,8 +16,8 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.pending_checkpoint import TriggerRequest
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import TriggerRequest
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects as job_out

@@ -10,12 +10,13 @@ RIGHT = "n LONG, key STRING, rt TIMESTAMP"
 NEAR = "k = key AND rt BETWEEN lt - INTERVAL 3 SECONDS AND lt + INTERVAL 5 SECONDS"
 
 
-def pipeline(spark: SparkSession, source: str, directory: str, output: str) -> None:
-    """Starts all queries below."""
+def pipeline(spark: SparkSession, source: str, directory: str, output: str, names: str) -> None:
+    """Starts the queries with these names, which commas separate."""
     left = spark.readStream.format(source).schema(LEFT).load(f"{directory}/left")
     right = spark.readStream.format(source).schema(RIGHT).load(f"{directory}/right")
-    for name, frame in queries(left, right).items():
-        frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
+    found = queries(left, right)
+    for name in names.split(","):
+        found[name].writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
 
 
 def _windows(left: DataFrame, right: DataFrame) -> dict[str, DataFrame]:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -27,45 +27,56 @@ from tests.support.killed_steps import killed
 Place = tuple[type, str]
 """A class and the name of its method."""
 
-_WRITES: dict[str, Place] = {
-    "parquet": (file_sink.PartWriter, "write"),
-    "delta": (file_sink.PartWriter, "write"),
-    "foreachBatch": (file_sink.PartWriter, "write"),
-    "postgresql": (postgres_sink.PostgresWriter, "write"),
-    "postgresql-prepared": (postgres_sink.PostgresWriter, "write"),
-    "kafka": (kafka_sink._KafkaWriter, "write"),
-}
-_PREPARES: dict[str, Place] = {
-    "parquet": (file_sink.PartWriter, "prepare_commit"),
-    "delta": (delta_sink._DeltaWriter, "prepare_commit"),
-    "foreachBatch": (file_sink.PartWriter, "prepare_commit"),
-    "postgresql": (postgres_sink.PostgresWriter, "prepare_commit"),
-    "postgresql-prepared": (postgres_sink.PostgresWriter, "prepare_commit"),
-    "kafka": (kafka_sink._TransactionWriter, "prepare_commit"),
-}
-_COMMITS: dict[str, Place] = {
-    "parquet": (file_sink._PartCommitter, "commit"),
-    "delta": (delta_sink.DeltaCommitter, "commit"),
-    "foreachBatch": (staged_sinks._BatchCommitter, "commit"),
-    "postgresql": (postgres_sink.PostgresCommitter, "commit"),
-    "postgresql-prepared": (postgres_sink.PostgresCommitter, "commit"),
-    "kafka": (kafka_sink.TransactionCommitter, "commit"),
-}
-_PUBLISHES: dict[str, Place] = {
-    "parquet": (file_sink.PartDirectory, "commit"),
-    "delta": (delta_sink.DeltaCommitter, "publish"),
-    "foreachBatch": (staged_sinks._BatchCommitter, "_call"),
-    "postgresql": (postgres_sink.PostgresCommitter, "merge"),
-    "postgresql-prepared": (postgres_sink.PostgresCommitter, "commit_prepared"),
-    "kafka": (kafka_sink._TransactionalProducer, "commit"),
-}
-_CLEAN_UPS: dict[str, Place] = {
-    "parquet": (file_sink.FileSink, "clean_up"),
-    "delta": (file_sink.FileSink, "clean_up"),
-    "foreachBatch": (file_sink.FileSink, "clean_up"),
-    "postgresql": (postgres_sink.PostgresSink, "clean_up"),
-    "postgresql-prepared": (postgres_sink.PostgresSink, "clean_up"),
-    "kafka": (kafka_sink.TransactionCommitter, "_abort_subtask"),
+
+class Steps(NamedTuple):
+    """Where a sink writes, prepares, commits, shows its rows, and cleans up."""
+
+    write: Place
+    prepare: Place
+    commit: Place
+    publish: Place
+    clean_up: Place
+
+
+_WRITES_PART, _CLEANS_PARTS = (file_sink.PartWriter, "write"), (file_sink.FileSink, "clean_up")
+_POSTGRES = Steps(
+    (postgres_sink.PostgresWriter, "write"),
+    (postgres_sink.PostgresWriter, "prepare_commit"),
+    (postgres_sink.PostgresCommitter, "commit"),
+    (postgres_sink.PostgresCommitter, "merge"),
+    (postgres_sink.PostgresSink, "clean_up"),
+)
+_STEPS = {
+    "parquet": Steps(
+        _WRITES_PART,
+        (file_sink.PartWriter, "prepare_commit"),
+        (file_sink._PartCommitter, "commit"),
+        (file_sink.PartDirectory, "commit"),
+        _CLEANS_PARTS,
+    ),
+    "delta": Steps(
+        _WRITES_PART,
+        (delta_sink._DeltaWriter, "prepare_commit"),
+        (delta_sink.DeltaCommitter, "commit"),
+        (delta_sink.DeltaCommitter, "publish"),
+        _CLEANS_PARTS,
+    ),
+    "foreachBatch": Steps(
+        _WRITES_PART,
+        (file_sink.PartWriter, "prepare_commit"),
+        (staged_sinks._BatchCommitter, "commit"),
+        (staged_sinks._BatchCommitter, "_call"),
+        _CLEANS_PARTS,
+    ),
+    "postgresql": _POSTGRES,
+    "postgresql-prepared": _POSTGRES._replace(publish=(postgres_sink.PostgresCommitter, "commit_prepared")),
+    "kafka": Steps(
+        (kafka_sink._KafkaWriter, "write"),
+        (kafka_sink._TransactionWriter, "prepare_commit"),
+        (kafka_sink.TransactionCommitter, "commit"),
+        (kafka_sink._TransactionalProducer, "commit"),
+        (kafka_sink.TransactionCommitter, "_abort_subtask"),
+    ),
 }
 
 
@@ -92,11 +103,12 @@ def arm(format_: str, faults: str) -> None:
     def kills(step: str) -> Callable[[], None]:
         return functools.partial(killed, faults, step)
 
-    wrap(_WRITES[format_], None, kills("write"))
-    wrap(_PREPARES[format_], None, kills("prepare"))
-    wrap(_COMMITS[format_], kills("notify"), kills("commit"))
-    wrap(_PUBLISHES[format_], None, kills("publish"))
-    wrap(_CLEAN_UPS[format_], kills("clean-up"), None)
+    steps = _STEPS[format_]
+    wrap(steps.write, None, kills("write"))
+    wrap(steps.prepare, None, kills("prepare"))
+    wrap(steps.commit, kills("notify"), kills("commit"))
+    wrap(steps.publish, None, kills("publish"))
+    wrap(steps.clean_up, kills("clean-up"), None)
 
 
 def pipeline(spark: SparkSession, format_: str, source: str, rate: str, options: str, faults: str) -> None:

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 url, path = sys.argv[1:]
 spark = SparkSession.builder.remote(url).getOrCreate()
 schema = "country STRING, amount DOUBLE, quantity INT"
-spark.conf.set("execution.checkpointing.interval", "100 ms")
+spark.conf.set("execution.checkpointing.interval", "250 ms")
 batch = spark.read.schema(schema).parquet(path)
 stream = spark.readStream.schema(schema).parquet(path)
 seen: dict[str, Any] = {}

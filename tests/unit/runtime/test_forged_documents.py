@@ -74,12 +74,11 @@ from ckpt_runtime.snapshots.inspection import states_of, summarized
 from ckpt_runtime.snapshots.snapshot import Snapshot
 from ckpt_runtime.spark.launch import SessionInfo
 from ckpt_runtime.storage import metadata
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.claims import Claim, Claimant, _read_successor, read_claim
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
 from ckpt_runtime.storage.metadata import read_metadata
-from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry, read_entry
 from ckpt_runtime.storage.versioned_document import decode_document, encode_document
 from tests.support.forging import FEW_VALUES, unnamed_errors

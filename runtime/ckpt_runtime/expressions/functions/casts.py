@@ -175,7 +175,7 @@ def _decoded(value: Value) -> Value:
         return value.cast(pa.string())
     except pa.ArrowInvalid:
         raise EvaluationError(
-            "INVALID_UTF8_STRING", "the bytes are not UTF-8; the engine keeps valid text only"
+            "INVALID_UTF8_STRING", "the bytes are not UTF-8; the engine supports valid text only"
         ) from None
 
 

@@ -95,11 +95,11 @@ def corrupt_column(call: Call, options: Mapping[str, str]) -> str | None:
     if name not in fields:
         return None
     if fields[name] != "string":
-        raise UnsupportedExpressionError(f"{function} with a column {name} that is no string")
+        raise UnsupportedExpressionError(f"{function} with a column {name} that is not a string")
     if _CORRUPT not in options:
         raise UnsupportedExpressionError(
             f"{function} with a column {name}",
-            f"name it by the option {_CORRUPT}: without options, Spark's optimizer may leave out the columns whose "
+            f"name it in the option {_CORRUPT}: without options, Spark's optimizer may remove the columns whose "
             "values are bad",
         )
     return name

@@ -63,7 +63,7 @@ def shifted(micros: int, zone: datetime.tzinfo, months: int, days: int, rest: in
             micros = later
     found = micros + rest
     if not -(1 << 63) <= found < 1 << 63:
-        raise EvaluationError("DATETIME_OVERFLOW", "the moment is outside of the range of timestamps")
+        raise EvaluationError("DATETIME_OVERFLOW", "the timestamp is out of range")
     return found
 
 
@@ -335,7 +335,7 @@ _LONGEST = 1_000_000
 def _check_length(found: list[int]) -> None:
     if len(found) > _LONGEST:
         raise EvaluationError(
-            "COLLECTION_SIZE_LIMIT_EXCEEDED", f"a sequence has more than {_LONGEST} elements, the most in the engine"
+            "COLLECTION_SIZE_LIMIT_EXCEEDED", f"a sequence has more than {_LONGEST} elements, the engine's limit"
         )
 
 

@@ -75,7 +75,7 @@ def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
 def duplicate_key(key: object) -> EvaluationError:
     """Returns the error for a map with a repeated key."""
-    return EvaluationError("DUPLICATED_MAP_KEY", f"the map gets the key {key!r} twice")
+    return EvaluationError("DUPLICATED_MAP_KEY", f"the map contains the key {key!r} twice")
 
 
 def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:

@@ -369,7 +369,9 @@ def _elt(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
             return None
         if not 1 <= index <= len(values):
             if call.mode == "ansi":
-                raise EvaluationError("INVALID_ARRAY_INDEX", f"elt has {len(values)} values, not a number {index}")
+                raise EvaluationError(
+                    "INVALID_ARRAY_INDEX", f"elt has {len(values)} values, so {index} is not an index"
+                )
             return None
         return values[index - 1]
 

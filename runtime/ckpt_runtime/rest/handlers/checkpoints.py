@@ -40,7 +40,7 @@ from ckpt_runtime.rest.bodies import (
     spelled,
 )
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.request_body import (
+from ckpt_runtime.rest.parameters import (
     CheckpointId,
     CompletedBefore,
     Condition,
@@ -48,11 +48,10 @@ from ckpt_runtime.rest.request_body import (
     Requester,
     SavepointDirectory,
     SavepointsOfJob,
-    TheDispatcher,
     TriggerId,
     VertexId,
 )
-from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
+from ckpt_runtime.rest.responses import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 checkpoints = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])

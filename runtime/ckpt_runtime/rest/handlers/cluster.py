@@ -27,6 +27,7 @@ from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.rest import job_answers, metrics
 from ckpt_runtime.rest.bodies import (
+    PART_NAME,
     Body,
     EntryPoint,
     Flag,
@@ -37,11 +38,12 @@ from ckpt_runtime.rest.bodies import (
     Texts,
     Within,
     body_of,
+    receive_pipeline,
     spelled,
+    whole_request,
 )
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.request_body import (
-    PART_NAME,
+from ckpt_runtime.rest.parameters import (
     Aggregations,
     ApplicationId,
     Condition,
@@ -52,13 +54,10 @@ from ckpt_runtime.rest.request_body import (
     PipelineId,
     SelectedTaskManagers,
     SlotAgentId,
-    TheDispatcher,
     aggregations,
     listed,
-    receive_pipeline,
-    whole_request,
 )
-from ckpt_runtime.rest.responses import BadRequest, flink_router, now_ms
+from ckpt_runtime.rest.responses import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 cluster = flink_router(tags=["cluster"])

@@ -11,17 +11,19 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BeforeValidator, RootModel, create_model
 
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, CheckpointRetention
 from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.configuration import (
+    PERIODIC_OFF,
     CheckpointConfig,
     ConfigChange,
+    Externalization,
     JobConfig,
     ParallelismRange,
     VertexRequirements,
 )
-from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, EffectiveCheckpointConfig
 from ckpt_runtime.rest.bodies import (
     Body,
     ClosedBody,
@@ -32,11 +34,11 @@ from ckpt_runtime.rest.bodies import (
     Within,
     body_of,
     spelled,
+    whole_request,
 )
-from ckpt_runtime.rest.checkpoint_answers import config as checkpoint_config
 from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.request_body import Condition, JobId, TheDispatcher, whole_request
-from ckpt_runtime.rest.responses import BadRequest, echo, flink_router
+from ckpt_runtime.rest.parameters import Condition, JobId
+from ckpt_runtime.rest.responses import BadRequest, TheDispatcher, echo, flink_router
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 job_configuration = flink_router(prefix="/jobs/{jobid}/config", tags=["job configuration"])
@@ -65,6 +67,30 @@ _CHECKPOINT_PATCH = json_body(
 )
 
 
+def shown_settings(effective: EffectiveCheckpointConfig) -> CheckpointConfig:
+    """Flink's fields, then ``max_inflight_data_bytes`` and ``overrides`` (FLIP-571)."""
+    settings = effective.settings
+    return CheckpointConfig(
+        mode="exactly_once" if effective.exactly_once else "at_least_once",
+        interval=PERIODIC_OFF if settings.interval_ms is None else settings.interval_ms,
+        timeout_ms=settings.timeout_ms,
+        min_pause_ms=settings.min_pause_ms,
+        max_concurrent=settings.max_concurrent,
+        tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints,
+        aligned_timeout_ms=settings.aligned_timeout_ms,
+        unaligned=settings.unaligned_enabled,
+        max_inflight_data_bytes=settings.max_inflight_data_bytes,
+        checkpoints_after_tasks_finish=settings.checkpoints_after_tasks_finish,
+        externalization=Externalization(
+            settings.retention is not CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
+            settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
+        ),
+        state_backend=effective.state_backend,
+        checkpoint_storage=effective.checkpoint_storage,
+        overrides=tuple(name for name, setting in PATCHABLE.items() if setting.field in effective.overrides),
+    )
+
+
 def overrides_of(body: ClosedBody) -> CheckpointOverrides:
     """The overrides for the fields given in the request."""
     return CheckpointOverrides(**{PATCHABLE[name].field: getattr(body, name) for name in body.model_fields_set})
@@ -73,7 +99,7 @@ def overrides_of(body: ClosedBody) -> CheckpointOverrides:
 @checkpoint_configuration.get("/config", responses=_READ)
 async def effective(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """The checkpoint settings in effect."""
-    return checkpoint_config(await dispatcher.checkpoint_config(job_id))
+    return shown_settings(await dispatcher.checkpoint_config(job_id))
 
 
 @checkpoint_configuration.get("/configuration", responses=_READ)
@@ -87,13 +113,13 @@ async def patch(
     job_id: JobId, dispatcher: TheDispatcher, body: Annotated[ClosedBody, body_of(PatchBody)]
 ) -> CheckpointConfig:
     """Change checkpoint settings while the job runs."""
-    return checkpoint_config(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
+    return shown_settings(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
 
 
 @checkpoint_configuration.delete("/configuration", responses=_CHANGE, dependencies=[Depends(whole_request)])
 async def reset(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """Return to the submitted checkpoint settings."""
-    return checkpoint_config(await dispatcher.delete_checkpoint_config_overrides(job_id))
+    return shown_settings(await dispatcher.delete_checkpoint_config_overrides(job_id))
 
 
 # --- the configuration of the job

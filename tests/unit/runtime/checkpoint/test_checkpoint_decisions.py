@@ -7,32 +7,33 @@ from dataclasses import replace
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
 from ckpt_runtime.checkpoint.execution_view import calculate_plan
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailureManager
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
+from ckpt_runtime.checkpoint.pending_checkpoint import TriggerRequest
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import (
-    CAPACITY,
-    CheckpointRequestDecider,
-    Load,
-    RequestVerdict,
-    TriggerRequest,
-)
 from ckpt_runtime.checkpoint.retention import (
     CheckpointCleaner,
     CompletedCheckpointStore,
     RetainedCheckpoint,
     UnexpectedAnswerError,
 )
-from ckpt_runtime.checkpoint.shared_state_registry import (
+from ckpt_runtime.checkpoint.state_handles import (
     FileGivenUpError,
     SharedStateConflictError,
     SharedStateRegistry,
+    SubtaskState,
 )
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.triggering import (
+    CAPACITY,
+    CheckpointIdCounter,
+    CheckpointRequestDecider,
+    Load,
+    RequestVerdict,
+)
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.unit.runtime.checkpoint.checkpoint_driver import (
     SAVEPOINT,
@@ -43,6 +44,10 @@ from tests.unit.runtime.checkpoint.checkpoint_driver import (
 
 PLAIN = CheckpointProperties()
 IDLE = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=0)
+
+
+def in_force(**settings):
+    return SettingsInForce(CheckpointConfiguration(**settings))
 
 
 def request(sequence, properties=PLAIN, at=0, **more):
@@ -144,19 +149,19 @@ class TestPlan:
 
 class TestFailureManager:
     def test_tolerates_so_many_in_a_row(self):
-        manager = CheckpointFailureManager(2)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=2))
         results = [manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, number) for number in (1, 2, 3)]
         assert results == [False, False, True]
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
 
     def test_success_resets_and_older_ids_no_longer_count(self):
-        manager = CheckpointFailureManager(0)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         manager.on_success(5)
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
         assert manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 6)
 
     def test_how_often_the_job_failed_is_counted_over_deployments_until_one_succeeds(self):
-        manager = CheckpointFailureManager(0)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         for number in (1, 2):
             assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
             manager.on_restart()
@@ -167,14 +172,14 @@ class TestFailureManager:
         assert manager.failed_jobs == 0
 
     def test_an_id_counts_once_and_failures_without_id_always(self):
-        manager = CheckpointFailureManager(1)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=1))
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
         assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN)
 
     @pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_counted])
     def test_what_is_not_counted(self, reason):
-        assert not CheckpointFailureManager(0).on_failure(reason, PLAIN, 1)
+        assert not CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0)).on_failure(reason, PLAIN, 1)
 
     def test_counted_reasons(self):
         assert {reason.name for reason in Reason if reason.is_counted} == {
@@ -186,12 +191,12 @@ class TestFailureManager:
         }
 
     def test_savepoints_count_only_when_a_task_says_so(self):
-        manager = CheckpointFailureManager(0)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, SAVEPOINT, 1)
         assert manager.on_failure(Reason.CHECKPOINT_DECLINED, SAVEPOINT, 2, task_level=True)
 
     def test_an_attempt_that_is_gone_does_not_fail_the_job(self):
-        manager = CheckpointFailureManager(0)
+        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED_TASK_NOT_READY, SYNC_SAVEPOINT, 2, **gone)
@@ -203,7 +208,7 @@ def completed(number, properties=PLAIN):
 
 class TestStore:
     def test_subsumes_the_oldest(self):
-        store = CompletedCheckpointStore(2)
+        store = CompletedCheckpointStore(in_force(retained=2))
         assert store.latest is None
         assert store.latest_is_owned
         dropped = [store.add(RetainedCheckpoint(completed(number))) for number in (1, 2, 3)]
@@ -212,17 +217,17 @@ class TestStore:
         assert [entry.checkpoint.id for entry in store.clear()] == [2, 3]
 
     def test_ids_rise(self):
-        store = CompletedCheckpointStore(2, [RetainedCheckpoint(completed(5))])
+        store = CompletedCheckpointStore(in_force(retained=2), [RetainedCheckpoint(completed(5))])
         with pytest.raises(ValueError, match="5"):
             store.add(RetainedCheckpoint(completed(5)))
 
     def test_recovered_in_any_order_and_a_restored_savepoint(self):
         entries = [RetainedCheckpoint(completed(7)), RetainedCheckpoint(completed(3, SAVEPOINT), owned=False)]
-        store = CompletedCheckpointStore(5, entries)
+        store = CompletedCheckpointStore(in_force(retained=5), entries)
         assert store.latest_id == 7
         assert store.lowest_retained() == 7
         assert store.latest_is_owned
-        assert not CompletedCheckpointStore(1, entries[1:]).latest_is_owned
+        assert not CompletedCheckpointStore(in_force(retained=1), entries[1:]).latest_is_owned
 
 
 class TestRegistry:
@@ -258,7 +263,7 @@ class TestRegistry:
         with pytest.raises(SharedStateConflictError, match="/s/x belongs to"):
             registry.register(2, state_with_file("/s/x"))
         registry.unregister_unused(9)
-        with pytest.raises(SharedStateConflictError, match="/s/x was given up"):
+        with pytest.raises(SharedStateConflictError, match="/s/x was already released"):
             registry.register(10, state_with_file("/s/x"))
 
     def test_a_file_that_was_given_up_is_refused_and_the_others_are_kept_in_mind(self):
@@ -271,7 +276,7 @@ class TestRegistry:
                 "b": state_with_file("/s/new").operators["source"],
             }
         )
-        with pytest.raises(FileGivenUpError, match="/s/x was given up"):
+        with pytest.raises(FileGivenUpError, match="/s/x was already released"):
             registry.register(2, mixed)
         assert registry.unregister_all() == ("/s/new",)
 
@@ -287,7 +292,7 @@ class TestRegistry:
         registry.unregister_unused(2)
         registry.register(2, state_with_file("/s/y", 1))
         both = SubtaskState({name: state_with_file(f"/s/{name}", 2).operators["source"] for name in "xy"})
-        with pytest.raises(SharedStateConflictError, match="/s/x was given up.*/s/y: registered") as refused:
+        with pytest.raises(SharedStateConflictError, match="/s/x was already released.*/s/y: registered") as refused:
             registry.register(3, both)
         assert not isinstance(refused.value, FileGivenUpError)
 

@@ -73,7 +73,10 @@ def test_settings_under_which_brokers_would_abort_transactions_are_refused(overr
 
 @pytest.mark.parametrize(
     ("backlog_ms", "named"),
-    [(300_000, "interval_during_backlog_ms 300000"), (0, "no periodic checkpoint while sources process a backlog")],
+    [
+        (300_000, "interval_during_backlog_ms 300000"),
+        (0, "no periodic checkpoint would be taken while sources process a backlog"),
+    ],
 )
 def test_interval_during_a_backlog_is_checked_against_transactions_too(backlog_ms, named):
     submitted = CheckpointConfiguration(

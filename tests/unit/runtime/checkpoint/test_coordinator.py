@@ -414,7 +414,7 @@ class TestRetention:
         driver.ack(number, driver.executions[0], state=state_with_file("/s/1"))
         failed = driver.one(out.RequestFailed)
         assert failed.reason is Reason.CHECKPOINT_BASE_REPLACED
-        assert "/s/1 was given up" in failed.message
+        assert "/s/1 was already released" in failed.message
         assert driver.of(out.FailJob) == []
 
     def test_another_file_under_a_known_path_is_one(self):

@@ -11,9 +11,9 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter, CheckpointIdUnavailableError
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
 FINAL = on.TimerKind.FINAL_CHECKPOINT

@@ -9,27 +9,25 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import Completion
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
+from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
+from ckpt_runtime.checkpoint.coordinator import Restoring
 from ckpt_runtime.checkpoint.execution_view import ExecutionView
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.failures import CheckpointFailures
-from ckpt_runtime.checkpoint.id_counter import CheckpointIdCounter
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.pending_checkpoint import (
     ABORTED_REMEMBERED,
     PendingCheckpoint,
     PendingCheckpoints,
     PendingState,
+    TriggerRequest,
 )
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.request_decider import TriggerRequest
-from ckpt_runtime.checkpoint.restoring import Restoring
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
 PLAIN = CheckpointProperties()
@@ -54,10 +52,11 @@ class Parts:
         self.ids = CheckpointIdCounter()
         self.view = ExecutionView(GRAPH)
         self.pending = PendingCheckpoints(self.stats)
+        self.in_force = in_force = SettingsInForce(configuration)
         self.schedule = CheckpointSchedule(configuration, None, self.view, emit)
-        self.retention = Retention("job", configuration, recovered, self.stats, emit)
+        self.retention = Retention("job", in_force, recovered, self.stats, emit)
         self.failures = CheckpointFailures(
-            configuration.tolerable_failed_checkpoints,
+            in_force,
             self.pending,
             self.view,
             self.schedule,
@@ -66,7 +65,7 @@ class Parts:
             emit,
         )
         self.triggering = Triggering(
-            configuration, self.ids, self.pending, self.view, self.schedule, self.retention, self.failures, emit
+            in_force, self.ids, self.pending, self.view, self.schedule, self.retention, self.failures, emit
         )
         self.completion = Completion(
             "job", None, self.pending, self.schedule, self.retention, self.failures, self.stats, emit
@@ -286,7 +285,7 @@ class TestRetention:
 
     def test_new_settings_count_at_the_end(self):
         parts = Parts([RetainedCheckpoint(completed(1))])
-        parts.retention.configure(CheckpointConfiguration(retention=CheckpointRetention.RETAIN_ON_CANCELLATION))
+        parts.in_force.settings = CheckpointConfiguration(retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
         parts.retention.release("CANCELED")
         assert parts.taken() == [out.RemoveFromStore(1)]
 
@@ -355,7 +354,7 @@ class TestFailures:
 
     def test_new_limits_and_deployments(self):
         parts = Parts().deploy()
-        parts.failures.configure(1)
+        parts.in_force.settings = CheckpointConfiguration(tolerable_failed_checkpoints=1)
         for number, fails in ((1, False), (2, True), (3, False)):
             parts.failures.abort(parts.add(number), Reason.CHECKPOINT_EXPIRED, NOW)
             assert (out.FailJob in [type(effect) for effect in parts.taken()]) is fails

@@ -122,7 +122,7 @@ def test_what_a_snapshot_covers_is_kept(
     )
     write_metadata(resolve(str(savepoint)), taken.to_json())
     assert ckpt("leftovers", str(out), "--pending", "--keep", str(savepoint), "--remove", "--json") == 0
-    assert listed(capsys) == {(ENDED, None): None, (ENDED, 5): "a snapshot to keep covers it"}
+    assert listed(capsys) == {(ENDED, None): None, (ENDED, 5): "a snapshot given with --keep covers it"}
     assert [name.rsplit(".", 1)[-1] for name in names(out)] == ["pending"]
 
 
@@ -132,7 +132,7 @@ def test_errors_delete_nothing(
     killed_sink(out, ENDED)
     before = names(out)
     assert ckpt("leftovers", str(out / "elsewhere"), "--remove") == 1
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "the directory does not exist" in capsys.readouterr().err
     assert ckpt("leftovers", str(out), "--remove", "--keep", str(out)) == 1
     assert ckpt("leftovers", str(out), "--remove", "--older-than", "soon") == 2
     assert ckpt("leftovers", str(out), "--remove", "--url", "http://127.0.0.1:9") == 3

@@ -220,7 +220,7 @@ def test_a_secret_of_sparks_is_refused_on_the_command_line(
         ("execution.checkpointing.intervall=10 s", "did you mean execution.checkpointing.interval"),
         ("rest-port=8081", "did you mean rest.port?"),
         ("rest.port=many", "'many' is not acceptable"),
-        ("spark.cores.max=4", "as --conf or in spark_conf, since it is Spark's"),
+        ("spark.cores.max=4", "as --conf or in spark_conf, because it is an option of Spark"),
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_before_anything_starts(

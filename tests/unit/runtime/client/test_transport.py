@@ -199,7 +199,7 @@ def test_invalid_url_is_refused(bad: str) -> None:
 
 @pytest.mark.parametrize("bad", ["http://u:secret@h", "u:secret@h:1", "http://u:secret@h:x", "u:secret@"])
 def test_url_with_a_password_is_refused_without_showing_it(bad: str) -> None:
-    with pytest.raises(InvalidUrl, match="without a user or password: the token is given apart") as raised:
+    with pytest.raises(InvalidUrl, match="without a user or password; the token is given separately") as raised:
         CkptClient(bad)
     assert "secret" not in str(raised.value)
 

@@ -212,7 +212,7 @@ def test_a_source_without_a_stream_reader_is_named() -> None:
             raise NotImplementedError
 
     with pytest.raises(
-        PlanError, match="Neither makes neither a streamReader nor a simpleStreamReader: it is not a stream"
+        PlanError, match="Neither has neither a streamReader nor a simpleStreamReader: it is not a stream"
     ):
         opened(enumerator(Neither), context())
 
@@ -312,7 +312,8 @@ def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:
     ranges = opened(planner, context())
     planner.poll()
     with pytest.raises(
-        ValueError, match=r"CountingReader.read yields a row with 1 values, declared are the columns \['n', 'label'\]"
+        ValueError,
+        match=r"CountingReader.read yields a row with 1 values, but the columns \['n', 'label'\] are declared",
     ):
         read_all(Counting, ranges, directory=world, form="wrong")
     narrow = RangeReaderOperator(
@@ -322,7 +323,7 @@ def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:
     )
     opened(narrow, context())
     narrow.process_batch(ranges.batches[0], 0)
-    with pytest.raises(ValueError, match="yields batches of .n: int64, label: string., declared is .n: int32"):
+    with pytest.raises(ValueError, match="yields batches of .n: int64, label: string., but .n: int32"):
         work_off(narrow)
 
 

@@ -214,7 +214,7 @@ def test_snapshot_whose_version_is_gone_is_named_at_a_restore(tmp_path: Path) ->
     deltalake.DeltaTable(tmp_path).create_checkpoint()
     for version in range(3):
         (tmp_path / "_delta_log" / f"{version:020}.json").unlink()
-    with pytest.raises(DeltaTableError, match="version 2 of the Delta table .* cannot be read any more"):
+    with pytest.raises(DeltaTableError, match="version 2 of the Delta table .* can no longer be read"):
         Job("delta", options(tmp_path), restored=state)
 
 
@@ -288,8 +288,8 @@ def test_files_with_deletion_vectors_are_refused_by_name_in_a_snapshot_and_in_a_
     ("given", "problem"),
     [
         ({"startingVersion": "first"}, "neither the number of a version nor 'latest'"),
-        ({"startingTimestamp": "2026-11-01"}, "no time with an offset"),
-        ({"startingTimestamp": "2026-11-01T00:00:00Z", "startingVersion": "1"}, "give one of them"),
+        ({"startingTimestamp": "2026-11-01"}, "not a time with an offset"),
+        ({"startingTimestamp": "2026-11-01T00:00:00Z", "startingVersion": "1"}, "set only one of them"),
         ({"readChangeFeed": "true"}, "does not know it"),
         ({"maxFilesPerTrigger": "0"}, "maxFilesPerTrigger"),
     ],
@@ -304,7 +304,7 @@ def test_a_place_without_a_table_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="there is no Delta table at"):
         source_schema("delta", options(tmp_path), None)
     append(tmp_path, 1)
-    with pytest.raises(PlanError, match="columns of its own"):
+    with pytest.raises(PlanError, match="columns of a Delta table are its own"):
         source_schema("delta", options(tmp_path), pa.schema([("n", pa.int64())]))
     with pytest.raises(DeltaTableError, match="'startingVersion': 7 is greater than 0"):
         Job("delta", options(tmp_path, startingVersion="7"))

@@ -178,5 +178,7 @@ def test_forged_committable_of_a_single_committer_is_refused_by_name(tmp_path: P
     found, refused = unnamed_errors(json.loads(text), committed)
     assert not found, "\n".join(found)
     assert refused > 0
-    with pytest.raises(CorruptStateError, match=r"operator 'op': what subtask 0 prepared for checkpoint 3 .*`\$.size`"):
+    with pytest.raises(
+        CorruptStateError, match=r"operator 'op': the committables of subtask 0 for checkpoint 3 .*`\$.size`"
+    ):
         committed({**json.loads(text), "size": "x"})

@@ -102,14 +102,14 @@ def test_frame_that_gives_other_rows_when_it_is_read_again_fails_the_job() -> No
     job.close()
     Growing.called = "another"
     job = Job(Growing, {}, NUMBERS, restored=state, most_rows=4)
-    with pytest.raises(ValueError, match="Growing: the DataFrame of 0 to 10 gave other rows when it was read again"):
+    with pytest.raises(ValueError, match="Growing: the DataFrame of 0 to 10 had other rows when it was read again"):
         read(job, 6)
     job.close()
 
 
 def test_frame_with_other_columns_is_refused_with_their_names() -> None:
     job = Job(Whole, {}, pa.schema([("n", pa.int64())]))
-    with pytest.raises(ValueError, match="has the columns n, name, and declared are n"):
+    with pytest.raises(ValueError, match="has the columns n, name, but n are declared"):
         read(job, 25)
     job.close()
 

@@ -89,7 +89,9 @@ def test_answer_that_the_producer_is_fenced_means_committed_if_a_reader_sees_the
         assert commits.commit(COMMIT, [OPEN]) is CommitOutcome.ALREADY_COMMITTED
 
 
-@pytest.mark.parametrize(("seen", "problem"), [(False, "brokers aborted it"), (None, "nothing tells whether")])
+@pytest.mark.parametrize(
+    ("seen", "problem"), [(False, "brokers aborted the transaction"), (None, "it is unknown whether")]
+)
 def test_aborted_transaction_fails_the_job_by_name_unless_the_sink_may_ignore_it(
     seen: bool | None, problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,7 +257,7 @@ def test_a_lost_pending_file_fails_the_restore_with_its_name_unless_the_sink_ign
     with pytest.raises(CommitError, match=r"checkpoint 5: neither the pending file .*c5\.parquet\.pending nor its"):
         opened(sink(tmp_path), context(attempt=1, state=state, restored=5))
     opened(sink(tmp_path, onMissing="ignore"), context(attempt=1, state=state, restored=5))
-    assert "1 pending files are gone" in caplog.text
+    assert "1 pending files are missing" in caplog.text
 
 
 def test_all_files_that_can_be_committed_are_before_an_error_is_raised(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_restored_state_cannot_name_other_files(tmp_path: Path) -> None:
     [state] = [state for state in snapshot_of(writer, 1) if state.name == PENDING]
     for name in ("../x.pending", "data.parquet", "part-j-u-00000000-s0-a0-n0-00000000-c1.parquet"):
         forged = type(state)(state.name, state.mode, ({"directory": str(tmp_path), "name": name},))
-        with pytest.raises(CommitError, match="is no pending file"):
+        with pytest.raises(CommitError, match="is not a pending file"):
             opened(sink(tmp_path), context(state=[forged], restored=1))
 
 

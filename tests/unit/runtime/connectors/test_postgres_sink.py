@@ -101,7 +101,7 @@ def other_subtask() -> SinkContext:
 def test_commit_that_fails_half_way_leaves_nothing_and_can_be_repeated(url: str, database: Any) -> None:
     sink = sink_of(url)
     tables = staged(sink, named((1, "a")), 1)
-    with pytest.raises(CommitError, match="ckpt_staging_gone is gone and its 7 rows"):
+    with pytest.raises(CommitError, match="ckpt_staging_gone no longer exists, and its 7 rows"):
         committed(sink, SCHEMA, 1, [*tables, StagingTable("ckpt_staging_gone", 7)])
     assert content(database) == []
     assert committed(sink, SCHEMA, 1, tables) is CommitOutcome.COMMITTED
@@ -204,11 +204,11 @@ def test_value_that_the_table_refuses_fails_before_the_checkpoint(url: str, data
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"url": "mysql://host/db"}, "has to be postgresql://"),
+        ({"url": "mysql://host/db"}, "must be postgresql://"),
         ({"mode": "upsert"}, "needs the columns of a unique index"),
-        ({"keys": "id"}, "belongs to mode upsert"),
+        ({"keys": "id"}, "requires mode upsert"),
         ({"mode": "upsert", "keys": "nr"}, "no column 'nr'"),
-        ({"mode": "upsert", "keys": "id", "deleteColumn": "name"}, "has to be a BOOLEAN"),
+        ({"mode": "upsert", "keys": "id", "deleteColumn": "name"}, "must be a BOOLEAN"),
         ({"mode": "overwrite"}, "is not one of append, upsert"),
         ({"batchsize": "5"}, "does not know it"),
     ],
@@ -246,7 +246,9 @@ def test_prepared_transactions_that_no_snapshot_covers_are_rolled_back(url: str,
     other = staged(sink, named((3, "c")), 7, replace(CONTEXT, sink_id="f" * 16))
     sink.clean_up(replace(CONTEXT, attempt=1, restored_checkpoint_id=5))
     assert sorted(prepared(database)) == sorted(table.name for table in (*covered, *other))
-    with pytest.raises(CommitError, match=r"prepared transaction ckpt:.* is gone and its 1 rows were not committed"):
+    with pytest.raises(
+        CommitError, match=r"prepared transaction ckpt:.* no longer exists, and its 1 rows were not committed"
+    ):
         committed(sink, SCHEMA, 6, uncovered)
     committer = sink.open_committer(SCHEMA, CONTEXT)
     committer.abort(Transaction("writer", 7), other)
@@ -256,5 +258,5 @@ def test_prepared_transactions_that_no_snapshot_covers_are_rolled_back(url: str,
 
 
 def test_prepared_transactions_with_upsert_are_refused(url: str) -> None:
-    with pytest.raises(PlanError, match="it works with mode append"):
+    with pytest.raises(PlanError, match="it requires mode append"):
         sink_of(url, preparedTransactions="true", mode="upsert", keys="id")

@@ -145,10 +145,10 @@ def test_changed_files_and_partitioning_are_refused_on_restore(tmp_path: Path) -
         states[partition_by] = snapshot_of(replay, 1)
         replay.close()
     pq.write_table(table(20), tmp_path / "b.parquet")
-    with pytest.raises(ValueError, match="holds 120 rows, the restored positions belong to 100"):
+    with pytest.raises(ValueError, match="contains 120 rows, but the restored positions belong to 100"):
         opened(source(tmp_path), context(state=states[""], restored=1))
     with pytest.raises(
-        ValueError, match="option 'partitionBy' is \\['row'\\], the restored positions belong to \\['key'\\]"
+        ValueError, match="option 'partitionBy' is \\['row'\\], but the restored positions belong to \\['key'\\]"
     ):
         opened(source(tmp_path, partitionBy="row"), context(state=states["key"], restored=1))
     grown = source(tmp_path, partitionBy="key")

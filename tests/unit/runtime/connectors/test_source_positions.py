@@ -144,5 +144,5 @@ def test_delta_table_is_read_from_the_position_that_was_set(tmp_path: Path) -> N
     assert rows(moved(state, '{"version": 2}')) == [20, 21, 30]
     assert rows(moved(state, "1970-01-01T02:30")) == [20, 21, 30]
     for to, problem in (('{"version": 9}', "9 is greater than 3"), ('{"n": 1}', "are not of the form")):
-        with pytest.raises(ValueError, match=rf"cannot continue where it was set: .*{problem}"):
+        with pytest.raises(ValueError, match=rf"cannot continue from the given position: .*{problem}"):
             rows(moved(state, to))

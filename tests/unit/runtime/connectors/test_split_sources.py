@@ -146,6 +146,38 @@ def test_rate_of_the_job_limits_the_rows_of_a_source_and_zero_pauses_it(
     assert reader.has_work_left
 
 
+@pytest.mark.row("ends.4")
+def test_rate_of_a_reader_is_changed_while_it_reads(tmp_path: Path) -> None:
+    write(tmp_path, "text", "a", 0, 1_000)
+    clock = Clock()
+    timers: list[int] = []
+    configuration = {"pipeline.source.rates": "lines:100"}
+    where = context(uid="lines.reader", monotonic_ms=clock, configuration=configuration, set_timer=timers.append)
+    job = Job("text", {"path": str(tmp_path)})
+    [reader] = job.readers
+    reader.open(where, job.outputs[0])
+    job.discover()
+
+    def seconds(count: int) -> int:
+        for _ in range(count * 100):
+            clock.ms += 10
+            job.read()
+        return len(job.rows)
+
+    assert abs(seconds(1) - 100) <= 1
+    reader.limit({"lines": 0.0, "others": 5.0})
+    paused = len(job.rows)
+    assert seconds(10) == paused
+    assert reader.has_work_left
+    reader.limit({"lines": 50.0})
+    assert abs(seconds(4) - paused - 200) <= 1
+    timers.clear()
+    reader.limit({"others": 5.0})
+    assert timers == [0]  # at once, not when the pause of the old rate ends
+    seconds(1)
+    assert ids(job.rows) == Counter(range(1_000))
+
+
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
     for at, name in enumerate(("a.txt", "_b.txt", ".c.txt", "d.txt._COPYING_", "e.csv", "below/f.txt", "_g/h.txt")):
         write(tmp_path, "text", name, at, 1)
@@ -212,7 +244,7 @@ def test_a_file_that_changes_while_it_is_read_fails_the_job_after_a_restore(tmp_
     job.read(2)
     state = job.checkpoint(1)
     write(tmp_path, "text", "a", 100, 30)
-    with pytest.raises(ValueError, match="has changed after 6 rows of it were read"):
+    with pytest.raises(ValueError, match="has changed after 6 of its rows were read"):
         Job("text", {"path": str(tmp_path)}, restored=state).run()
 
 
@@ -265,13 +297,13 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
     [
         ("json", {"multiLine": "true"}, "does not know it"),
         ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
-        ("json", {"columnNameOfCorruptRecord": "n"}, "has to be a STRING"),
+        ("json", {"columnNameOfCorruptRecord": "n"}, "must be a STRING"),
         ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
         ("json", {"badRows": "deadLetter"}, "badRows deadLetter needs it"),
-        ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "nothing else does"),
+        ("csv", {"badRows": "drop", "badRowsDirectory": "/dead"}, "no other value uses it"),
         ("json", {"badRows": "deadLetter", "badRowsDirectory": "dead"}, "'dead' is relative"),
-        ("json", {"badRows": "drop", "mode": "PERMISSIVE"}, "so does mode PERMISSIVE: give one"),
-        ("parquet", {"badRows": "drop"}, "'parquet' finds no bad rows; it works with csv, json"),
+        ("json", {"badRows": "drop", "mode": "PERMISSIVE"}, "so does mode PERMISSIVE: set only one"),
+        ("parquet", {"badRows": "drop"}, "'parquet' does not detect bad rows; use it with csv, json"),
     ],
 )
 def test_options_for_bad_records_that_cannot_work_are_refused(
@@ -297,7 +329,7 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
         ({"path": "/a/*.parquet"}, NUMBERS, "use pathGlobFilter"),
         ({"path": "/a"}, None, "needs its schema"),
         ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
-        ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the least"),
+        ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the minimum"),
         ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "not a duration"),
         ({"path": "/a", "maxFileAge": "100001d"}, NUMBERS, "longer than 100000d"),
         ({"path": "/a", "cleanSource": "archive"}, NUMBERS, "needs it"),
@@ -358,7 +390,7 @@ def test_batches_of_rate_have_one_time_each() -> None:
 
 
 def test_rate_and_socket_cannot_end_with_what_is_there() -> None:
-    with pytest.raises(PlanError, match="no data at its start"):
+    with pytest.raises(PlanError, match="has no end"):
         source_schema("rate", {"availableNow": "true"}, None)
 
 

@@ -204,11 +204,14 @@ def local_class() -> Any:
         (lambda: 1, "^it is of type function, which cannot travel"),
         (Plain, "^it is of type type, which cannot travel"),
         (iter([1]), "^it is of type list_iterator"),
-        (defaultdict(local_class), "^it is of type collections.defaultdict, which makes values of no built-in type"),
+        (
+            defaultdict(local_class),
+            "^it is of type collections.defaultdict, which creates values of a type that is not built in",
+        ),
         (Number(3), "Number, which cannot travel"),
         (Reduced(), "Reduced, which cannot travel"),
         (ValueError("x"), "^it is of type ValueError"),
-        (local_class(), "Local, which is none of the plan's classes: define it at the top of the source's module"),
+        (local_class(), "Local, which is not a class of the plan: define it at the top level of the source's module"),
         (subprocess.CompletedProcess([], 0), "CompletedProcess, which cannot travel"),
         (np.array([object()]), r"ndarray, which with dtype \|O cannot travel"),
         (Slim(local_class()), r"^it\.__getstate__\(\)\[0\] is of type .*Local"),
@@ -218,13 +221,15 @@ def test_what_is_not_carried_is_named_with_its_place_and_the_way_out(value: Any,
     with pytest.raises(ValueNotCarriedError, match=text) as caught:
         VALUES_OF_PLAN.encode(value, "it")
     assert "Allowed are None, bool, int" in str(caught.value)
-    assert "Hand over what it takes to make the object" in str(caught.value)
+    assert "Pass the values from which the object can be created" in str(caught.value)
 
 
 def test_what_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
-    with pytest.raises(ValueNotCarriedError, match=r"^it\[0\]\[0\].* lies deeper than 100 levels, or in itself"):
+    with pytest.raises(
+        ValueNotCarriedError, match=r"^it\[0\]\[0\].* is nested deeper than 100 levels, or contains itself"
+    ):
         VALUES_OF_PLAN.encode(endless, "it")
 
 
@@ -260,5 +265,7 @@ def test_texts_make_nothing_but_values_and_objects_of_the_plan(document: dict[st
 
 def test_a_class_that_has_gone_is_named() -> None:
     text = VALUES_OF_PLAN.encode(Plain(1), "it").replace("Plain", "Gone")
-    with pytest.raises(UnreadableValueError, match="class .*:Gone is none of the plan's; it was one when the text was"):
+    with pytest.raises(
+        UnreadableValueError, match="class .*:Gone is not a class of the plan, but was one when the text was"
+    ):
         VALUES_OF_PLAN.decode(text)

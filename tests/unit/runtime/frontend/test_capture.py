@@ -73,6 +73,18 @@ def test_program_that_asks_something_else_in_its_second_run_is_refused() -> None
         schema_of(capture({"0" * 64: "{}"}))
 
 
+def test_answers_that_are_remembered_are_used_and_another_request_is_made_all_the_same() -> None:
+    known = answered(question_of({}))
+    given = capture({})
+    given.remembered = {**known, "0" * 64: "{}"}
+    assert schema_of(given) == ["country", "amount"]
+    assert given.used == known
+    other = capture({})
+    other.remembered = {"0" * 64: "{}"}
+    with pytest.raises(AnalysisNeeded):
+        schema_of(other)
+
+
 def test_error_of_spark_is_an_error_of_the_plan() -> None:
     [digest] = answered(question_of({}))
     with pytest.raises(PlanError, match="no such column"):

@@ -183,7 +183,7 @@ def test_a_data_source_for_batches_only_is_refused_when_the_plan_is_made() -> No
 @pytest.mark.parametrize("kind", [pa.uint64(), pa.list_(pa.float16()), pa.date64()])
 def test_a_type_that_pyspark_has_not_is_refused_when_the_plan_is_made(kind: pa.DataType) -> None:
     schema = pa.schema([("x", kind)])
-    message = re.escape(f"schema: Mine: column 'x' is {kind}, which PySpark has no type for; cast it before")
+    message = re.escape(f"schema: Mine: column 'x' is {kind}, for which PySpark has no type; cast it before")
     with pytest.raises(PlanError, match=message):
         source_schema(Mine, {}, schema)
     with pytest.raises(PlanError, match=message):

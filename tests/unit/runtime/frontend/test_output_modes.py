@@ -35,7 +35,7 @@ def test_mode_other_than_append_allows_stateful_operations_in_front_of_an_aggreg
     if allowed:
         assert check_output_mode(mode, nodes) == mode
         return
-    with pytest.raises(PlanError, match="behind an aggregation"):
+    with pytest.raises(PlanError, match="after an aggregation"):
         check_output_mode(mode, nodes)
 
 

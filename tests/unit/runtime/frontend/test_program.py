@@ -127,7 +127,7 @@ def test_errors_become_results_with_the_authors_frames_only(archive: Path) -> No
     assert left.type == "SystemExit"
     refused = run(request(archive, "job", "-1")).failure
     assert refused is not None
-    assert str(refused) == "option 'rows': -1 is less than the least allowed value 0"
+    assert str(refused) == "option 'rows': -1 is less than the minimum 0"
     option = planned(request(archive, "job", "1", **{"parallelism.default": "none"}), run).failure
     assert option is not None
     assert str(option).startswith("parallelism.default: 'none' is not acceptable")

@@ -70,7 +70,7 @@ def test_named_argument_reaches_the_function_by_its_name(known: CapturedFunction
 
 
 def test_function_of_another_program_or_within_a_lambda_is_refused(known: CapturedFunctions) -> None:
-    with pytest.raises(PlanError, match="a program that is submitted"):
+    with pytest.raises(PlanError, match="only a submitted program"):
         separated([call(3, FIRST)], 1, known)
     with pytest.raises(PlanError, match="lambda"):
         separated([Call("ArrayTransform", (FIRST, Lambda(call(0, FIRST), ())), "long")], 1, known)

@@ -148,7 +148,7 @@ def test_bad_records_of_json_are_refused_for_a_query_that_leaves_out_columns(
     if not left_out:
         check_pruned(source, 0, (of_source, *nodes))
         return
-    with pytest.raises(PlanError, match=f"does not read {left_out}: leave them out of the schema"):
+    with pytest.raises(PlanError, match=f"does not read {left_out}: remove them from the schema"):
         check_pruned(source, 0, (of_source, *nodes))
     check_pruned(CapturedSource("json", {**columns, "badRows": "drop"}, ""), 0, (of_source, *nodes))
     check_pruned(CapturedSource("csv", columns, ""), 0, (of_source, *nodes))

@@ -207,7 +207,7 @@ def test_an_operator_without_a_sink_is_left_out_with_a_warning() -> None:
     operator(plan, read, uid="forgotten")
     compiled = compile_plan(plan)
     assert chains(compiled) == [["source", "sink"]]
-    assert compiled.warnings == ("operator 'forgotten' leads to no sink and is left out",)
+    assert compiled.warnings == ("operator 'forgotten' is not connected to a sink and is not part of the job",)
 
 
 @pytest.mark.parametrize(
@@ -312,16 +312,16 @@ def test_event_time_behind_an_operator_that_does_not_pass_ranges_on_is_refused(k
     if kind is RangeReaderSpec:  # whose rows are those of ranges again
         assert by_ranges(plan) == ["time"]
         return
-    with pytest.raises(PlanError, match=r"withWatermark: operator 'time' cannot see .* because operator 'between' \("):
+    with pytest.raises(PlanError, match=r"withWatermark: operator 'time' cannot know .* because operator 'between' \("):
         compile_plan(plan)
 
 
 MIXED = {
     "union": "several streams meet at operator 'both'",
     "union with another source": "several streams meet at operator 'time'",
-    "rebalance": "rows change between subtasks on their way to operator 'time' (REBALANCE, parallelism 2 to 2)",
-    "broadcast": "rows change between subtasks on their way to operator 'time' (BROADCAST, parallelism 2 to 2)",
-    "parallelism": "rows change between subtasks on their way to operator 'one' (REBALANCE, parallelism 2 to 1)",
+    "rebalance": "rows are distributed over other subtasks before operator 'time' (REBALANCE, parallelism 2 to 2)",
+    "broadcast": "rows are distributed over other subtasks before operator 'time' (BROADCAST, parallelism 2 to 2)",
+    "parallelism": "rows are distributed over other subtasks before operator 'one' (REBALANCE, parallelism 2 to 1)",
 }
 
 
@@ -339,20 +339,66 @@ def test_event_time_behind_streams_or_subtasks_that_meet_is_refused(mixed: str) 
         case _:
             late = watermark(plan, read, how=Partitioning(mixed.upper()))
     sink(plan, late)
-    with pytest.raises(PlanError, match=re.escape(f"because {MIXED[mixed]}: event time would move within the batch")):
+    with pytest.raises(
+        PlanError, match=re.escape(f"because {MIXED[mixed]}: event time would advance within the batch")
+    ):
         compile_plan(plan)
 
 
 @pytest.mark.parametrize(
     ("rates", "problem"),
     [
-        ("in:10,other:0", "no source whose rate can be limited has the uid 'other'; of these there are: in"),
-        ("in:-1", "'-1' of 'in' is no number of rows per second"),
-        ("in:fast", "'fast' of 'in' is no number of rows per second"),
+        ("in:10,other:0", "no source whose rate can be limited has the uid 'other'; those are: in"),
+        ("in:-1", "'-1' of 'in' is not a number of rows per second"),
+        ("in:fast", "'fast' of 'in' is not a number of rows per second"),
     ],
 )
 def test_rates_of_sources_that_cannot_be_kept_are_refused(rates: str, problem: str) -> None:
     plan = LogicalPlan("job", configuration={"pipeline.source.rates": rates})
     sink(plan, operator(plan, source(plan, "in", "text"), reader(plan, "other")))
     with pytest.raises(PlanError, match=re.escape(problem)):
+        compile_plan(plan)
+
+
+ALIGNED = {"scan.watermark.alignment.group": "g", "scan.watermark.alignment.max-drift": "1 min"}
+
+
+def aligned_plan(options: dict[str, str], *, chaining: bool = True, behind: bool = True) -> LogicalPlan:
+    plan = LogicalPlan("job", chaining=chaining)
+    read = plan.add(LogicalNode(SourceSpec("rate", options), (), SCHEMA, "in"))
+    sink(plan, watermark(plan, read) if behind else read)
+    return plan
+
+
+@pytest.mark.row("ends.3")
+def test_readers_of_aligned_sources_are_in_their_group() -> None:
+    graph = compile_plan(aligned_plan(ALIGNED)).job_graph
+    [(group, [member])] = graph.alignment_groups.items()
+    assert (group, graph.vertex(member[0]).operators[0].kind) == ("g", "range_reader")
+    assert JobGraph.from_json(graph.to_json()) == graph
+    assert graph.fingerprint == compile_plan(aligned_plan({})).job_graph.fingerprint
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.parametrize(
+    ("options", "where", "problem"),
+    [
+        ({"scan.watermark.alignment.group": "g"}, {}, "'scan.watermark.alignment.max-drift': alignment of watermarks"),
+        ({"scan.watermark.idle-timeout": "1 s"}, {}, "'scan.watermark.alignment.group': alignment of watermarks needs"),
+        ({**ALIGNED, "scan.watermark.alignment.update-interval": "1 ms"}, {}, "'1 ms' is less than 10 ms"),
+        ({**ALIGNED, "scan.watermark.alignment.max-drift": "soon"}, {}, "'soon' is not a duration"),
+        (ALIGNED, {"behind": False}, "needs exactly one withWatermark in its own vertex, and has 0"),
+        (ALIGNED, {"chaining": False}, "leave pipeline.operator-chaining.enabled at true"),
+    ],
+)
+def test_alignment_that_cannot_work_is_refused(options: dict[str, str], where: dict[str, bool], problem: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        compile_plan(aligned_plan(options, **where))
+
+
+def test_alignment_of_a_data_source_of_pyspark_is_refused() -> None:
+    plan = LogicalPlan("job")
+    read = plan.add(LogicalNode(SourceSpec(FakeDataSource, ALIGNED), (), SCHEMA, "in"))
+    sink(plan, watermark(plan, read))
+    with pytest.raises(PlanError, match="source 'in' is a PySpark DataSource, whose readers cannot be made to wait"):
         compile_plan(plan)

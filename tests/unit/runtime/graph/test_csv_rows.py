@@ -58,7 +58,7 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
         (4, "4", None),
     ]
     assert rows_of(lines, mode="dropmalformed", **options) == [{"n": 1, "name": "a"}]
-    with pytest.raises(BadRecordError, match="it has 3 fields, and the schema has 2") as caught:
+    with pytest.raises(BadRecordError, match="it has 3 fields, but the schema has 2") as caught:
         rows_of(lines, mode="FAILFAST", **options)
     assert caught.value.line == 2
 
@@ -69,7 +69,7 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
         ({"mode": "IGNORE"}, "'mode': 'IGNORE' is not one of"),
         ({"mode": "FAILFAST"}, "set columnPruning to false"),
         ({"columnNameOfCorruptRecord": "name"}, "set columnPruning to false"),
-        ({"columnNameOfCorruptRecord": "n", **BAD_ROWS}, "has to be a STRING"),
+        ({"columnNameOfCorruptRecord": "n", **BAD_ROWS}, "must be a STRING"),
         ({"multiLine": "true"}, "over several lines"),
         ({"sep": "||"}, "is not one character"),
         ({"escape": ""}, "without an escape character"),

@@ -67,7 +67,7 @@ def test_a_key_that_either_side_may_bring_is_nullable_if_either_is(how: str, nul
         ),
         (
             JoinSpec("inner", ORDERS, replace(PAYMENTS, event_time=None), (0, 1)),
-            "event time on both sides, the right one",
+            "event time on both sides, but the right one",
         ),
         (
             JoinSpec("inner", ORDERS, side("k", "value", "paid", time="paid"), (0, 1)),
@@ -83,9 +83,9 @@ def test_a_key_that_either_side_may_bring_is_nullable_if_either_is(how: str, nul
         ),
         (
             JoinSpec("inner", *(side("k", name, time=name, kind=pa.timestamp("s")) for name in ("a", "b")), (100, 900)),
-            "time bounds 100 ms to 900 ms hold no moment of columns of type",
+            "time bounds 100 ms to 900 ms cannot be represented in columns of type",
         ),
-        (JoinSpec("inner", ORDERS, PAYMENTS, (0, 2**62)), "time bounds .* hold no moment of columns"),
+        (JoinSpec("inner", ORDERS, PAYMENTS, (0, 2**62)), "time bounds .* cannot be represented in columns"),
     ],
 )
 def test_a_join_that_cannot_be_is_refused(spec: JoinSpec, message: str) -> None:

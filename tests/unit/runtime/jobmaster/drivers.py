@@ -24,7 +24,7 @@ def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
     monkeypatch.setattr(storage_effects, "DELETION_PAUSE_MS", 1)
-    monkeypatch.setattr(storage_effects, "UNKNOWN_PAUSE_MS", 1)
+    monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
 

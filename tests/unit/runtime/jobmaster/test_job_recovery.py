@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
+from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.properties import SavepointFormat
@@ -24,7 +24,7 @@ from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_record, job_recovery, storage_effects
+from ckpt_runtime.jobmaster import job_record, job_recovery
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -35,7 +35,7 @@ from ckpt_runtime.jobmaster.gateway_errors import (
 )
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord, OverridesChange
+from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.operations import OperationFailure
@@ -637,7 +637,7 @@ class TestPatch:
     async def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(storage_effects, "UNKNOWN_PAUSE_MS", 1_000_000)
+        monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1_000_000)
 
         async with self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True)) as (
             job,

@@ -47,6 +47,21 @@ def test_the_same_content_again_is_the_same_program(store: ProgramStore, tmp_pat
     assert store.add("job.py", PIPELINE + b"\n", 7).id != first.id
 
 
+def test_the_same_content_again_is_stored_again_only_if_its_file_is_damaged_or_gone(store: ProgramStore) -> None:
+    stored = store.add("job.py", PIPELINE, 5)
+    archive = store.get(stored.id).archive
+    content, file = archive.read_bytes(), archive.stat().st_ino
+    again = store.add("job.py", PIPELINE, 6)
+    assert archive.stat().st_ino == file
+    assert again == replace(stored, uploaded_at_ms=6)
+    archive.write_bytes(content[:-1])
+    assert store.add("job.py", PIPELINE, 7) == replace(stored, uploaded_at_ms=7)
+    assert archive.read_bytes() == content
+    archive.unlink()
+    store.add("job.py", PIPELINE, 8)
+    assert archive.read_bytes() == content
+
+
 def test_one_entry_among_helpers_is_the_default(store: ProgramStore) -> None:
     content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
     program = store.get(store.add("job.zip", content, 0).id)

@@ -8,6 +8,7 @@ from ckpt_runtime.checkpoint.configuration import (
     CheckpointConfiguration,
     CheckpointConfigurationError,
     CheckpointOverrides,
+    OverridesChange,
 )
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
@@ -22,7 +23,7 @@ STORED = '{"checkpointTimeout": 77}'
 def update() -> SettingsUpdate:
     update = SettingsUpdate(CheckpointOverrides())
     assert update.requested(core.PatchRequested("a", CHANGE), SETTINGS) == [
-        core.StoreOverrides("a", core.OverridesChange(CHANGE, SETTINGS), 0)
+        core.StoreOverrides("a", OverridesChange(CHANGE, SETTINGS), 0)
     ]
     return update
 
@@ -58,7 +59,7 @@ def test_nothing_has_changed(
 
 def test_an_unknown_outcome_is_stored_again_and_a_failure_then_says_nothing(update: SettingsUpdate) -> None:
     (again,) = update.answered(core.ChangeUnknown("a", "?"))
-    assert again == core.StoreOverrides("a", core.OverridesChange(CHANGE, SETTINGS), 1)
+    assert again == core.StoreOverrides("a", OverridesChange(CHANGE, SETTINGS), 1)
     (again,) = update.answered(core.ChangeNotStored("a", "away"))
     assert isinstance(again, core.StoreOverrides)
     assert update.stored(core.OverridesStored("a", STORED)) == [ChangeAnswered("a", ChangeOutcome.APPLIED)]
@@ -99,10 +100,10 @@ def test_another_driver_leads(update: SettingsUpdate) -> None:
 
 
 def test_nothing_unusable_is_stored() -> None:
-    change = core.OverridesChange(CheckpointOverrides(timeout_ms=1), SETTINGS)
+    change = OverridesChange(CheckpointOverrides(timeout_ms=1), SETTINGS)
     with pytest.raises(CheckpointConfigurationError):
         change(None)
-    assert core.OverridesChange(CHANGE, SETTINGS)('{"checkpointInterval": 50}') == (
+    assert OverridesChange(CHANGE, SETTINGS)('{"checkpointInterval": 50}') == (
         '{"checkpointInterval": 50, "checkpointTimeout": 77}'
     )
-    assert core.OverridesChange(None, SETTINGS)(STORED) is None
+    assert OverridesChange(None, SETTINGS)(STORED) is None

@@ -18,10 +18,10 @@ from ckpt_runtime.snapshots.convert import convert_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot, open_snapshot
 from ckpt_runtime.state.backend import BackendParameters
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode, read_metadata
+from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.task.restored_input import StateRestoreError, StateUnavailableError, create_keyed_backend
 from tests.support.golden import DIRECTORY
 from tests.support.snapshots import write_keyed_state

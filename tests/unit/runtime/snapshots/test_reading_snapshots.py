@@ -23,11 +23,10 @@ from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots import snapshot as snapshot_module
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_in_place, open_snapshot
 from ckpt_runtime.storage.channel_state import ElementKind, InFlightWatermark, frame_header, watermark_body
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.metadata import encode, read_metadata, write_metadata
-from ckpt_runtime.storage.publish import publish
+from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.version import VERSION
 from tests.support.snapshots import UID, VERTEX, completed, keyed, write_file, write_snapshot
 

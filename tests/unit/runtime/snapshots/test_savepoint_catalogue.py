@@ -304,4 +304,4 @@ def test_a_result_that_cannot_be_noted_counts_all_the_same(tmp_path: Path, capsy
     directory = savepoint(resolve(tmp_path), 1_000, None)
     Path(directory.path, "catalogue").touch()  # where the entry would lie
     assert main(["snapshot", "verify", directory.url]) in (0, ExitCode.FAILED)
-    assert "the result is not in the catalogue" in capsys.readouterr().err
+    assert "the result is not recorded in the catalogue" in capsys.readouterr().err

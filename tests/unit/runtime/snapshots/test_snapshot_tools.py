@@ -23,10 +23,10 @@ from ckpt_runtime.snapshots.inspection import states_of, summarized, verify_snap
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.state.errors import UnsupportedBackendError
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.metadata import write_metadata
+from ckpt_runtime.storage.publish import checksum_of
 from tests.support.golden import DIRECTORY, KEPT, SOURCES, placed
 from tests.support.pipelines.golden import GROUP
 from tests.support.snapshots import UID, completed, keyed, write_file, write_keyed_state, write_snapshot

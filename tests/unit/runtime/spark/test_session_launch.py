@@ -294,7 +294,7 @@ class TestArguments:
         environment = os.environ | {TOKEN_VARIABLE: "two\nlines"}
         refused = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
         assert refused.returncode == 1
-        reason = "CKPT_REST_TOKEN, rest.token-file or rest.token: a token has no line breaks"
+        reason = "CKPT_REST_TOKEN, rest.token-file or rest.token: a token is not empty, consists of ASCII"
         assert f"the session does not start: {reason}" in refused.stderr
 
     @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pytest
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage import duplication
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.duplication import Duplicator, Means
 from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, memory_allowed, resolve
+from ckpt_runtime.storage.publish import checksum_of
 
 CONTENT = b"sst" * 1000
 

@@ -16,7 +16,6 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage import filesystem
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -40,7 +39,7 @@ from ckpt_runtime.storage.filesystem import (
     resolve,
 )
 from ckpt_runtime.storage.metadata import read_metadata
-from ckpt_runtime.storage.publish import publish, replace
+from ckpt_runtime.storage.publish import checksum_of, publish, replace
 from ckpt_runtime.storage.state_files import StateFileReader, StateFileWriter
 
 

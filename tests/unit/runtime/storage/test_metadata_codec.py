@@ -11,9 +11,9 @@ import xxhash
 import zstandard
 
 from ckpt_runtime.storage import metadata
-from ckpt_runtime.storage.checksums import checksum_of
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.metadata import decode, encode
+from ckpt_runtime.storage.publish import checksum_of
 
 DOCUMENT: dict[str, Any] = {
     "id": 7,

@@ -455,8 +455,8 @@ def test_rows_that_came_with_their_range_are_not_cut(kit: TaskKit) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"digest": "0" * 16}, "does not give the 8 rows again, in their order"),
-        ({"rows": 11}, r"Ranges: partition .*Part.*\[0,0\].* does not give the 11 rows again"),
+        ({"digest": "0" * 16}, "does not give the 8 rows that it gave before the restore in the same order"),
+        ({"rows": 11}, r"Ranges: partition .*Part.*\[0,0\].* does not give the 11 rows that it gave"),
     ],
 )
 def test_a_reader_that_gives_something_else_after_a_restore_is_named(

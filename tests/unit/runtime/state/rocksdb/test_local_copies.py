@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, S
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.rocksdb.local_files import MOST_CHECKPOINTS, LocalCopies, fetch
-from ckpt_runtime.storage.checksums import checksum_of
+from ckpt_runtime.storage.publish import checksum_of
 
 
 @pytest.fixture
