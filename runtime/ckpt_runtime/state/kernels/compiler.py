@@ -26,6 +26,8 @@ import numba
 import numpy as np
 from numba.core import config, types
 
+from ckpt_runtime.state.arrays import read_only as read_only  # noqa: PLC0414 - modules with kernels find it here, too
+
 CACHE_DIRECTORY_VARIABLE = "CKPT_KERNEL_CACHE_DIR"
 _PACKAGE = "ckpt_runtime.state.kernels"
 _NUMBA: Any = config
