@@ -160,6 +160,10 @@ class Capture:
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
 
+    def forget_questions(self) -> None:
+        """Removes the requests that had no answer. A session that keeps its capture calls this with the answers."""
+        self._unanswered.clear()
+
     def explanation(self, of: Analysis | CapturedQuery, *, extended: bool) -> str:
         """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
         self.require_answers()
