@@ -66,11 +66,11 @@ def test_the_rows_of_a_key_come_in_order_and_in_frames_of_bounded_size(harness: 
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (pd.DataFrame({"k": ["x"], "n": [2**40]}), "operator 'op' gave a frame with the columns"),
-        (pd.DataFrame({"k": ["x"], "n": [1.5]}), "operator 'op' gave a frame with the columns"),
+        (pd.DataFrame({"k": ["x"], "n": [2**40]}), "operator 'op' returned a frame with the columns"),
+        (pd.DataFrame({"k": ["x"], "n": [1.5]}), "operator 'op' returned a frame with the columns"),
         (pd.DataFrame({"k": ["x"], "m": [1]}), "which do not fit \\['k', 'n'\\]"),
         (pd.DataFrame({0: ["x"]}), "which do not fit \\['k', 'n'\\]"),
-        (pd.DataFrame({"k": ["x"], "n": [None]}), "output field 'n': null where none is allowed"),
+        (pd.DataFrame({"k": ["x"], "n": [None]}), "output field 'n': null is not allowed"),
     ],
 )
 def test_what_does_not_fit_the_schema_is_refused(harness: type[Harness], given: Any, reason: str) -> None:
