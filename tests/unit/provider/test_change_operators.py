@@ -155,7 +155,7 @@ def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Ta
         with pytest.raises(CkptArgumentInvalid, match="^parallelism"):
             RescaleJobOperator(task_id="t", job=JOB, parallelism=wrong, **FAST).execute(task.context())
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    with pytest.raises(CkptJobFailed, match="is CANCELED, it cannot be rescaled"):
+    with pytest.raises(CkptJobFailed, match="is CANCELED, so it cannot be rescaled"):
         RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST).execute(task.context())
 
 
