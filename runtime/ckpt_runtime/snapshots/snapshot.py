@@ -208,9 +208,7 @@ def parse_metadata(data: bytes, name: str, directory: str) -> CompletedCheckpoin
     except OtherVersionError as error:
         raise CorruptFileError(f"{name} cannot be read: {error}", name) from error
     except DocumentError as error:
-        raise CorruptFileError(
-            f"{name} is damaged or foreign: its content has an unexpected form: {error}", name
-        ) from error
+        raise CorruptFileError(f"{name} is damaged or foreign: its content has another shape: {error}", name) from error
 
 
 def try_metadata(data: bytes, name: str) -> None:

@@ -766,7 +766,7 @@ class TestZombie:
                 worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailure, match="shutdown"):
                 await late
-            with pytest.raises(NotReady, match="another driver leads"):
+            with pytest.raises(NotReady, match="another driver is the leader"):
                 await job.patch_checkpoint_config(PATCH)
             for worker in world.active():
                 assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]

@@ -43,13 +43,13 @@ def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
         (
             iter([BATCH.select(["v", "k"])]),
             OutputSchemaError,
-            r"gave .*\[v: double, k: int64\], declared are \[k: int64",
+            r"returned .*\[v: double, k: int64\], but \[k: int64",
         ),
-        (iter([1]), UserFunctionError, "'op' gave a int"),
+        (iter([1]), UserFunctionError, "'op' returned a int"),
         (
             iter([BATCH.select(["k"])]),
             OutputSchemaError,
-            r"'op' gave .*\[k: int64\], declared are \[k: int64, v: double\]",
+            r"'op' returned .*\[k: int64\], but \[k: int64, v: double\]",
         ),
     ],
 )
