@@ -47,7 +47,7 @@ _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
 _NO_CODE = (
-    "a plan from a client contains {code}, which is serialized code, but the engine only takes functions from programs: "
+    "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`"
 )
 
