@@ -53,6 +53,7 @@ EXTRAS_REQUIRE = {
         "cryptography>=43",
         "deltalake>=1.6",
         "duckdb>=1.4",
+        "fastavro>=1.9",
         "hypothesis>=6.100",
         "psycopg[binary]>=3.2",
         "kubernetes-validate>=1.30",

@@ -43,6 +43,10 @@ EXTRAS_REQUIRE = {
     "kafka": [
         "confluent-kafka>=2.10",
     ],
+    # The functions from_avro and to_avro.
+    "avro": [
+        "fastavro>=1.9",
+    ],
     # The source and the sink "postgresql".
     "postgres": [
         "psycopg[binary]>=3.2",

@@ -15,7 +15,7 @@ of one object come from one thread and should return within milliseconds: the en
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -140,6 +140,16 @@ class SplitReader(ABC):
     def idle_ms(self) -> int:
         """How long to wait after :meth:`read` has found nothing."""
         return 10
+
+    pauses_splits: ClassVar[bool] = False
+    """Whether :meth:`pause` works. Otherwise the reader is taken to read its splits one after the other, and is not
+    asked for rows while it is ahead of other sources that it is aligned with."""
+
+    def pause(self, split_ids: Set[str]) -> None:
+        """From now on :meth:`read` returns no rows of these splits, and those of all others again.
+
+        A paused split does not make it hold event time (:attr:`holds_event_time`): the range ends where the split is.
+        """
 
     def backlog(self) -> int | None:
         """How many rows wait to be read in its splits; None if that is not known.

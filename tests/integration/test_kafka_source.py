@@ -113,6 +113,28 @@ def test_positions_are_exact_through_restores_at_other_parallelisms(broker: Kafk
     assert numbers(kept + rows) == Counter(range(800))
 
 
+@pytest.mark.row("ends.3")
+def test_paused_partition_gives_no_rows_and_does_not_hold_the_range_of_the_others(
+    broker: KafkaBroker, topic: str
+) -> None:
+    for partition in (0, 1):
+        broker.produce(topic, values(1_000 * partition, 100), partition=partition)
+    with closing(Job("kafka", options(broker, topic), most_rows=10)) as job:
+        read_until(job, 1)
+        reader = job.readers[0]._reader
+        assert reader is not None
+        ahead = next(split_id for split_id in job.readers[0]._open if split_id.startswith(f"{topic}-1#"))
+        before = sum(row["partition"] for row in job.rows)
+        reader.pause({ahead})
+        read_until(job, before + 100)
+        broker.produce(topic, values(100, 50), partition=0)
+        read_until(job, before + 150)  # of a later range, although the paused partition has rows of the first one
+        assert sum(row["partition"] for row in job.rows) == before
+        reader.pause(frozenset())
+        rows = read_until(job, 250)
+    assert numbers(rows) == Counter([*range(150), *range(1_000, 1_100)])
+
+
 @pytest.mark.row("ends.4")
 def test_a_bounded_source_ends_and_the_next_job_continues_there(broker: KafkaBroker, topic: str) -> None:
     bounded = options(broker, topic, availableNow="true")

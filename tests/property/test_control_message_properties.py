@@ -38,6 +38,7 @@ from ckpt_runtime.network.agent_messages import (
     AgentHeartbeat,
     AgentMessage,
     KillWorker,
+    LimitSources,
     Ping,
     ProcessIdentity,
     RegisterAgent,
@@ -52,6 +53,7 @@ from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
     TO_WORKER,
     AcknowledgeCheckpoint,
+    AlignSources,
     CancelDeployment,
     Canceled,
     DeclineCheckpoint,
@@ -68,6 +70,7 @@ from ckpt_runtime.network.control_messages import (
     SampledStack,
     SampledStacks,
     SampleStacks,
+    SourceProgress,
     SparkAddress,
     SparkWanted,
     SubtaskMeasures,
@@ -189,6 +192,7 @@ processes = st.builds(ProcessIdentity, texts, st.integers(1, (1 << 31) - 1), num
 keys = st.lists(st.tuples(texts, numbers), max_size=3).map(tuple)
 stacks = st.builds(SampledStack, numbers, st.lists(texts, max_size=2).map(tuple), numbers, numbers)
 ports = st.integers(1, 65_535)
+times = st.integers(-(1 << 63), (1 << 63) - 1)
 reasons = st.sampled_from([*CheckpointFailureReason.__members__])
 MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     RegisterAgent: st.builds(RegisterAgent, texts, texts, st.lists(numbers, max_size=3).map(tuple), processes),
@@ -205,6 +209,8 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     TriggerCheckpoint: st.builds(TriggerCheckpoint, numbers, keys, numbers, numbers, options),
     NotifyCheckpointComplete: st.builds(NotifyCheckpointComplete, numbers, keys, numbers),
     NotifyCheckpointAborted: st.builds(NotifyCheckpointAborted, numbers, keys, numbers, st.one_of(st.none(), numbers)),
+    AlignSources: st.builds(AlignSources, numbers, keys, times),
+    LimitSources: st.builds(LimitSources, numbers, keys, st.dictionaries(texts, st.floats(0, 1e18), max_size=2)),
     FollowAgent: st.builds(FollowAgent, processes),
     DumpThreads: st.builds(DumpThreads, numbers),
     ReadLog: st.builds(ReadLog, numbers),
@@ -215,6 +221,7 @@ MESSAGES: dict[type, st.SearchStrategy[Any]] = {
     Following: st.just(Following()),
     WorkerHeartbeat: st.builds(WorkerHeartbeat, st.integers(-1, 1 << 40), st.lists(measures, max_size=2).map(tuple)),
     DeploymentFailed: st.builds(DeploymentFailed, numbers, failures),
+    SourceProgress: st.builds(SourceProgress, numbers, texts, numbers, st.one_of(st.none(), times), st.booleans()),
     SparkWanted: st.builds(SparkWanted, numbers),
     SparkAddress: st.builds(SparkAddress, texts, texts),
     Canceled: st.builds(Canceled, numbers, st.booleans()),

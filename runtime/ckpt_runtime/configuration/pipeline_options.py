@@ -103,6 +103,7 @@ class PipelineOptions:
         None,
         "Maximum rows per second that sources read (all subtasks of a source together), by the uids of sources: "
         "orders:1000,clicks:0. 0 pauses a source. Sources that are not named read as fast as they can.",
+        changeability=Changeability.LIVE,
     )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
@@ -452,6 +452,8 @@ class KafkaReader(SplitReader):
     ``limit`` is the maximum number of records of a range, shared among partitions by the records that wait in each.
     """
 
+    pauses_splits = True
+
     def __init__(self, options: dict[str, Any], schema: pa.Schema, limit: int | None) -> None:
         from confluent_kafka import Consumer
 
@@ -462,6 +464,7 @@ class KafkaReader(SplitReader):
         self._assigned: dict[Partition, _Assigned] = {}
         self._order: deque[Partition] = deque()
         self._later: deque[tuple[Split, Any]] = deque()
+        self._paused: Set[str] = frozenset()
 
     def add(self, split: Split, position: Any) -> None:
         """Adds an offset range of a partition. It waits while an earlier range of the same partition is being read."""
@@ -480,11 +483,20 @@ class KafkaReader(SplitReader):
     @property
     def idle_ms(self) -> int:
         """Polls again at once while records of the next range are already buffered."""
-        return 0 if any(assigned.has_rows for assigned in self._assigned.values()) else 10
+        return 0 if any(assigned.has_rows for assigned in self._running) else 10
 
     @property
     def holds_event_time(self) -> bool:
-        return not all(assigned.reached() for assigned in self._assigned.values())
+        return not all(assigned.reached() for assigned in self._running)
+
+    def pause(self, split_ids: Set[str]) -> None:
+        """Records of paused partitions are fetched as far as the buffer has room."""
+        self._paused = split_ids
+
+    @property
+    def _running(self) -> Iterator[_Assigned]:
+        """The partitions that are not paused."""
+        return (assigned for assigned in self._assigned.values() if assigned.split.id not in self._paused)
 
     def read(self, most_rows: int) -> SplitRows | None:
         rows = self._next_rows(most_rows)
@@ -537,6 +549,8 @@ class KafkaReader(SplitReader):
             self._order.rotate(-1)
             key = self._order[0]
             assigned = self._assigned[key]
+            if assigned.split.id in self._paused:
+                continue
             if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
                 share = None if self._limit is None else max(1, self._limit // len(self._assigned))
                 assigned.target = assigned.position + (count if share is None else min(count, share))

@@ -8,7 +8,7 @@ distributes the readers' splits with their positions. A checkpoint may be taken 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, TypeVar
@@ -25,9 +25,11 @@ from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
+from ckpt_runtime.graph.watermark_alignment import Alignment, alignment_of
 from ckpt_runtime.operators.bad_rows import BadRows
-from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
+from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
 
 _VERSION = 1
@@ -55,11 +57,15 @@ class _StoredSplit(Struct, Generic[D]):
 
 
 class _StoredOpenSplit(Struct, Generic[D, P]):
-    """The stored form of a split that is being read, with a position of type ``P``, None at its beginning."""
+    """The stored form of a split that is being read, with a position of type ``P``, None at its beginning.
+
+    ``event_time`` is what the rows of an aligned source had reached.
+    """
 
     split: _StoredSplit[D]
     position: P | None
     range_start: NonNegative
+    event_time: EventTime | None = None
 
 
 class _StoredReposition(Struct, Generic[D, P]):
@@ -88,6 +94,7 @@ class _StoredEndedSplit(Struct, Generic[D]):
     split: _StoredSplit[D]
 
 
+_HELD_MS = 50
 _FIRST_ROWS, _MOST_ROWS = 1024, 32_768
 _SLICE_MS = 10.0
 _COUNT_EVERY_MS = 200
@@ -192,6 +199,8 @@ class SplitReaderOperator(SplitHost):
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
         self._policy = reader_policy(spec.options)
+        self._options = spec.options
+        self._alignment: _Alignment | None = None
         self._bad_rows: BadRows | None = None
         self._program = spec.program
         self.requires_final_checkpoint = self._acknowledges
@@ -212,7 +221,7 @@ class SplitReaderOperator(SplitHost):
 
     @property
     def reads(self) -> bool:
-        return bool(self._open)
+        return bool(self._open) or (self._alignment is not None and not self._alignment.splits.is_settled)
 
     @property
     def unread_range(self) -> int | None:
@@ -221,23 +230,21 @@ class SplitReaderOperator(SplitHost):
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
         rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
-        rate = rates.get(context.uid.removesuffix(READER_SUFFIX))
-        if rate is not None:
-            self._paused = not float(rate)
-            self._pacer = Pacer(float(rate) / context.parallelism, context.monotonic_ms)
+        self._set_rate({uid: float(rate) for uid, rate in rates.items()})
         _connect(self._source, self._program, context)
         self._bad_rows = BadRows.of(context, ValueError, self._policy)
         self._source.reports_bad = self._bad_rows is not None
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
+        self._alignment = _Alignment.of(context, self._options, self._reader)
         description = self._source.description_type
         stored_open = _StoredOpenSplit[description, self._source.position_type]  # type: ignore[valid-type, name-defined]
         stored_ended = _StoredEndedSplit[description]  # type: ignore[valid-type]
         for item in sorted(
             restored_items(context, OPEN_SPLITS, stored_open, _VERSION), key=lambda item: item.range_start
         ):
-            self._add(item.split.split, item.position, item.range_start)
+            self._add(item.split.split, item.position, item.range_start, item.event_time)
         if self.unread_range is not None:
             self.continue_in_range(self.unread_range)
         ended = [item.split.split for item in restored_items(context, ENDED_SPLITS, stored_ended, _VERSION)]
@@ -250,13 +257,10 @@ class SplitReaderOperator(SplitHost):
 
     def read_step(self) -> int | None:
         assert self._reader is not None
-        most = self._size.rows
-        if self._pacer is not None:
-            most = 0 if self._paused else min(most, self._pacer.allowance())
-            if most < 1:
-                self._count_pending(now=False)
-                return self._pacer.idle_ms()
-        rows = self._reader.read(most)
+        if (wait_ms := self._pause_ms()) is not None:
+            self._count_pending(now=False)
+            return wait_ms
+        rows = self._reader.read(self._most_rows())
         if self._pacer is not None and rows is not None:
             self._pacer.spend(len(rows.bad) + (0 if rows.batch is None else rows.batch.num_rows))
         self._count_pending(now=rows is None or rows.ended)
@@ -276,17 +280,30 @@ class SplitReaderOperator(SplitHost):
                 self._ended.append(opened.split)
         if rows.batch is not None and rows.batch.num_rows:
             self._emit(rows.batch)
+        if self._alignment is not None:
+            self._alignment.took(opened.split, ended=rows.ended)
         if rows.bad:
             self._leave_out(rows.bad)
         return None
 
+    def _most_rows(self) -> int:
+        most = self._size.rows
+        return most if self._pacer is None else min(most, self._pacer.allowance())
+
+    def _pause_ms(self) -> int | None:
+        """How long it has to wait for its rate, or because it is ahead of other sources; None if it may read."""
+        if self._pacer is not None and (self._paused or self._most_rows() < 1):
+            return self._pacer.idle_ms()
+        if self._alignment is not None:
+            holds = self._alignment.holds_reader()
+            self.alignment_drift_ms = self._alignment.splits.drift_ms
+            if holds or not self._open:
+                return _HELD_MS
+        return None
+
     def snapshot(self, checkpoint_id: int) -> None:
         store = self.context.operator_state
-        items = (
-            {"split": _item_of(opened.split), "position": opened.position, "range_start": opened.range_start}
-            for opened in self._open.values()
-        )
-        store.put(OPEN_SPLITS, [{"version": _VERSION, **item} for item in items])
+        store.put(OPEN_SPLITS, [self._open_item(opened) for opened in self._open.values()])
         store.put(ENDED_SPLITS, [{"version": _VERSION, "split": _item_of(split)} for split in self._ended])
         if self._acknowledges:
             positions = {split_id: opened.position for split_id, opened in self._open.items()}
@@ -309,12 +326,35 @@ class SplitReaderOperator(SplitHost):
         if self._reader is not None:
             self._reader.close()
 
-    def _add(self, split: Split, position: Any, range_start: int) -> None:
+    def limit(self, rates: Mapping[str, float]) -> None:
+        self._set_rate(rates)
+        self.ask_for_next_step()
+
+    def _set_rate(self, rates: Mapping[str, float]) -> None:
+        rate = rates.get(self.context.uid.removesuffix(READER_SUFFIX))
+        self._paused = rate == 0
+        self._pacer = None if rate is None else Pacer(rate / self.context.parallelism, self.context.monotonic_ms)
+
+    def align(self, minimum: int) -> None:
+        if self._alignment is not None:
+            self._alignment.splits.align(minimum)
+            self.alignment_drift_ms = self._alignment.splits.drift_ms
+            self.ask_for_next_step()
+
+    def _open_item(self, opened: _OpenSplit) -> dict[str, Any]:
+        item = {"split": _item_of(opened.split), "position": opened.position, "range_start": opened.range_start}
+        if self._alignment is not None:
+            item["event_time"] = self._alignment.splits.event_time_of(opened.split.id)
+        return {"version": _VERSION, **item}
+
+    def _add(self, split: Split, position: Any, range_start: int, event_time: int | None = None) -> None:
         assert self._reader is not None
         if split.id in self._open:
             raise ValueError(f"source {self.context.uid!r}: split {split.id!r} was found again while it is being read")
         self._open[split.id] = _OpenSplit(split, position, range_start)
         self._reader.add(split, position)
+        if self._alignment is not None:
+            self._alignment.splits.add(split.id, event_time, bounded=split.bounded)
 
     def _count_pending(self, *, now: bool) -> None:
         """Asks the reader periodically for the number of pending rows, and always when few are left."""
@@ -344,6 +384,56 @@ class SplitReaderOperator(SplitHost):
         before = self.context.monotonic_ms()
         self.output.emit(batch)
         self._size.took(batch.num_rows, self.context.monotonic_ms() - before)
+
+
+class _Alignment:
+    """Makes a reader wait with splits that are ahead of others, and reports how far the reader has come."""
+
+    def __init__(self, context: OperatorContext, wanted: Alignment, reader: SplitReader) -> None:
+        idle_ms = wanted.idle_timeout_ms
+        if idle_ms is None:
+            idle_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
+        self.splits = SplitAlignment(wanted.max_drift_ms, idle_ms, each=reader.pauses_splits)
+        self._context = context
+        self._reader = reader
+        self._update_ms = wanted.update_interval_ms
+        self._held: frozenset[str] = frozenset()
+        self._reported: Progress | None = None
+        self._report_at = 0.0
+
+    @classmethod
+    def of(cls, context: OperatorContext, options: Mapping[str, str], reader: SplitReader) -> _Alignment | None:
+        wanted = alignment_of(options)
+        return None if wanted is None else cls(context, wanted, reader)
+
+    def holds_reader(self) -> bool:
+        """Called before each look for rows. Pauses splits; True if the reader has to wait as a whole."""
+        now = self._context.monotonic_ms()
+        self.splits.looked(now)
+        before, self._held = self._held, self.splits.held
+        if self._reader.pauses_splits and self._held != before:
+            self._reader.pause(self._held)
+        self._context.chain_time.held = bool(self._held)
+        # The others have to know at once that this subtask will come no further, in case that they wait for it.
+        if now >= self._report_at or (self._held != before and self.splits.holds_all) or self.splits.is_settled:
+            self.report()
+        return bool(self._held) and not self._reader.pauses_splits
+
+    def took(self, split: Split, *, ended: bool) -> None:
+        """Rows have gone through the operators of the chain, of which ``withWatermark`` has noted their event time."""
+        chain = self._context.chain_time
+        self.splits.advance(split.id, chain.reached_ms)
+        chain.reached_ms = None
+        if ended:
+            self.splits.remove(split.id, bounded=split.bounded)
+
+    def report(self) -> None:
+        """Sends the progress to the driver if it has changed."""
+        progress = self.splits.progress
+        if progress != self._reported:
+            self._reported = progress
+            self._report_at = self._context.monotonic_ms() + self._update_ms
+            self._context.report_progress(progress)
 
 
 def repositioned_item(item: dict[str, Any], reading: list[Any], position: StartPosition) -> dict[str, Any]:

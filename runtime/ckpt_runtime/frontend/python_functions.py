@@ -7,23 +7,38 @@ object itself, so nothing is ever unpickled.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.specs import PythonFunction, PythonFunctionsSpec
 
 FUNCTION = "PythonUDF"
 """The name of Spark's expression class, and so of the call in a typed tree."""
 _NAMED = "NamedArgumentExpression"
+
+
+@runtime_checkable
+class ArrowFunction(Protocol):
+    """A function of the engine's own over an Arrow array, which stands for one of Spark's functions in a plan."""
+
+    name: str
+    result: SparkType
+    """The Spark type of what it returns."""
+
+    def check(self, argument: SparkType) -> None:
+        """Raises PlanError for an argument of a type that it does not take."""
+
+    def __call__(self, values: pa.Array) -> pa.Array: ...
 
 
 @dataclass(slots=True)
@@ -40,6 +55,23 @@ class CapturedFunctions:
             number = self._numbers[id(function)] = len(self._functions)
             self._functions.append(function)
         return number
+
+    def replace_call(self, expression: Any, function: ArrowFunction) -> None:
+        """Replaces a call of one of Spark's functions, in place, by that of a function of its first argument."""
+        from pyspark.sql.connect.types import pyspark_types_to_proto_types
+        from pyspark.sql.types import _parse_datatype_json_value
+        from pyspark.util import PythonEvalType
+
+        argument = type(expression)()
+        argument.CopyFrom(expression.unresolved_function.arguments[0])
+        replaced = expression.common_inline_user_defined_function
+        replaced.function_name, replaced.deterministic = function.name, True
+        replaced.arguments.append(argument)
+        python = replaced.python_udf
+        python.output_type.CopyFrom(pyspark_types_to_proto_types(_parse_datatype_json_value(function.result)))
+        python.eval_type = PythonEvalType.SQL_SCALAR_ARROW_UDF
+        python.command = str(self.number_of(function)).encode()
+        python.python_ver = f"{sys.version_info.major}.{sys.version_info.minor}"
 
     def of_number(self, number: int) -> Callable[..., Any]:
         """Returns a function. Raises PlanError for a number that this program's plans did not assign."""
@@ -181,6 +213,9 @@ def _function(call: Call, arguments: list[Expression], functions: CapturedFuncti
             assert isinstance(argument, Call)
             named[argument.settings["key"]] = arguments.index(given)
     objects = tuple(functions.of_number(each.settings["number"]) for each in chain)
+    for at, each in enumerate(objects):
+        if isinstance(each, ArrowFunction):
+            each.check(chain[at - 1].type if at else arguments[positions[0]].type)
     return PythonFunction(call.settings["name"], objects, tuple(positions), named, call.type)
 
 

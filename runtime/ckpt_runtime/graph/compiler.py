@@ -45,6 +45,7 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
+from ckpt_runtime.graph.watermark_alignment import GROUP_OPTION, alignment_of
 from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"
@@ -114,7 +115,9 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
-    _check_rates(configuration, [operator.uid for operator in operators if _is_paced(operator.node.spec)])
+    _check_alignment(chains)
+    paced = [each.uid for each in operators if each.node.kind == "enumerator" and _is_paced(each.node.spec)]
+    _check_rates(configuration, paced)
     interval_ms = configuration.get(CheckpointingOptions.INTERVAL)
     warnings += graph.warnings(interval_ms)
     for operator in operators:
@@ -136,7 +139,28 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
 
 def _is_paced(spec: OperatorSpec) -> bool:
     """Whether ``connectors/split_source.py`` runs a source; PySpark's data sources have readers of their own."""
-    return isinstance(spec, EnumeratorSpec) and (isinstance(spec.format, str) or is_source(spec.format))
+    return isinstance(spec, EnumeratorSpec | RangeReaderSpec) and (
+        isinstance(spec.format, str) or is_source(spec.format)
+    )
+
+
+def _check_alignment(chains: list[list[_Operator]]) -> None:
+    """Checks that a source whose watermarks are to be aligned can know its event time. Raises PlanError."""
+    for chain in chains:
+        spec, uid = chain[0].node.spec, chain[0].uid.removesuffix(READER_SUFFIX)
+        if not isinstance(spec, RangeReaderSpec) or alignment_of(spec.options) is None:
+            continue
+        field = f"option {GROUP_OPTION!r}"
+        if not _is_paced(spec):
+            raise PlanError(field, f"source {uid!r} is a PySpark DataSource, whose readers cannot be made to wait")
+        watermarks = [operator.uid for operator in chain if isinstance(operator.node.spec, WatermarkSpec)]
+        if len(watermarks) != 1:
+            raise PlanError(
+                field,
+                f"source {uid!r} needs exactly one withWatermark in its own vertex, and has {len(watermarks)}: call it "
+                "before the stream branches, is joined or changes its parallelism, and leave "
+                "pipeline.operator-chaining.enabled at true",
+            )
 
 
 def _check_rates(configuration: Configuration, sources: list[str]) -> None:
@@ -160,6 +184,12 @@ def _transaction_timeout_ms(spec: OperatorSpec) -> int | None:
     if isinstance(spec, SinkSpec) and spec.format == "kafka" and is_exactly_once(spec.options):
         return transaction_timeout_ms(spec.options)
     return None
+
+
+def _alignment_group(spec: OperatorSpec) -> str | None:
+    """The group of sources that a reader's watermarks are aligned with; None for other operators."""
+    alignment = alignment_of(spec.options) if isinstance(spec, RangeReaderSpec) else None
+    return None if alignment is None else alignment.group
 
 
 def _schema_of(operator: _Operator) -> pa.Schema:
@@ -457,4 +487,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         user_code=node.user_code,
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
+        alignment_group=_alignment_group(node.spec),
     )

@@ -23,6 +23,7 @@ from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
+from ckpt_runtime.graph.watermark_alignment import ALIGNMENT_OPTIONS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
@@ -476,7 +477,13 @@ def new_data_source(source: type, options: Mapping[str, str]) -> Any:
 
 def options_of_source(options: Mapping[str, str]) -> dict[str, str]:
     """The options without those that the engine itself handles."""
-    engine = (AVAILABLE_NOW_OPTION, ORDERED_READS_OPTION, BAD_ROWS_OPTION, BAD_ROWS_DIRECTORY_OPTION)
+    engine = (
+        AVAILABLE_NOW_OPTION,
+        ORDERED_READS_OPTION,
+        BAD_ROWS_OPTION,
+        BAD_ROWS_DIRECTORY_OPTION,
+        *ALIGNMENT_OPTIONS,
+    )
     taken = {key.lower() for key in engine}
     return {key: value for key, value in options.items() if key.lower() not in taken}
 

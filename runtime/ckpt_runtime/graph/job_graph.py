@@ -40,6 +40,7 @@ class OperatorNode:
 
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
+    ``alignment_group`` is the group of a source's readers whose watermarks are aligned; None without alignment.
     """
 
     uid: str
@@ -50,6 +51,7 @@ class OperatorNode:
     user_code: bool = False
     output_directory: str | None = None
     transaction_timeout_ms: int | None = None
+    alignment_group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,15 @@ class JobGraph:
         return min((age for age in nodes if age is not None), default=None)
 
     @property
+    def alignment_groups(self) -> dict[str, list[tuple[str, int]]]:
+        """The subtasks whose watermarks are aligned with each other, by the names of their groups."""
+        groups: dict[str, list[tuple[str, int]]] = {}
+        for vertex in self.vertices:
+            if (group := vertex.operators[0].alignment_group) is not None:
+                groups.setdefault(group, []).extend((vertex.id, index) for index in range(vertex.parallelism))
+        return groups
+
+    @property
     def sinks(self) -> dict[str, str]:
         """The operators of sinks, by uid, each with the uid of the sink that it belongs to: its own, or a committer's
         writers'."""
@@ -164,13 +175,13 @@ class JobGraph:
     def fingerprint(self) -> str:
         """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out.
 
-        It also leaves out timeouts, which graphs that an earlier version stored lack.
+        It also leaves out timeouts and groups, which graphs that an earlier version stored lack.
         """
         document = self.to_json()
         del document["configuration"], document["explained"]
         for vertex in document["vertices"]:
             for operator in vertex["operators"]:
-                del operator["transaction_timeout_ms"]
+                del operator["transaction_timeout_ms"], operator["alignment_group"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -261,6 +261,7 @@ def _operator_figures(vertex: JobVertex, measures: SubtaskMeasures) -> list[Oper
             None if place else measures.input_watermark,
             measures.output_watermark if place == last else None,
             None if place else measures.pending_rows,
+            None if place else measures.alignment_drift_ms,
         )
         for place in range(len(rows))
     ]

@@ -40,6 +40,7 @@ from ckpt_runtime.network.control_messages import (
     DeploymentMessage,
     EndOfDataReport,
     SnapshotProgress,
+    SourceProgress,
     SparkAddress,
     SparkWanted,
     TaskFailure,
@@ -55,6 +56,7 @@ from ckpt_runtime.scheduler.deployment import JobDescriptor, Program
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_events import FailureInfo, JobEvent
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.scheduler.watermark_alignment import AlignmentGroups, Progress
 from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.crash_points import crash_point
@@ -64,6 +66,7 @@ from ckpt_runtime.structured_log import about
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[JobOutput], None]
+_ALIGNMENT, _ALIGN_AFTER_MS = "alignment", 50
 
 
 class JobShell:
@@ -109,6 +112,7 @@ class JobShell:
         self._timers: dict[TimerId | str, Cancellable] = {}
         self._answers: dict[str, Answer] = {}
         self._backlog = False
+        self._alignment = AlignmentGroups({})
         self._failures_changed = False
         self._keeping_failures = False
         self._when_kept: Callable[[], None] | None = None
@@ -179,6 +183,8 @@ class JobShell:
                 self._arrange_slots(output)
             case core.DeployTasks():
                 self._deploy(output)
+            case core.LimitSources(rates):
+                self._tasks.limit(rates, self.core.graph)
             case job_out.CancelTasks(executions):
                 self._cancel_tasks(executions)
             case job_out.JobEnded():
@@ -323,6 +329,7 @@ class JobShell:
         program = Program(submission.program_id, submission.entry, submission.arguments)
         self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
         self.view.deployed(slots)
+        self._alignment = AlignmentGroups(order.graph.alignment_groups)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
         by_slot: dict[int, list[ExecutionId]] = {}
@@ -375,6 +382,16 @@ class JobShell:
             self._backlog = backlog
             self.tell(checkpoint_on.BacklogChanged(backlog))
 
+    def _align(self, is_grouped: bool) -> None:
+        """Announces soon how far the slowest sources are; what many subtasks report meanwhile becomes one message."""
+        if is_grouped and _ALIGNMENT not in self._timers:
+            self._timers[_ALIGNMENT] = self._host.call_later(_ALIGN_AFTER_MS, self._announce_minima)
+
+    def _announce_minima(self) -> None:
+        self._timers.pop(_ALIGNMENT, None)
+        for minimum, members in self._alignment.moved():
+            self._tasks.align(minimum, members)
+
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
         index = self._tasks.sender_of(slot, message)
@@ -425,6 +442,7 @@ class JobShell:
             case TaskStateChanged():
                 self._task_state(execution, message)
             case EndOfDataReport():
+                self._align(self._alignment.ended(execution.key))
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
                 self.tell(
@@ -432,6 +450,8 @@ class JobShell:
                         message.checkpoint_id, execution, message.directory, message.state, message.metrics
                     )
                 )
+            case SourceProgress():
+                self._align(self._alignment.reported(execution.key, Progress(message.event_time, message.idle)))
             case DeclineCheckpoint():
                 reason = CheckpointFailureReason[message.reason]
                 self.tell(checkpoint_on.Declined(message.checkpoint_id, execution, reason, message.message))
@@ -444,6 +464,7 @@ class JobShell:
                 self.tell(job_on.TaskRunning(execution))
             case ExecutionState.FINISHED:
                 self.view.enter(execution, state)
+                self._align(self._alignment.ended(execution.key))
                 self.tell(job_on.TaskFinished(execution))
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)

@@ -56,6 +56,7 @@ class OperatorFigures:
     input_watermark: int | None = None
     output_watermark: int | None = None
     pending_rows: int | None = None
+    alignment_drift_ms: int | None = None
 
 
 _COUNTER, _GAUGE, _RATE = Kind.COUNTER, Kind.GAUGE, Kind.RATE
@@ -192,6 +193,12 @@ OPERATOR: tuple[Metric[OperatorFigures], ...] = (
     Metric("currentInputWatermark", _GAUGE, lambda o: o.input_watermark, "For the first operator of a chain."),
     Metric("currentOutputWatermark", _GAUGE, lambda o: o.output_watermark, "For the last operator of a chain."),
     Metric("pendingRecords", _GAUGE, lambda o: o.pending_rows, "The rows that wait in a source that can count them."),
+    Metric(
+        "watermarkAlignmentDrift",
+        _GAUGE,
+        lambda o: o.alignment_drift_ms,
+        "Milliseconds by which an aligned source is ahead of the slowest one of its group.",
+    ),
 )
 
 ABSENT = (

@@ -20,9 +20,11 @@ from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost
 from ckpt_runtime.jobmaster.slots import LOSS_GRACE_S, Slot, Worker
 from ckpt_runtime.network.connections import MalformedMessageError
 from ckpt_runtime.network.control_messages import (
+    AlignSources,
     CancelDeployment,
     DeploymentMessage,
     DeploySubtasks,
+    LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     TaskMessage,
@@ -129,23 +131,36 @@ class TaskGateway:
         self, checkpoint_id: int, timestamp: int, options: CheckpointOptions, tasks: Iterable[ExecutionId]
     ) -> bool:
         """Triggers the checkpoint; returns False when a trigger could not be delivered."""
-        return self._send_by_slot(TriggerCheckpoint(self.deployment, (), checkpoint_id, timestamp, options), tasks)
+        return self._send_by_slot(
+            TriggerCheckpoint(self.deployment, (), checkpoint_id, timestamp, options), _keys(tasks)
+        )
 
     def complete(self, checkpoint_id: int, tasks: Iterable[ExecutionId]) -> None:
-        self._send_by_slot(NotifyCheckpointComplete(self.deployment, (), checkpoint_id), tasks)
+        self._send_by_slot(NotifyCheckpointComplete(self.deployment, (), checkpoint_id), _keys(tasks))
 
     def abort(self, checkpoint_id: int, latest_completed: int, tasks: Iterable[ExecutionId]) -> None:
         latest = None if latest_completed < 0 else latest_completed
-        self._send_by_slot(NotifyCheckpointAborted(self.deployment, (), checkpoint_id, latest), tasks)
+        self._send_by_slot(NotifyCheckpointAborted(self.deployment, (), checkpoint_id, latest), _keys(tasks))
+
+    def align(self, minimum: int, tasks: Iterable[SubtaskKey]) -> None:
+        self._send_by_slot(AlignSources(self.deployment, (), minimum), tasks)
+
+    def limit(self, rates: Mapping[str, str], graph: JobGraph) -> None:
+        """Sends new rates to the sources of the deployment."""
+        heads = [
+            (vertex.id, vertex.parallelism) for vertex in graph.vertices if vertex.operators[0].kind == "range_reader"
+        ]
+        tasks = [(vertex_id, index) for vertex_id, parallelism in heads for index in range(parallelism)]
+        self._send_by_slot(LimitSources(self.deployment, (), {uid: float(rate) for uid, rate in rates.items()}), tasks)
 
     def _send_by_slot(
         self,
-        message: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
-        tasks: Iterable[ExecutionId],
+        message: TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources | LimitSources,
+        tasks: Iterable[SubtaskKey],
     ) -> bool:
         by_slot: dict[int, list[SubtaskKey]] = {}
         for task in tasks:
-            by_slot.setdefault(task.subtask, []).append(task.key)
+            by_slot.setdefault(task[1], []).append(task)
         # A list, not a generator: all() must not stop sending at the first lost worker.
         delivered = [
             self._send(subtask, msgspec.structs.replace(message, tasks=tuple(addressed)))
@@ -156,12 +171,21 @@ class TaskGateway:
     def _send(
         self,
         subtask: int,
-        message: CancelDeployment | TriggerCheckpoint | NotifyCheckpointComplete | NotifyCheckpointAborted,
+        message: CancelDeployment
+        | TriggerCheckpoint
+        | NotifyCheckpointComplete
+        | NotifyCheckpointAborted
+        | AlignSources
+        | LimitSources,
     ) -> bool:
         if not self.lives(subtask):
             return False
         self._parts[subtask].worker.peer.send(message)
         return True
+
+
+def _keys(tasks: Iterable[ExecutionId]) -> list[SubtaskKey]:
+    return [task.key for task in tasks]
 
 
 GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000

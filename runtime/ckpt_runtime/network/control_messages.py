@@ -22,6 +22,11 @@ from ckpt_runtime.scheduler.job_events import FailureInfo
 Duration = Annotated[float, Meta(ge=0, le=1e18)]
 """Milliseconds; neither infinite nor NaN, which cannot be converted to an integer."""
 
+EventTime = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+"""Milliseconds since the epoch."""
+
+Rate = Annotated[float, Meta(ge=0, le=1e18)]
+
 Share = Annotated[float, Meta(ge=0, le=1)]
 
 StateMetrics = Annotated[dict[str, NonNegative], Meta(max_length=1000)]
@@ -72,6 +77,22 @@ class NotifyCheckpointAborted(Message, frozen=True):
     latest_completed: NonNegative | None
 
 
+class AlignSources(Message, frozen=True):
+    """The event time, in ms since the epoch, of the slowest source of the group that the ``tasks`` belong to."""
+
+    deployment: int
+    tasks: tuple[SubtaskKey, ...]
+    minimum: EventTime
+
+
+class LimitSources(Message, frozen=True):
+    """How many rows per second sources may read, all subtasks together, by their uids. The others have no limit."""
+
+    deployment: int
+    tasks: tuple[SubtaskKey, ...]
+    rates: dict[str, Rate]
+
+
 class FollowAgent(Message, frozen=True):
     """Another agent adopts the worker, which from now on ends when that agent ends."""
 
@@ -116,6 +137,8 @@ WorkerCommand = (
     | TriggerCheckpoint
     | NotifyCheckpointComplete
     | NotifyCheckpointAborted
+    | AlignSources
+    | LimitSources
     | FollowAgent
     | SparkAddress
     | WorkerQuestion
@@ -142,7 +165,7 @@ class SubtaskMeasures(Struct, frozen=True):
     processed piece of a buffer. ``operator_rows`` counts the rows that each operator of the chain has emitted.
     ``alignment_ms`` and ``start_delay_ms`` are those of the last checkpoint. The usages are shares of the input buffers
     and of the output channels; ``queued_elements`` wait in the input. ``pending_rows`` wait in front of a source that
-    knows how many.
+    knows how many. ``alignment_drift_ms`` is by how much a source is ahead of those that it is aligned with.
     """
 
     vertex_id: str
@@ -171,6 +194,7 @@ class SubtaskMeasures(Struct, frozen=True):
     alignment_ms: NonNegative | None = None
     start_delay_ms: NonNegative | None = None
     pending_rows: NonNegative | None = None
+    alignment_drift_ms: NonNegative | None = None
 
 
 class SnapshotProgress(Struct, frozen=True):
@@ -305,7 +329,17 @@ class DeclineCheckpoint(Message, frozen=True):
             raise DocumentError(f"{self.reason!r} is not a reason to decline a checkpoint")
 
 
-TaskMessage = TaskStateChanged | EndOfDataReport | AcknowledgeCheckpoint | DeclineCheckpoint
+class SourceProgress(Message, frozen=True):
+    """How far the rows of an aligned source have come. The others of its group do not wait for an ``idle`` one."""
+
+    deployment: int
+    vertex_id: str
+    subtask: NonNegative
+    event_time: EventTime | None
+    idle: bool
+
+
+TaskMessage = TaskStateChanged | EndOfDataReport | SourceProgress | AcknowledgeCheckpoint | DeclineCheckpoint
 """Messages about one subtask."""
 
 DeploymentMessage = WorkerHeartbeat | DeploymentFailed | Canceled | SparkWanted | TaskMessage

@@ -23,10 +23,10 @@ from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import output_schema_error
 from ckpt_runtime.operators.group_state import GroupStateOperator
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
 from ckpt_runtime.state.hashing import hash_columns, variable_bytes
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.schema_evolution import evolve
 from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
 
@@ -75,9 +75,8 @@ class GroupOperator(GroupStateOperator):
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         groups, slots, firsts = self.numbered(keys)
-        old = self.taken(slots)
+        known = self.taken(slots, range(len(keys), len(self._row_schema) - 1))
         grouped = [key.take(pa.array(firsts)) for key in keys]
-        known = Rows(old.groups, old.columns[len(keys) :])
         if self._aggregates.is_partial(batch.schema):
             stored = self._aggregates.merged(len(slots), known, Rows(groups, batch.columns[len(keys) : -1]))
         else:

@@ -11,7 +11,7 @@ All calls come from one thread, the subtask's. Life of an operator::
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
@@ -23,6 +23,7 @@ from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.schema import DocumentError, checked
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
 
@@ -100,6 +101,18 @@ class WaitingInput(Enum):
     BARRIER = "something that need not wait, perhaps behind rows: a barrier, the end of a job that does not drain"
 
 
+@dataclass(slots=True)
+class ChainTime:
+    """What a source and the ``withWatermark`` behind it in a chain tell each other.
+
+    ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
+    reads nothing because it is ahead of others, which does not make it idle.
+    """
+
+    reached_ms: int | None = None
+    held: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class OperatorContext:
     """What an operator may know and use.
@@ -110,7 +123,8 @@ class OperatorContext:
     ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
     request if it is earlier. A due timer comes before input, so that an operator can postpone its input;
     ``waiting_input`` says what is postponed. ``sink`` is None unless the operator is a sink or a committer.
-    ``spark_url`` returns the URL of the session's Spark for clients; it waits until Spark serves.
+    ``spark_url`` returns the URL of the session's Spark for clients; it waits until Spark serves. ``chain_time`` is one
+    object for all operators of a chain. ``report_progress`` sends the event time of an aligned source to the driver.
     """
 
     job_id: str
@@ -129,6 +143,8 @@ class OperatorContext:
     waiting_input: Callable[[], WaitingInput] = lambda: WaitingInput.NOTHING
     sink: SinkLineage | None = None
     spark_url: Callable[[], str] | None = None
+    chain_time: ChainTime = field(default_factory=ChainTime)
+    report_progress: Callable[[Progress], None] = lambda _: None
 
 
 class Operator(ABC):
@@ -154,6 +170,9 @@ class Operator(ABC):
 
     pending_rows: int | None = None
     """Rows that wait to be read, as far as a source knows; set by the operator's thread, read by the heartbeat."""
+
+    alignment_drift_ms: int | None = None
+    """By how much an aligned source is ahead of its group; set by the operator's thread, read by the heartbeat."""
 
     def open(self, context: OperatorContext, output: Output) -> None:
         """Called once before any data, with restored state in the context. May emit."""
@@ -228,6 +247,12 @@ class Operator(ABC):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """The synchronous part: put list states into ``context.operator_state``; the subtask takes keyed state."""
+
+    def align(self, minimum: int) -> None:
+        """The event time of the group of sources that this one belongs to; called for the head of a chain."""
+
+    def limit(self, rates: Mapping[str, float]) -> None:
+        """The rows per second that sources may read, by their uids; called for the head of a chain."""
 
     def notify_complete(self, checkpoint_id: int) -> None:
         """A checkpoint completed; ids may be skipped and calls may be missing. Covers all ids up to this one."""

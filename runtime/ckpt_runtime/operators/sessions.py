@@ -13,8 +13,8 @@ import pyarrow as pa
 from ckpt_runtime.graph.specs import GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.groups import GroupOperator, normal_key
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import arrow_from_numpy, int64_column
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import merge_sessions
 
 
@@ -30,7 +30,7 @@ class SessionOperator(GroupOperator):
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         numbers, slots, firsts = self.numbered(keys)
-        old = self.taken(slots)
+        old = self.taken(slots, range(len(self._row_schema) - 1))
         known = len(old.groups)
         key_numbers = np.concatenate([old.groups, numbers]).astype(np.int64)
         bounds = [

@@ -85,7 +85,7 @@ class WatermarkOperator(Operator):
         """Looks whether rows have come since the last time."""
         if not self._look_ms:
             return
-        self._looks += 1
+        self._looks = 0 if self.context.chain_time.held else self._looks + 1
         if self._looks > self._most_looks and not self._idle:
             self._idle = True
             self.output.emit_watermark(IDLE_WATERMARK)
@@ -110,6 +110,8 @@ class WatermarkOperator(Operator):
         multiply, divide = _PER_MS[column.type.unit]
         reached = greatest * multiply // divide - self._delay_ms
         self._next = reached if self._next is None else max(self._next, reached)
+        chain = self.context.chain_time
+        chain.reached_ms = reached if chain.reached_ms is None else max(chain.reached_ms, reached)
         if not self._by_ranges:
             self._catch_up()
 

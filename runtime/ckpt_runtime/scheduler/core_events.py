@@ -189,6 +189,13 @@ class RecordAttempt:
 
 
 @dataclass(frozen=True, slots=True)
+class LimitSources:
+    """The sources of the deployed tasks read at most so many rows per second, by their uids; 0 pauses one."""
+
+    rates: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class DeployTasks:
     """Start these subtasks of ``graph``. Each answers TaskRunning, and later TaskFinished, -Canceled or -Failed.
 
@@ -347,6 +354,7 @@ JobOutput = (
     | checkpoint_effects.Effect
     | RecordAttempt
     | DeployTasks
+    | LimitSources
     | RecordFailure
     | StoreOverrides
     | SettleOverrides

@@ -32,6 +32,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
@@ -91,7 +92,12 @@ class JobCore:
         self._queue: deque[Callable[[], None]] = deque()
         self._outputs: list[JobOutput] = []
         self._now = Instant(0, 0)
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._handlers = self._event_handlers()
+        self._routes = self._effect_routes()
+
+    def _event_handlers(self) -> dict[type[Any], Callable[[Any], None]]:
+        """The events that the core or the machine takes; all others go to the coordinator."""
+        return {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
             core.PatchRequested: self._on_patch_requested,
             core.OverridesStored: self._on_overrides_stored,
@@ -118,7 +124,10 @@ class JobCore:
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
             core.LeadershipLost: self._on_leadership_lost,
         }
-        self._routes: dict[type[Any], Callable[[Any], None]] = {
+
+    def _effect_routes(self) -> dict[type[Any], Callable[[Any], None]]:
+        """The machines' effects that the core turns into events; all others are its outputs."""
+        return {
             job_out.AcquireSlots: self._acquire_slots,
             job_out.RestoreState: lambda effect: self._emit(core.RecordAttempt(effect.attempt)),
             job_out.Deploy: self._deploy,
@@ -315,6 +324,14 @@ class JobCore:
                 self._savepoint_id,
             )
         )
+        # The configuration may have changed since the attempt began.
+        self._limit_sources(Configuration(plan.graph.configuration))
+
+    def _limit_sources(self, before: Configuration) -> None:
+        """Deployed sources get their new rates without a restart."""
+        rates = self._plan.configuration.get(PipelineOptions.SOURCE_RATES)
+        if rates != before.get(PipelineOptions.SOURCE_RATES):
+            self._emit(core.LimitSources(rates or {}))
 
     def _all_tasks_running(self, effect: job_out.AllTasksRunning) -> None:
         """Starts the coordinator's deployment, then passes on the EndOfDataReached events that came before."""
@@ -545,7 +562,8 @@ class JobCore:
             self._redeploy_is_due = True
             self._redeploy()
         elif not self._redeploy_is_due:
-            self._plan = replace(plan, graph=self._plan.graph)  # the change does not affect running tasks
+            before, self._plan = self._plan, replace(plan, graph=self._plan.graph)  # running tasks keep their graph
+            self._limit_sources(before.configuration)
 
     def _give_up_change(self, reason: str) -> None:
         """Answers the requester and records the reason in the exception history, for requesters that have gone."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from ckpt_runtime.network.elements import (
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.input_debloating import InputDebloating
@@ -67,6 +68,9 @@ class SubtaskHost(Protocol):
         """
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None: ...
+
+    def source_progress(self, subtask: Subtask, progress: Progress) -> None:
+        """Sends the event time of an aligned source to the driver."""
 
 
 class Subtask:
@@ -294,6 +298,16 @@ class Subtask:
         if final is not None and checkpoint_id >= final:
             self._may_end, self._flushes = True, False
         self._finish_behind_inputs()
+
+    def align(self, minimum: int) -> None:
+        """The driver knows the event time of the source's group."""
+        if self.state is TaskState.RUNNING:
+            self.chain.head.align(minimum)
+
+    def limit(self, rates: Mapping[str, float]) -> None:
+        """The rates of sources have changed."""
+        if self.state is TaskState.RUNNING:
+            self.chain.head.limit(rates)
 
     def snapshot_written(self, checkpoint_id: int) -> None:
         """The host has reported a snapshot, or has failed to write it."""

@@ -35,6 +35,7 @@ from ckpt_runtime.network.connections import ChannelLostError, ControlConnection
 from ckpt_runtime.network.control_messages import (
     TO_WORKER,
     AcknowledgeCheckpoint,
+    AlignSources,
     CancelDeployment,
     Canceled,
     DeclineCheckpoint,
@@ -44,9 +45,11 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReport,
     FollowAgent,
     Following,
+    LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
     SnapshotProgress,
+    SourceProgress,
     SparkAddress,
     SparkWanted,
     SubtaskMeasures,
@@ -63,6 +66,7 @@ from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.process_figures import ProcessMeter
 from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import SharedHandles
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
@@ -200,6 +204,10 @@ class TaskWorker:
                 self._mail_tasks(
                     command, lambda subtask: subtask.notify_aborted(command.checkpoint_id, command.latest_completed)
                 )
+            case AlignSources():
+                self._mail_tasks(command, lambda subtask: subtask.align(command.minimum))
+            case LimitSources():
+                self._mail_tasks(command, lambda subtask: subtask.limit(command.rates))
             case FollowAgent():
                 self._parent_watch.adopted_by(command.agent)
                 self._connection.send(Following())
@@ -293,7 +301,9 @@ class TaskWorker:
                 self._report(DeclineCheckpoint(command.deployment, *key, barrier.checkpoint_id, reason, message))
 
     def _mail_tasks(
-        self, command: NotifyCheckpointComplete | NotifyCheckpointAborted, action: Callable[[Subtask], None]
+        self,
+        command: NotifyCheckpointComplete | NotifyCheckpointAborted | AlignSources | LimitSources,
+        action: Callable[[Subtask], None],
     ) -> None:
         job = self._current(command.deployment)
         if job is not None:
@@ -321,6 +331,10 @@ class TaskWorker:
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
             self._report(EndOfDataReport(*sender, waits))
+
+    def source_progress(self, subtask: Subtask, progress: Progress) -> None:
+        if (sender := self._sender(subtask)) is not None:
+            self._report(SourceProgress(*sender, progress.event_time, progress.idle))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -507,7 +521,8 @@ def _measures(subtask: Subtask) -> SubtaskMeasures:
         alignment_ms=metrics.alignment_ms,
         start_delay_ms=metrics.start_delay_ms,
         debloated_buffer_size=metrics.debloated_buffer_size,
-        pending_rows=subtask.chain.operators[0].pending_rows,
+        pending_rows=subtask.chain.head.pending_rows,
+        alignment_drift_ms=subtask.chain.head.alignment_drift_ms,
         state=subtask.chain.state_metrics(),
     )
 

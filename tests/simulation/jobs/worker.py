@@ -26,6 +26,7 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReport,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    SourceProgress,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerCommand,
@@ -33,14 +34,14 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.scheduler.deployment import Channel, Deployment, JobDescriptor, SubtaskDescriptor
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.task.deployed_job import DeployedJob, TaskThread
+from ckpt_runtime.task.deployed_job import DeployedJob, TaskThread, Wakeup
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
-from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.task.worker import describe_error
 from tests.simulation.jobs.network import SimulatedTransport
 from tests.simulation.jobs.observation import ObservedSubpartition
@@ -280,6 +281,10 @@ class SimulatedWorker:
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
             self._report(EndOfDataReport(*sender, waits))
+
+    def source_progress(self, subtask: Subtask, progress: Progress) -> None:
+        if (sender := self._sender(subtask)) is not None:
+            self._report(SourceProgress(*sender, progress.event_time, progress.idle))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:

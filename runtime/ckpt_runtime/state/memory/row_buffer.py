@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.states import RowBufferSpec
@@ -225,6 +225,13 @@ class RowBuffer:
                 self.dead += pairs
             if pairs:
                 yield probes[:pairs], rows[:pairs]
+
+    def consume(self, slots: AnyArray) -> AnyArray:
+        rows = np.empty(len(slots), dtype=np.int32)
+        self.dead += int(
+            kernels.consume_rows(read_only(slots), self._heads, self._tails, self._nexts, self._flags, rows)
+        )
+        return rows
 
     def candidates(
         self, slots: AnyArray, times: AnyArray, lower: int, upper: int

@@ -146,6 +146,38 @@ def test_rate_of_the_job_limits_the_rows_of_a_source_and_zero_pauses_it(
     assert reader.has_work_left
 
 
+@pytest.mark.row("ends.4")
+def test_rate_of_a_reader_is_changed_while_it_reads(tmp_path: Path) -> None:
+    write(tmp_path, "text", "a", 0, 1_000)
+    clock = Clock()
+    timers: list[int] = []
+    configuration = {"pipeline.source.rates": "lines:100"}
+    where = context(uid="lines.reader", monotonic_ms=clock, configuration=configuration, set_timer=timers.append)
+    job = Job("text", {"path": str(tmp_path)})
+    [reader] = job.readers
+    reader.open(where, job.outputs[0])
+    job.discover()
+
+    def seconds(count: int) -> int:
+        for _ in range(count * 100):
+            clock.ms += 10
+            job.read()
+        return len(job.rows)
+
+    assert abs(seconds(1) - 100) <= 1
+    reader.limit({"lines": 0.0, "others": 5.0})
+    paused = len(job.rows)
+    assert seconds(10) == paused
+    assert reader.has_work_left
+    reader.limit({"lines": 50.0})
+    assert abs(seconds(4) - paused - 200) <= 1
+    timers.clear()
+    reader.limit({"others": 5.0})
+    assert timers == [0]  # at once, not when the pause of the old rate ends
+    seconds(1)
+    assert ids(job.rows) == Counter(range(1_000))
+
+
 def test_hidden_files_and_other_names_are_left_out(tmp_path: Path) -> None:
     for at, name in enumerate(("a.txt", "_b.txt", ".c.txt", "d.txt._COPYING_", "e.csv", "below/f.txt", "_g/h.txt")):
         write(tmp_path, "text", name, at, 1)

@@ -358,3 +358,47 @@ def test_rates_of_sources_that_cannot_be_kept_are_refused(rates: str, problem: s
     sink(plan, operator(plan, source(plan, "in", "text"), reader(plan, "other")))
     with pytest.raises(PlanError, match=re.escape(problem)):
         compile_plan(plan)
+
+
+ALIGNED = {"scan.watermark.alignment.group": "g", "scan.watermark.alignment.max-drift": "1 min"}
+
+
+def aligned_plan(options: dict[str, str], *, chaining: bool = True, behind: bool = True) -> LogicalPlan:
+    plan = LogicalPlan("job", chaining=chaining)
+    read = plan.add(LogicalNode(SourceSpec("rate", options), (), SCHEMA, "in"))
+    sink(plan, watermark(plan, read) if behind else read)
+    return plan
+
+
+@pytest.mark.row("ends.3")
+def test_readers_of_aligned_sources_are_in_their_group() -> None:
+    graph = compile_plan(aligned_plan(ALIGNED)).job_graph
+    [(group, [member])] = graph.alignment_groups.items()
+    assert (group, graph.vertex(member[0]).operators[0].kind) == ("g", "range_reader")
+    assert JobGraph.from_json(graph.to_json()) == graph
+    assert graph.fingerprint == compile_plan(aligned_plan({})).job_graph.fingerprint
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.parametrize(
+    ("options", "where", "problem"),
+    [
+        ({"scan.watermark.alignment.group": "g"}, {}, "'scan.watermark.alignment.max-drift': alignment of watermarks"),
+        ({"scan.watermark.idle-timeout": "1 s"}, {}, "'scan.watermark.alignment.group': alignment of watermarks needs"),
+        ({**ALIGNED, "scan.watermark.alignment.update-interval": "1 ms"}, {}, "'1 ms' is less than 10 ms"),
+        ({**ALIGNED, "scan.watermark.alignment.max-drift": "soon"}, {}, "'soon' is not a duration"),
+        (ALIGNED, {"behind": False}, "needs exactly one withWatermark in its own vertex, and has 0"),
+        (ALIGNED, {"chaining": False}, "leave pipeline.operator-chaining.enabled at true"),
+    ],
+)
+def test_alignment_that_cannot_work_is_refused(options: dict[str, str], where: dict[str, bool], problem: str) -> None:
+    with pytest.raises(PlanError, match=re.escape(problem)):
+        compile_plan(aligned_plan(options, **where))
+
+
+def test_alignment_of_a_data_source_of_pyspark_is_refused() -> None:
+    plan = LogicalPlan("job")
+    read = plan.add(LogicalNode(SourceSpec(FakeDataSource, ALIGNED), (), SCHEMA, "in"))
+    sink(plan, watermark(plan, read))
+    with pytest.raises(PlanError, match="source 'in' is a PySpark DataSource, whose readers cannot be made to wait"):
+        compile_plan(plan)

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,6 +17,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
@@ -27,14 +29,17 @@ from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.network.agent_messages import KillWorker, ProcessIdentity, RegisterWorker
 from ckpt_runtime.network.connections import encode
 from ckpt_runtime.network.control_messages import (
+    AlignSources,
     CancelDeployment,
     Canceled,
     DeclineCheckpoint,
     DeploymentFailed,
     DeploySubtasks,
     EndOfDataReport,
+    LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    SourceProgress,
     TaskFailure,
     TaskStateChanged,
     TriggerCheckpoint,
@@ -604,3 +609,52 @@ async def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Pa
         assert job.status is JobStatus.SUSPENDED
         await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
         assert (world.directory / "checkpoints" / JOB / "chk-1" / "_metadata").exists()
+
+
+ALIGNED = JobVertex("s", (OperatorNode("orders.reader", "orders", "range_reader", alignment_group="g"),), 2)
+
+
+@pytest.mark.row("ends.3")
+async def test_sources_of_a_group_learn_how_far_the_slowest_one_is_that_is_not_idle_and_has_not_ended(
+    tmp_path: Path,
+) -> None:
+    async with World.start(tmp_path) as world:
+        job = world.start_job(graph=JobGraph("job", (ALIGNED,), ()))
+        await world.running(job)
+        workers = world.active()
+
+        def progress(index: int, event_time: int | None, *, idle: bool = False) -> None:
+            worker = workers[index]
+            worker.peer.send(SourceProgress(worker.number, "s", worker.index, event_time, idle))
+
+        async def learn(minimum: int) -> None:
+            for worker in workers:
+                expected = AlignSources(worker.number, (("s", worker.index),), minimum)
+                await world.until(lambda worker=worker, expected=expected: expected in worker.peer.of(AlignSources))  # type: ignore[misc]
+
+        progress(0, 500)
+        progress(1, 300)
+        await learn(300)
+        progress(1, None, idle=True)
+        await learn(500)
+        progress(1, 400)
+        await learn(400)
+        workers[1].peer.send(EndOfDataReport(workers[1].number, "s", workers[1].index))
+        progress(0, 600)
+        await learn(600)
+        assert [message.minimum for message in workers[0].peer.of(AlignSources)] == [300, 500, 400, 600]
+
+
+@pytest.mark.row("ends.4")
+async def test_rates_that_are_stored_reach_the_readers_without_a_restart(tmp_path: Path) -> None:
+    async with World.start(tmp_path) as world:
+        job = world.start_job(graph=JobGraph("job", (ALIGNED,), ()))
+        await world.running(job)
+        base = job.accepted_plan
+        given = Configuration({"pipeline.source.rates": "orders:2.5,clicks:0"})
+        own = base.own.changed(given, ChangeNote(2, 7, "a test", ("pipeline.source.rates",)))
+        await job.change_configuration(replace(base, configuration=given, own=own), base, None, restarts=False)
+        for worker in world.active():
+            expected = LimitSources(worker.number, (("s", worker.index),), {"orders": 2.5, "clicks": 0.0})
+            await world.until(lambda worker=worker, expected=expected: worker.peer.of(LimitSources) == [expected])  # type: ignore[misc]
+        assert job.status is JobStatus.RUNNING

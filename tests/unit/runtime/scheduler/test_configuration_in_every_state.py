@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
@@ -153,3 +155,47 @@ def test_one_that_races_with_the_end_is_answered_with_it() -> None:
 def test_the_table_is_whole() -> None:
     ended = {state for state in JobState if state.is_terminal}
     assert set(TAKES) | set(REFUSES) | ended == set(JobState)
+
+
+def with_rates(job: Job, rates: str | None) -> core.ConfigurationRequested:
+    """A request that sets the rates of sources, and needs no restart."""
+    request = configured(job, restarts=False)
+    given = {} if rates is None else {"pipeline.source.rates": rates}
+    graph = replace(request.plan.graph, configuration=given)
+    return replace(request, plan=replace(request.plan, graph=graph, configuration=Configuration(given)))
+
+
+def limits(job: Job) -> list[dict[str, str]]:
+    return [dict(output.rates) for output in job.last if isinstance(output, core.LimitSources)]
+
+
+@pytest.mark.row("ends.4")
+def test_running_sources_get_new_rates_and_so_does_each_later_deployment() -> None:
+    job = new().run()
+    job.step(with_rates(job, "orders:5"))
+    assert limits(job) == []  # before it is stored
+    job.step(core.PlanStored("c2"))
+    assert limits(job) == [{"orders": "5"}]
+    assert versions(job) == (2, 2)
+    job.step(with_rates(job, "orders:0"))
+    job.step(core.PlanStored("c3"))
+    assert limits(job) == [{"orders": "0"}]
+    job.each(job_on.TaskFailed, CAUSE)
+    to_running(job)
+    assert job.core.graph.configuration == {"pipeline.source.rates": "orders:0"}
+    job.step(with_rates(job, None))
+    job.step(core.PlanStored("c4"))
+    assert limits(job) == [{}]
+
+
+@pytest.mark.row("ends.4")
+def test_rates_that_change_while_state_is_restored_are_sent_to_the_tasks_behind_their_deployment() -> None:
+    job = new().acquire()
+    job.step(job_on.SlotsAcquired(job.machine.attempt))
+    assert job.machine.state is JobState.RESTORING
+    job.step(with_rates(job, "orders:0"))
+    job.step(core.PlanStored("c2"))
+    job.step(core.AttemptRecorded(job.machine.attempt))
+    deployed, limited = [o for o in job.last if isinstance(o, core.DeployTasks | core.LimitSources)]
+    assert isinstance(deployed, core.DeployTasks)
+    assert limited == core.LimitSources({"orders": "0"})

@@ -30,6 +30,7 @@ from ckpt_runtime.network.agent_messages import FROM_UNREGISTERED, ProcessIdenti
 from ckpt_runtime.network.connections import ChannelLostError, ControlConnection, MalformedMessageError
 from ckpt_runtime.network.control_messages import (
     FROM_WORKER,
+    AlignSources,
     CancelDeployment,
     Canceled,
     DeclineCheckpoint,
@@ -38,7 +39,9 @@ from ckpt_runtime.network.control_messages import (
     EndOfDataReport,
     FollowAgent,
     Following,
+    LimitSources,
     SnapshotProgress,
+    SourceProgress,
     TaskStateChanged,
     TriggerCheckpoint,
     WorkerHeartbeat,
@@ -46,6 +49,7 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.storage.duplication import Means
@@ -268,6 +272,48 @@ class TestDeployment:
         finally:
             driver.worker._job = None
         assert driver.receive(EndOfDataReport) == EndOfDataReport(2, VERTEX, 0)
+
+
+@pytest.mark.row("ends.3")
+@pytest.mark.row("ends.4")
+def test_minima_and_rates_reach_the_sources_of_the_present_deployment_and_their_progress_the_driver(
+    driver: Driver,
+) -> None:
+    class Source:
+        vertex_id, index, name = VERTEX, 0, "s"
+
+        def __init__(self) -> None:
+            self.deployment = replace(DEPLOYMENT, deployment=2)
+            self.subtasks = {(VERTEX, 0): self}
+            self.calls: list[object] = []
+
+        def mail(self, key: object, action: Callable[[object], None]) -> None:
+            action(self)
+
+        def align(self, minimum: int) -> None:
+            self.calls.append(minimum)
+
+        def limit(self, rates: dict[str, float]) -> None:
+            self.calls.append(rates)
+
+        def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+            driver.worker.source_progress(self, Progress(7))  # type: ignore[arg-type]
+
+    source = Source()
+    driver.worker._job = source  # type: ignore[assignment]
+    thread = driver.start()
+    try:
+        tasks = ((VERTEX, 0),)
+        driver.connection.send(AlignSources(1, tasks, 100))
+        driver.connection.send(AlignSources(2, tasks, 200))
+        driver.connection.send(LimitSources(2, tasks, {"s": 5.0}))
+        options = CheckpointOptions(CheckpointProperties(), "file:///c")
+        driver.connection.send(TriggerCheckpoint(2, tasks, 1, 0, options))
+        assert driver.receive(SourceProgress) == SourceProgress(2, VERTEX, 0, 7, False)
+    finally:
+        driver.worker._job = None
+    assert source.calls == [200, {"s": 5.0}]
+    driver.hang_up(thread)
 
 
 class _Ending:
