@@ -70,6 +70,7 @@ class Aligned:
         return self.client.checkpoint_statistics(self.job_id).counts.completed
 
 
+@pytest.mark.long
 @pytest.mark.row("ends.3")
 def test_fast_source_waits_for_a_slow_one_through_a_kill_a_rescale_and_a_savepoint(
     client: CkptClient, cluster: MiniCluster, tmp_path: Path
