@@ -123,14 +123,14 @@ class Savepoint:
         )
 
     def totals(self, uid: str, keys: int, form: str = "int") -> Totals:
-        """The state of operator ``uid``: a state whose columns are the key, the count and the sum.
+        """The state of operator ``uid``: a state whose first columns are the key, the count and the sum.
 
         Keys have one of the :data:`KEY_FORMS`. Raises KeyError for one that is none of the ``keys``.
         """
         known = None if form == "int" else pa.array(scattered(np.arange(keys)))
         totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))
         for batch in self._batches(uid):
-            key, count, total = (np.asarray(column) for column in batch.columns)
+            key, count, total = (np.asarray(column) for column in batch.columns[:3])
             if known is not None:
                 key = _places(key, form, known)
             totals.counts[key] += count

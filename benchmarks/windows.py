@@ -1,7 +1,8 @@
 """Rows per second of windows by a string key: the same program in the engine and in Structured Streaming, one after the
 other on the same files. Both write the windows that have ended to Parquet; the rows have to be equal.
 
-The time is from the start of the query, in a process that is warm, to its end.
+The time is from the start of the query, in a process that is warm, to its end. Processor seconds are those of all
+processes: on the engine's side also those of planning the program, of starting workers and of this benchmark itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.nexmark.processes import CpuTime
 from benchmarks.pipelines.windows import SCHEMA, totals
 from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -71,11 +73,13 @@ def beside_spark(
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     try:
         in_spark(spark, directory / "warm", directory / "spark-warm", totals)
-        spark_s = in_spark(spark, directory / "rows", directory / "spark", totals)
+        with CpuTime() as spark_cpu:
+            spark_s = in_spark(spark, directory / "rows", directory / "spark", totals)
         progress(f"Spark: {options.rows / spark_s:,.0f} rows/s")
         with MiniCluster() as cluster:
             in_engine(cluster, program, directory / "warm", directory / "engine-warm", options.parallelism)
-            engine_s = in_engine(cluster, program, directory / "rows", directory / "engine", options.parallelism)
+            with CpuTime() as engine_cpu:
+                engine_s = in_engine(cluster, program, directory / "rows", directory / "engine", options.parallelism)
         progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
     finally:
         spark.stop()
@@ -84,6 +88,9 @@ def beside_spark(
         "rows_per_s": round(options.rows / engine_s),
         "spark_rows_per_s": round(options.rows / spark_s),
         "ratio": round(spark_s / engine_s, 2),
+        "cpu_s": round(engine_cpu.seconds, 2),
+        "spark_cpu_s": round(spark_cpu.seconds, 2),
+        "ratio_core": round(spark_cpu.seconds / engine_cpu.seconds, 2),
         "result_rows": rows,
     }
 

@@ -39,6 +39,8 @@ _TESTING = "runtime/ckpt_runtime/testing/"
 _EVERY_NS = 20_000_000
 """A function that runs again within this time is not noted again."""
 _QUIET_S = 3.0
+_CHECKPOINTS = 5
+"""Completed checkpoints to wait for: the third one is counted, and the time between later ones is quiet."""
 
 
 def trace(directory: str) -> None:
@@ -102,7 +104,9 @@ def _running_job(directory: Path, interval_ms: int) -> Iterator[tuple[str, str]]
     """A session with a job that runs; yields the URLs of the session and of the job."""
     from ckpt_runtime.scheduler.job_status import JobStatus
     from ckpt_runtime.testing.mini_cluster import MiniCluster
+    from tests.support.patience import slowness
 
+    MiniCluster.slowness = staticmethod(slowness)
     options = {"execution.checkpointing.dir": f"file://{directory}/checkpoints"}
     if interval_ms:
         options["execution.checkpointing.interval"] = f"{interval_ms} ms"
@@ -135,10 +139,15 @@ def patch(directory: Path) -> Spans:
 
 def checkpoint(directory: Path) -> Spans:
     """Lets periodic checkpoints complete; one of the later ones counts."""
+    from tests.support.patience import patient
+
+    done: list[Any] = []
     with _running_job(directory, 1_500) as (_, job):
-        time.sleep(9)
-        history = _ask(f"{job}/checkpoints")["history"]
-    done = sorted((item for item in history if item["status"] == "COMPLETED"), key=lambda item: item["id"])
+        # A request between two checkpoints would be counted with one of them: there is one when enough are complete.
+        while len(done) < _CHECKPOINTS:
+            time.sleep(patient(9))
+            history = _ask(f"{job}/checkpoints")["history"]
+            done = [item for item in reversed(history) if item["status"] == "COMPLETED"]
     begins = [(item["trigger_timestamp"] - 20) * 1_000_000 for item in done]
     ends = [(item["latest_ack_timestamp"] + 400) * 1_000_000 for item in done]
     quiet = [(end, begin) for end, begin in zip(ends[1:], begins[2:], strict=False)]

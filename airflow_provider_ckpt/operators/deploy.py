@@ -173,9 +173,9 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     def default_wait_timeout(self) -> float | None:
         return None if self.wait_for_completion else CkptStepsOperator.default_wait_timeout(self)
 
-    def _desired(self, job: str, program: str | None) -> DesiredUpgrade:
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
         rejected = labels_text({**self._replaced, REJECTED: self._declared()})
-        return structs.replace(super()._desired(job, program), rollback_options={"configuration": {LABELS: rejected}})
+        return structs.replace(super().desired(job, client), rollback_options={"configuration": {LABELS: rejected}})
 
     # -- what is due -------------------------------------------------------------------------------------------
 

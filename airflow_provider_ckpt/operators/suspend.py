@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
-from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
+from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Upgrade
-from airflow_provider_ckpt.upgrades.steps import begin
 from ckpt_runtime.client.clients import CkptClient
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    pass
 
 MODES = (Mode.SAVEPOINT.value, Mode.LAST_STATE.value)
 
@@ -60,18 +59,12 @@ class SuspendJobOperator(CkptStepsOperator):
         self.target_directory = target_directory
         self.savepoint_format = savepoint_format
 
-    def check_arguments(self) -> None:
-        self._desired("0" * 32)
-
-    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find_job(context, deadline)), series(context))
-
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A job is suspended once; its name may belong to another living job now."""
         given = arguments.job(self.job)
         return record.outcome is Outcome.SUSPENDED and given == record.old_job
 
-    def _desired(self, job: str) -> DesiredUpgrade:
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
         return DesiredUpgrade(
             goal=Goal.SUSPEND,
             job=job,
@@ -117,18 +110,12 @@ class ResumeJobOperator(CkptStepsOperator):
         self.configuration = configuration
         self.healthy_checkpoints = healthy_checkpoints
 
-    def check_arguments(self) -> None:
-        self._desired("0" * 32)
-
-    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find_job(context, deadline)), series(context))
-
     def still_holds(self, client: CkptClient, record: Upgrade) -> bool:
         """A job that was resumed from a snapshot is not resumed from it again: its rows would be written twice."""
         given = arguments.job(self.job)
         return record.outcome in (Outcome.RESUMED, Outcome.STRANDED) and given == record.old_job
 
-    def _desired(self, job: str) -> DesiredUpgrade:
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
         configuration = arguments.options("configuration", self.configuration)
         refuse_secrets("configuration", configuration)
         return DesiredUpgrade(

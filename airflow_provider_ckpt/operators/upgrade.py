@@ -9,9 +9,9 @@ from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated, refuse_secrets
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.program import FIELDS, RENDERERS, RunsProgram
-from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of, series
+from airflow_provider_ckpt.operators.upgrade_steps import CkptStepsOperator, age_of, format_of, mode_of
 from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Outcome, Step, Upgrade
-from airflow_provider_ckpt.upgrades.steps import begin, decide
+from airflow_provider_ckpt.upgrades.steps import decide
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 from ckpt_runtime.client.errors import NotFound
@@ -115,12 +115,6 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         self.source_positions = source_positions
         self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
-    def check_arguments(self) -> None:
-        self._desired("0" * 32, None)
-
-    def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
-        return begin(self._desired(self.find_job(context, deadline), self._program(client)), series(context))
-
     def is_fine(self, outcome: Outcome) -> bool:
         return outcome is Outcome.ROLLED_BACK and not self.fail_on_rollback
 
@@ -138,14 +132,14 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         except NotFound:
             return False
 
-    def _desired(self, job: str, program: str | None) -> DesiredUpgrade:
-        """Check all arguments and return them."""
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
+        options = self._options()
         return DesiredUpgrade(
             goal=Goal.UPGRADE,
             job=job,
             mode=Mode(mode_of(self.mode, MODES)),
-            program=program,
-            options=self._options(),
+            program=None if client is None else self._program(client),
+            options=options,
             directory=arguments.optional_text("target_directory", self.target_directory),
             format=format_of(self.savepoint_format),
             fallback_age=age_of(self.last_state_max_age),
@@ -212,9 +206,12 @@ class FinishUpgradeOperator(CkptStepsOperator):
         self.approved_by = approved_by
         self.fail_on_rollback = arguments.flag("fail_on_rollback", fail_on_rollback)
 
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
+        return self._paused().desired
+
     def check_arguments(self) -> None:
+        self.limits()
         super().check_arguments()
-        self._paused()
         arguments.boolean("approve", self.approve)
 
     def _paused(self) -> Upgrade:

@@ -27,6 +27,7 @@ from airflow_provider_ckpt.tasks import Journal
 from airflow_provider_ckpt.upgrades.actions import Action, Answer, Claim, Hold, JobMissing
 from airflow_provider_ckpt.upgrades.executor import UpgradeCondition, perform, wall_clock_ms
 from airflow_provider_ckpt.upgrades.record import (
+    DesiredUpgrade,
     Goal,
     Mode,
     Outcome,
@@ -36,7 +37,7 @@ from airflow_provider_ckpt.upgrades.record import (
     result_of,
     standing,
 )
-from airflow_provider_ckpt.upgrades.steps import READS, WATCHES, drive, take_step
+from airflow_provider_ckpt.upgrades.steps import READS, WATCHES, begin, drive, take_step
 from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 
 if TYPE_CHECKING:
@@ -82,12 +83,16 @@ class CkptStepsOperator(CkptJobOperator):
         self._record: Upgrade | None = None
 
     @abstractmethod
+    def desired(self, job: str, client: CkptClient | None) -> DesiredUpgrade:
+        """Check all arguments and return them; without a ``client`` nothing is sent, and the program stays open."""
+
     def first_record(self, context: Context, client: CkptClient, deadline: float | None) -> Upgrade:
         """Make the first record from checked arguments."""
+        return begin(self.desired(self.find_job(context, deadline), client), series(context))
 
     def check_arguments(self) -> None:
         """Raise an error for a bad argument before anything is sent."""
-        self.limits()
+        self.desired("0" * 32, None)
 
     async def upload_again(self, client: AsyncCalls, program: str) -> bool:
         """Upload a program that the session does not have; tell whether it has it now."""

@@ -27,6 +27,7 @@ NAMES = (
     "downtime",
     "keyed_count",
     "keyed_process",
+    "keyed_vector",
     "patch",
     "peers",
     "progress",

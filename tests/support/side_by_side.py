@@ -18,13 +18,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
-from tests.support.pipelines import group_functions, side_processors, unusual_processors
+from tests.support.pipelines import arrow_processors, group_functions, side_processors, unusual_processors
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 Rows = list[dict[str, Any]]
 
-for module in (group_functions, side_processors, unusual_processors):
+PROCESSORS = (side_processors, unusual_processors, arrow_processors)
+
+for module in (group_functions, *PROCESSORS):
     cloudpickle.register_pickle_by_value(module)
 
 
@@ -87,7 +89,7 @@ def in_spark(spark: SparkSession, case: Case, directory: Path, *, first: int = 0
                 function, case.schema, group_functions.STATE, case.mode, case.timeout
             )
             continue
-        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
+        processor = next(getattr(module, name) for module in PROCESSORS if hasattr(module, name))
         transform = grouped.transformWithStateInPandas if case.in_pandas else grouped.transformWithState
         stream = transform(processor(), case.schema, case.mode, case.time_mode)
     seen: list[Rows] = []

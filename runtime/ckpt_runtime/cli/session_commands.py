@@ -23,6 +23,7 @@ from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runt
 from ckpt_runtime.spark.launch import (
     LOOPBACK,
     TERMINATION,
+    SessionInfo,
     SessionSettings,
     SessionStartError,
     become_session,
@@ -93,14 +94,27 @@ def start(  # noqa: PLR0913 -- one parameter for each option
         "spark_conf": spark,
         "work_directory": (work_dir or path_beside(path, ".work")).absolute(),
     }
-    received: list[int] = []
-    try:
-        if foreground:
+    if foreground:
+        try:
             check_runtime()
             become_session(master, slots, session_file=path, **settings)
+        except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
+            raise CommandError(str(error), ExitCode.FAILED) from error
+    info = _started(cli, master, slots, log, timeout_s, settings)
+    write_session(path, info)
+    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(log), "session_file": str(path)}
+    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {log}")
+
+
+def _started(
+    cli: Cli, master: str, slots: int | None, log: Path, timeout_s: float, settings: SessionSettings
+) -> SessionInfo:
+    """Start a detached session. Raises CommandError, also when a signal ends the wait for it."""
+    received: list[int] = []
+    try:
         with _signals_in(received), cli.output.progress() as show:
             show(f"starting a session on {master}, log in {log}")
-            info = start_session(
+            return start_session(
                 master,
                 slots,
                 log_file=log,
@@ -111,9 +125,6 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
         code = ExitCode(128 + received[0]) if received else ExitCode.FAILED
         raise CommandError(str(error), code) from error
-    write_session(path, info)
-    document = {"rest_url": info.rest_url, "pid": info.pid, "log_file": str(log), "session_file": str(path)}
-    cli.output.result(document, f"Session {info.rest_url} (pid {info.pid}), token in {path}, log in {log}")
 
 
 @contextmanager

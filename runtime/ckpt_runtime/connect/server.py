@@ -1,7 +1,8 @@
 """The gRPC endpoint for PySpark clients: Spark Connect's service in front of the dispatcher and of Spark's own service.
 
 Requests about streams are answered here; all others are passed on to Spark as they are. Every call has to carry the
-session's token. Neither plans nor files that clients send are unpickled in this process.
+session's token. Neither plans nor files that clients send are unpickled in this process: plans that contain Python
+functions are recognized by their message types only.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ import asyncio
 import hmac
 import json
 import logging
+import re
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
@@ -29,13 +31,56 @@ from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityO
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
-from ckpt_runtime.connect.requests import code_in, reads_stream
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
 from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError
+
+_CODE = frozenset(
+    {
+        *("common_inline_user_defined_function", "common_inline_user_defined_table_function", "map_partitions"),
+        *("group_map", "co_group_map", "apply_in_pandas_with_state", "typed_aggregate"),
+        *("common_inline_user_defined_data_source", "foreach_writer", "foreach_batch", "transform_with_state_info"),
+    }
+)
+"""Fields of Spark Connect's messages that carry serialized code."""
+
+
+def reads_stream(message: Any, views: Collection[str]) -> bool:
+    """Returns whether a plan reads a stream, through a reader or through one of the given views of streams."""
+    names = "|".join(re.escape(view) for view in views)
+    pattern = re.compile(rf"(?<![\w`]){'`?'}(?:{names}){'`?'}(?![\w`])", re.IGNORECASE) if views else None
+    for name, part in _parts(message):
+        if name == "read":
+            table = part.named_table.unparsed_identifier.strip("`")
+            if part.is_streaming or table.lower() in {view.lower() for view in views}:
+                return True
+        elif name == "sql" and pattern is not None and pattern.search(part.query):
+            return True
+    return False
+
+
+def code_in(message: Any) -> str:
+    """Returns the name of the first field that carries serialized code, or an empty text."""
+    return next((name for name, _ in _parts(message) if name in _CODE), "")
+
+
+def _parts(message: Any) -> Iterator[tuple[str, Any]]:
+    """Yields the names of all fields that are set, with each message in them, at any depth."""
+    todo = [message]
+    while todo:
+        for descriptor, value in todo.pop().ListFields():
+            if descriptor.message_type is None:
+                continue
+            is_map = descriptor.message_type.GetOptions().map_entry
+            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
+            for element in several:
+                if hasattr(element, "ListFields"):
+                    yield descriptor.name, element
+                    todo.append(element)
+
 
 logger = logging.getLogger(__name__)
 

@@ -98,6 +98,8 @@ def _way(spec: specs.OperatorSpec) -> str:
             return f"calls Python {_python_calls(spec.eval_type)}: {names}"
         case specs.MapInArrowSpec():
             return "calls Python once for each batch"
+        case specs.ProcessSpec(in_arrow=True):
+            return "calls Python once for each batch, with the states of its keys as columns"
         case specs.ProcessSpec():
             return f"calls Python for each key with its {'pandas frames' if spec.in_pandas else 'rows one by one'}"
         case specs.SinkSpec(function=function) if function is not None:

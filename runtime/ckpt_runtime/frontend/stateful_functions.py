@@ -14,6 +14,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column, has_watermark
 from ckpt_runtime.graph.logical import LogicalInput
 from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.processors import ArrowStatefulProcessor, ProcessorSchemas
 
 _TIME_MODES = {
     "NoTime": "None",
@@ -60,6 +61,15 @@ def stateful_spec(
         )
     else:
         processor = function.__self__._stateful_processor
+    in_arrow = isinstance(processor, ArrowStatefulProcessor)
+    if in_arrow:
+        if node.kind != "rows":
+            raise PlanError(
+                "transformWithStateInPandas", "an ArrowStatefulProcessor gets tables of Arrow: use transformWithState"
+            )
+        if initial_state is not None:
+            raise PlanError("initialState", "an ArrowStatefulProcessor takes none: use a StatefulProcessor of rows")
+        check_arrow_processor(processor, pa.schema([rows.field(key) for key in keys]), rows, time_mode)
     return ProcessSpec(
         keys,
         processor,
@@ -70,7 +80,40 @@ def stateful_spec(
         node.kind != "rows",
         None if node.event_time is None else output.names[node.event_time],
         initial_state,
+        in_arrow,
     )
+
+
+def check_arrow_processor(processor: ArrowStatefulProcessor, keys: pa.Schema, rows: pa.Schema, time_mode: str) -> None:
+    """Raises PlanError unless the processor's schemas fit the grouped rows.
+
+    ``keys`` are the columns of groupBy, ``rows`` those of the stream.
+    """
+    schemas = ProcessorSchemas(processor)
+    if [(field.name, field.type) for field in schemas.key] != [(field.name, field.type) for field in keys]:
+        raise PlanError("keySchema", f"it is {_text(schemas.key)}, and groupBy has {_text(keys)}")
+    for field in schemas.input:
+        if rows.names.count(field.name) != 1 or rows.field(field.name).type != field.type:
+            raise PlanError("inputSchema", f"{field.name} {field.type} is not a column of {_text(rows)}")
+    if not len(schemas.input):
+        raise PlanError("inputSchema", "it has no columns: name those that handleBatch needs, or the key's")
+    for field in schemas.state:
+        if not field.nullable:
+            raise PlanError(
+                "stateSchema", f"{field.name} is NOT NULL; nulls stand for the state that a key has not yet"
+            )
+        if field.name in schemas.key.names or schemas.state.names.count(field.name) != 1:
+            raise PlanError("stateSchema", f"{field.name} is a column of the key, or there are two of it")
+    timer = processor.timerColumn
+    if timer is not None:
+        if timer not in schemas.state.names or schemas.state.field(timer).type != pa.int64():
+            raise PlanError("timerColumn", f"{timer!r} is not a BIGINT column of stateSchema")
+        if time_mode != "EventTime":
+            raise PlanError("timerColumn", f"timers in Arrow need timeMode EventTime, it is {time_mode}")
+
+
+def _text(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
 
 
 def check_initial_state(node: StatefulFunction, rows: pa.Schema, table: StaticTable) -> None:

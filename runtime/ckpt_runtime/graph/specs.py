@@ -275,8 +275,9 @@ class ProcessSpec:
     """Hosts a PySpark ``StatefulProcessor``. Modes are PySpark's strings; time: None, ProcessingTime, EventTime.
 
     ``event_time_column`` is the timestamp by which late rows are dropped; None keeps all rows. ``in_pandas``: the
-    processor gets and returns frames, not rows. ``output_event_time`` is the event time column of its output, if it has
-    one. ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
+    processor gets and returns frames, not rows. ``in_arrow``: it is an ``ArrowStatefulProcessor``, which gets the rows
+    and states of many keys. ``output_event_time`` is the event time column of its output, if it has one.
+    ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
     """
 
     keys: tuple[str, ...]
@@ -288,6 +289,7 @@ class ProcessSpec:
     in_pandas: bool = False
     output_event_time: str | None = None
     initial_state: str | None = None
+    in_arrow: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,7 +118,7 @@ class KnownJobs:
         self._submissions = submissions
         self._store: HaStore | None = None
         self._jobs: dict[str, JobMaster | EndedJob] = {}
-        self._stranded = OrphanedJobs(self._look_again, self._take_over_job)
+        self._orphaned = OrphanedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
         self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
         """Makes the master of a submission; it is not known before :meth:`add`."""
@@ -137,14 +137,14 @@ class KnownJobs:
         """Raises JobNotFound, and NotReady for a job that could not be recovered."""
         job = self._jobs.get(job_id)
         if job is None:
-            if job_id in self._stranded:
-                raise NotReady(f"job {job_id} cannot be recovered: {self._stranded.reason(job_id)}")
+            if job_id in self._orphaned:
+                raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
             raise JobNotFound(job_id)
         return job
 
     def overviews(self) -> tuple[JobOverview, ...]:
         """All jobs; those that could not be recovered come first."""
-        unrecovered = (_unrecovered(job_id) for job_id in self._stranded if job_id not in self._jobs)
+        unrecovered = (_unrecovered(job_id) for job_id in self._orphaned if job_id not in self._jobs)
         return (*unrecovered, *(job.overview() for job in self))
 
     def running_archive(self, pipeline_id: str) -> bytes | None:
@@ -164,8 +164,8 @@ class KnownJobs:
 
     def check_recovered(self, job_id: str) -> None:
         """Raises Conflict for an unrecovered job, which may continue once its storage is back."""
-        if job_id in self._stranded and job_id not in self._jobs:
-            reason = self._stranded.reason(job_id)
+        if job_id in self._orphaned and job_id not in self._jobs:
+            reason = self._orphaned.reason(job_id)
             raise Conflict(
                 f"Job {job_id} of the same lineage cannot be recovered now, and may continue later: {reason}. If it "
                 "shall never continue, start this one with fork"
@@ -214,7 +214,7 @@ class KnownJobs:
             snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
             claims = request.claim_mode is RecoveryClaimMode.CLAIM
             living.append(References(job_id, "being submitted", snapshots=snapshots, claims=claims))
-        return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._stranded)]
+        return [*living, *(References(job_id, "not recovered yet", is_known=False) for job_id in self._orphaned)]
 
     def settled(self) -> frozenset[str]:
         """Jobs that have ended and have nothing more to delete: they no longer need the snapshots they claimed."""
@@ -228,7 +228,7 @@ class KnownJobs:
 
     def stop_retrying(self) -> None:
         """Stops looking for jobs that could not be recovered."""
-        self._stranded.close()
+        self._orphaned.close()
 
     def suspend_all(self, *, fenced: bool) -> None:
         """Suspends all running jobs; with ``fenced`` nothing may be changed, not even for clean-up."""
@@ -249,8 +249,8 @@ class KnownJobs:
         """Takes the jobs over. Those whose storage is unavailable now are looked for again later."""
         for found in jobs:
             self._take_over_job(found)
-        self._stranded.look_for([job for job in jobs if job.may_pass])
-        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._stranded))
+        self._orphaned.look_for([job for job in jobs if job.may_pass])
+        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._orphaned))
 
     def _read_snapshot(self, url: str) -> CompletedCheckpoint:
         return self._pools.paths(url).submit(read_snapshot, url).result()
@@ -265,11 +265,11 @@ class KnownJobs:
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
-            self._stranded.add(found.job_id, f"{type(error).__name__}: {error}")
+            self._orphaned.add(found.job_id, f"{type(error).__name__}: {error}")
 
     def _recover_found(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._stranded.add(found.job_id, found.failure)
+            self._orphaned.add(found.job_id, found.failure)
         request = None
         if found.result is not None:
             ended = self._jobs[found.job_id] = EndedJob(found.result)

@@ -1,7 +1,8 @@
 """Batches to pandas frames by key, and frames back to batches, for ``transformWithStateInPandas``.
 
-Uses PySpark's own conversions and assembles frames row by row as Spark does, so that columns have the same types as in
-Spark. Imports pandas only when it is used.
+Uses PySpark's own conversions. Spark assembles frames row by row, which decides the types of their columns: where these
+do not depend on the rows, frames are parts of one frame, and otherwise they are assembled as in Spark. Imports pandas
+only when it is used.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from pyspark.errors import PySparkException
 
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
+from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, adjacent
 from ckpt_runtime.state.columns import plain
 from ckpt_runtime.state.states import Key
 
 FRAME_ROWS = 10_000
 """Maximum number of rows per frame, which is Spark's default."""
+FRAMES_TOGETHER = 1_000
 
 
 class FrameGroups(RowGroups):
@@ -61,44 +64,122 @@ class FrameGroups(RowGroups):
         names = batch.schema.names
         arrays = pa.RecordBatch.from_arrays([plain(column) for column in batch.columns], names)
         series = ArrowBatchTransformer.to_pandas(arrays, timezone="UTC")
-        rows = pd.concat(series, axis=1).itertuples(index=False, name=None)
+        whole = pd.concat(series, axis=1)
+        whole.columns = names
+        uniform = _uniform(whole, arrays)
+        if uniform is not None:
+            start = 0
+            for key, size in zip(ids, sizes, strict=True):
+                end = start + size
+                starts = range(start, end, FRAME_ROWS)
+                yield key, [_part(uniform, first, min(first + FRAME_ROWS, end)) for first in starts]
+                start = end
+            return
+        rows = whole.itertuples(index=False, name=None)
         for key, size in zip(ids, sizes, strict=True):
             mine = list(islice(rows, size))
             pieces = [mine[start : start + FRAME_ROWS] for start in range(0, size, FRAME_ROWS)]
             yield key, [pd.DataFrame(piece, columns=names) for piece in pieces]
 
 
-class FramesToBatch:
-    """Collects frames as batches of one schema; columns match by name, or by position without text names (Spark)."""
+def _uniform(whole: Any, arrays: pa.RecordBatch) -> Any:
+    """The frame with the types that frames of some of its rows have; None where these depend on the rows.
 
-    def __init__(self, uid: str, schema: pa.Schema) -> None:
+    pandas finds the type of a column by its values. For values of one type that is always the same type; only nulls
+    among texts and objects change it, if there are none in the frame or nothing else. Nulls of numbers are NaN.
+    """
+    import pandas as pd
+
+    if not whole.columns.is_unique or not len(whole):
+        return None
+    for column in arrays.columns:
+        number = pa.types.is_integer(column.type) or pa.types.is_floating(column.type)
+        if column.null_count and not number:
+            return None
+    assembled = pd.DataFrame([next(whole.itertuples(index=False, name=None))], columns=whole.columns).dtypes
+    return whole.astype({name: kind for name, kind in assembled.items() if kind != whole.dtypes[name]})
+
+
+def _part(whole: Any, start: int, end: int) -> Any:
+    """Some rows as a frame of their own, numbered from 0."""
+    import pandas as pd
+
+    part = _apart(whole.iloc[start:end])
+    part.index = pd.RangeIndex(end - start)
+    return part
+
+
+def _apart(frame: Any) -> Any:
+    """A copy whose content does not change with the original; pandas copies on write since version 3."""
+    import pandas as pd
+
+    return frame.copy(deep=int(pd.__version__.split(".")[0]) < 3)
+
+
+class FramesToBatch:
+    """Collects frames as batches of one schema; columns match by name, or by position without text names (Spark).
+
+    Frames with the same columns and types are converted together, up to :data:`FRAMES_TOGETHER`.
+    """
+
+    def __init__(self, uid: str, schema: pa.Schema, cursor: KeyCursor | None = None) -> None:
+        """``cursor`` has the key that frames are given for, which an error names."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._uid = uid
         self._schema = schema
         self._struct = from_arrow_schema(schema)
+        self._cursor = cursor
+        self._form: tuple[Any, list[Any]] | None = None
+        self._alike: list[tuple[Any, Key | None]] = []
         self._batches: list[pa.RecordBatch] = []
         self.rows = 0
 
     def add(self, frames: list[Any]) -> None:
-        """Raises UserFunctionError for a value that is not a frame, OutputSchemaError for columns that do not fit."""
-        for frame in frames:
-            batch = self._batch(frame)
-            if batch is not None:
-                self._batches.append(batch)
-                self.rows += batch.num_rows
+        """Raises UserFunctionError for a value that is not a frame, OutputSchemaError for columns that do not fit.
 
-    def _batch(self, frame: Any) -> pa.RecordBatch | None:
-        """Returns None for a frame without rows, whatever its columns are."""
+        The latter may be raised by a later call, or by :meth:`build`.
+        """
         import pandas as pd
+
+        for frame in frames:
+            if not isinstance(frame, pd.DataFrame):
+                raise UserFunctionError(
+                    f"operator {self._uid!r} gave a {type(frame).__name__}, it must give pandas.DataFrame"
+                )
+            # A frame without rows gives nothing, whatever its columns are.
+            if not len(frame):
+                continue
+            columns, types = frame.columns, list(frame.dtypes)
+            form = self._form
+            if form is None or len(self._alike) >= FRAMES_TOGETHER or types != form[1] or not columns.equals(form[0]):
+                self._convert()
+                self._form = columns, types
+            # User code may change a frame that it has given, and give it again.
+            self._alike.append((_apart(frame), None if self._cursor is None else self._cursor.key))
+            self.rows += len(frame)
+
+    def _convert(self) -> None:
+        """Converts the frames that are alike: together, or one by one if that fails: an error names its key."""
+        import pandas as pd
+
+        alike, self._alike = self._alike, []
+        if len(alike) > 1:
+            try:
+                self._batches.append(self._batch(pd.concat([frame for frame, _ in alike], ignore_index=True)))
+                return
+            except OutputSchemaError:
+                pass
+        for frame, key in alike:
+            try:
+                self._batches.append(self._batch(frame))
+            except OutputSchemaError as error:
+                error.add_note(f"in a result of operator {self._uid!r}, key {key!r}")
+                raise
+
+    def _batch(self, frame: Any) -> pa.RecordBatch:
         from pyspark.sql.conversion import PandasToArrowConversion
 
-        if not isinstance(frame, pd.DataFrame):
-            raise UserFunctionError(
-                f"operator {self._uid!r} gave a {type(frame).__name__}, it must give pandas.DataFrame"
-            )
-        if not len(frame):
-            return None
         try:
             batch = PandasToArrowConversion.convert(
                 frame, self._struct, timezone="UTC", arrow_cast=True, assign_cols_by_name=True
@@ -118,5 +199,6 @@ class FramesToBatch:
 
     def build(self) -> pa.RecordBatch:
         """Returns a batch of all collected rows, and clears the collection."""
+        self._convert()
         taken, self._batches, self.rows = self._batches, [], 0
         return pa.concat_batches(taken)

@@ -119,11 +119,10 @@ class GroupStateOperator(Operator):
         firsts = firsts[: number_groups(slots, self._marks, groups, firsts)]
         return read_only(groups), slots[firsts], firsts
 
-    def taken(self, slots: AnyArray) -> Rows:
-        """Removes the stored rows of groups by their slots; returns the columns but :data:`ENDS`."""
+    def taken(self, slots: AnyArray, wanted: Sequence[int]) -> Rows:
+        """Removes the stored rows of groups by their slots; returns the columns at the positions ``wanted``."""
         found = np.zeros(len(slots), dtype=np.uint8)
         groups, parts = [], []
-        wanted = range(len(self._row_schema) - 1)
         for probes, rows in self._buffer.matches(slots, _NO_TIMES, 0, 0, found):
             groups.append(probes.astype(np.uint32))
             parts.append(self._buffer.take(rows, wanted))

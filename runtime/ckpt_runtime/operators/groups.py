@@ -75,9 +75,8 @@ class GroupOperator(GroupStateOperator):
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         groups, slots, firsts = self.numbered(keys)
-        old = self.taken(slots)
+        known = self.taken(slots, range(len(keys), len(self._row_schema) - 1))
         grouped = [key.take(pa.array(firsts)) for key in keys]
-        known = Rows(old.groups, old.columns[len(keys) :])
         if self._aggregates.is_partial(batch.schema):
             stored = self._aggregates.merged(len(slots), known, Rows(groups, batch.columns[len(keys) : -1]))
         else:

@@ -30,7 +30,7 @@ class SessionOperator(GroupOperator):
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         numbers, slots, firsts = self.numbered(keys)
-        old = self.taken(slots)
+        old = self.taken(slots, range(len(self._row_schema) - 1))
         known = len(old.groups)
         key_numbers = np.concatenate([old.groups, numbers]).astype(np.int64)
         bounds = [

@@ -15,7 +15,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +79,17 @@ class GatheredRows:
                     start = end
 
 
+class Results(Protocol):
+    """Collects what user code gives, as batches of the output schema."""
+
+    rows: int
+
+    def add(self, given: list[Any]) -> None: ...
+
+    def build(self) -> pa.RecordBatch:
+        """Returns a batch of all collected rows, and clears the collection."""
+
+
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
 MOST_CALLBACKS = 1_000
@@ -129,8 +140,7 @@ class StatefulProcessorOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._backend = context.keyed_state
-        new_results = FramesToBatch if self._spec.in_pandas else RowsToBatch
-        self._results: FramesToBatch | RowsToBatch = new_results(context.uid, self._spec.output_schema)
+        self._results = self._new_results()
         restored = context.operator_state.restored(WATERMARK, EventTime)
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
@@ -145,6 +155,11 @@ class StatefulProcessorOperator(Operator):
             self._gather(self._input_schema)
         elif (key_schema := self._backend.restored_key_schema()) is not None:
             self._initialise(key_schema)
+
+    def _new_results(self) -> Results:
+        if self._spec.in_pandas:
+            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor)
+        return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
         decoded = _decoded(input_schema)
@@ -203,7 +218,7 @@ class StatefulProcessorOperator(Operator):
         return self._groups.together(batch) if self._trigger is ProcessorTrigger.BUFFER else None
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        if self._handle is None:
+        if not self._opened_user_code:
             self._initialise(self._key_schema(batch.schema))
             self._gather(batch.schema)
         elif self._gathered is None and self._trigger is not ProcessorTrigger.BUFFER:

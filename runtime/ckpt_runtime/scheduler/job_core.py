@@ -92,7 +92,12 @@ class JobCore:
         self._queue: deque[Callable[[], None]] = deque()
         self._outputs: list[JobOutput] = []
         self._now = Instant(0, 0)
-        self._handlers: dict[type[Any], Callable[[Any], None]] = {
+        self._handlers = self._event_handlers()
+        self._routes = self._effect_routes()
+
+    def _event_handlers(self) -> dict[type[Any], Callable[[Any], None]]:
+        """The events that the core or the machine takes; all others go to the coordinator."""
+        return {
             **dict.fromkeys(get_args(job_on.JobEvent), self._to_machine),
             core.PatchRequested: self._on_patch_requested,
             core.OverridesStored: self._on_overrides_stored,
@@ -119,7 +124,10 @@ class JobCore:
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
             core.LeadershipLost: self._on_leadership_lost,
         }
-        self._routes: dict[type[Any], Callable[[Any], None]] = {
+
+    def _effect_routes(self) -> dict[type[Any], Callable[[Any], None]]:
+        """The machines' effects that the core turns into events; all others are its outputs."""
+        return {
             job_out.AcquireSlots: self._acquire_slots,
             job_out.RestoreState: lambda effect: self._emit(core.RecordAttempt(effect.attempt)),
             job_out.Deploy: self._deploy,

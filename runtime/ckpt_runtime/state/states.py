@@ -191,6 +191,12 @@ class KeyedRowBuffer(Protocol):
         rows.
         """
 
+    def consume(self, slots: AnyArray) -> AnyArray:
+        """Removes the row of each slot, for sides that keep at most one row per key; returns its number, or -1.
+
+        No slot may come twice.
+        """
+
     def candidates(
         self, slots: AnyArray, times: AnyArray, lower: int, upper: int
     ) -> Iterator[tuple[AnyArray, AnyArray]]:

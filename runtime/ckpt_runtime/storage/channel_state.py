@@ -32,7 +32,7 @@ from msgspec import structs
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, is_shared
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage.errors import CorruptFileError, StorageError
-from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_regular, read_descriptor, read_range
+from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_regular, read_range
 from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.storage.state_files import StateFileWriter, locate
 
@@ -186,11 +186,7 @@ class FrameSource:
     def _stored(self, offset: int, length: int) -> bytes:
         assert self._location is not None
         self._open(self._location)
-        if self._descriptor >= 0:
-            with naming("read", self._location):
-                data = read_descriptor(self._descriptor, offset, length)
-        else:
-            data = read_range(self._location, offset, length)
+        data = read_range(self._location, offset, length, self._descriptor)
         if len(data) != length:
             self._check_length(self._location)  # a short answer does not prove that the file is damaged
             raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes at {offset}", self.url)

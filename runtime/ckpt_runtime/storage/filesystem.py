@@ -350,14 +350,16 @@ def _may_lack_ranges(location: Location, error: Exception) -> bool:
     return location.is_object_store and getattr(error, "errno", None) in kinds
 
 
-def read_range(location: Location, offset: int, length: int) -> bytes:
-    """``length`` bytes from ``offset``, fewer at the file's end."""
+def read_range(location: Location, offset: int, length: int, descriptor: int = -1) -> bytes:
+    """``length`` bytes from ``offset``, fewer at the file's end; from the open local file if ``descriptor`` is one."""
     if length == 0:
         return b""
     with naming("read", location):
+        if descriptor >= 0:
+            return read_descriptor(descriptor, offset, length)
         if location.is_local:
-            with opened_regular(location.path) as descriptor:
-                return read_descriptor(descriptor, offset, length)
+            with opened_regular(location.path) as opened:
+                return read_descriptor(opened, offset, length)
         return _read_remotely(location, offset, length)
 
 

@@ -27,7 +27,6 @@ from ckpt_runtime.storage.filesystem import (
     naming,
     open_private,
     open_regular,
-    read_descriptor,
     read_range,
     resolve,
 )
@@ -299,11 +298,7 @@ class StateFileReader:
 
     def _read_stored(self, offset: int, length: int) -> bytes:
         assert self._location is not None
-        if self._descriptor >= 0:
-            with naming("read", self._location):
-                data = read_descriptor(self._descriptor, offset, length)
-        else:
-            data = read_range(self._location, offset, length)
+        data = read_range(self._location, offset, length, self._descriptor)
         if len(data) != length:
             self._verify_length()  # a file that became shorter is damaged; a short answer alone proves nothing
             raise StorageError(f"{self.url}: storage gave {len(data)} of {length} bytes", self.url)

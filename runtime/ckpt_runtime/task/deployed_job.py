@@ -55,6 +55,7 @@ from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
 from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
 from ckpt_runtime.operators.deduplicate import DeduplicateOperator
 from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
@@ -86,7 +87,41 @@ from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema, create_keyed_backend
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
-from ckpt_runtime.task.wakeup import Wakeup
+
+# A lock wait is limited to threading.TIMEOUT_MAX, and a user's timer may be centuries away.
+LONGEST_SLEEP_S = 3600.0
+
+
+class Wakeup:
+    """One sleeper, many wakers. A wake-up between :meth:`prepare` and :meth:`wait` is not lost."""
+
+    __slots__ = ("_event", "_sleeping")
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._sleeping = False
+
+    def wake(self) -> None:
+        """Wakes the sleeper. Called by any thread."""
+        # A plain flag: nearly all wake-ups find the thread awake, and setting an event takes a lock.
+        if self._sleeping:
+            self._event.set()
+
+    def prepare(self) -> None:
+        """The sleeper is about to sleep; it must check for work again after this call."""
+        # In this order: a wake-up between both lines sets the event of this sleep, not of the last one.
+        self._event.clear()
+        self._sleeping = True
+
+    def cancel(self) -> None:
+        """The sleeper found work after all."""
+        self._sleeping = False
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleeps until woken or until the timeout, which :data:`LONGEST_SLEEP_S` limits."""
+        self._event.wait(None if timeout_s is None else min(timeout_s, LONGEST_SLEEP_S))
+        self._sleeping = False
+
 
 _LIVE = (TaskState.INITIALIZING, TaskState.RUNNING)
 
@@ -189,6 +224,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return AggregateOperator(spec, input_schema)
         case GroupSpec():
             return GroupOperator(spec) if spec.session is None else SessionOperator(spec)
+        case ProcessSpec(in_arrow=True):
+            return ArrowProcessorOperator(spec, input_schema)
         case ProcessSpec():
             return StatefulProcessorOperator(spec, input_schema)
         case _:
@@ -366,8 +403,9 @@ class DeployedJob:
     def _buffer_rows(self, target: str) -> int:
         """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait behind buffers."""
         rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
-        head = self._graph.vertex(target).operators[0]
-        return min(rows, ROW_MODE_BUFFER_ROWS) if isinstance(self._plan.specs[head.uid], ProcessSpec) else rows
+        spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
+        by_row = isinstance(spec, ProcessSpec) and not spec.in_arrow
+        return min(rows, ROW_MODE_BUFFER_ROWS) if by_row else rows
 
     def _operator(self, uid: str) -> Operator:
         return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))

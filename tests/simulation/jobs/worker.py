@@ -37,12 +37,11 @@ from ckpt_runtime.scheduler.deployment import Channel, Deployment, JobDescriptor
 from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.task.deployed_job import DeployedJob, TaskThread
+from ckpt_runtime.task.deployed_job import DeployedJob, TaskThread, Wakeup
 from ckpt_runtime.task.output import ResultPartition
 from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
-from ckpt_runtime.task.wakeup import Wakeup
 from ckpt_runtime.task.worker import describe_error
 from tests.simulation.jobs.network import SimulatedTransport
 from tests.simulation.jobs.observation import ObservedSubpartition

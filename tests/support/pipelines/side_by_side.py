@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 
+import arrow_processors
 import group_functions
 import side_processors
 import unusual_processors
 from batches import Batches
 from pyspark.sql import SparkSession
+
+PROCESSORS = (side_processors, unusual_processors, arrow_processors)
 
 
 def pipeline(spark: SparkSession, case: str) -> None:
@@ -31,7 +34,7 @@ def pipeline(spark: SparkSession, case: str) -> None:
                 function, given["schema"], group_functions.STATE, given["mode"], given["timeout"]
             ).hint("uid", uid)
             continue
-        processor = getattr(side_processors, name, None) or getattr(unusual_processors, name)
+        processor = next(getattr(module, name) for module in PROCESSORS if hasattr(module, name))
         transform = grouped.transformWithStateInPandas if given["in_pandas"] else grouped.transformWithState
         stream = transform(processor(), given["schema"], given["mode"], given["time_mode"]).hint("uid", uid)
     stream.writeStream.format("parquet").outputMode(given["mode"]).queryName("results").start(given["output"])

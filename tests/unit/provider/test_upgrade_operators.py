@@ -73,7 +73,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(
 
 @pytest.mark.row("ends.7")
 def test_positions_of_sources_belong_to_the_new_version_alone(job_manager: JobManager) -> None:
-    desired = upgrade(source_positions={"orders": {"topic": {"0": 7}}})._desired(JOB, "p")
+    desired = upgrade(source_positions={"orders": {"topic": {"0": 7}}}).desired(JOB, None)
     assert desired.options["source_positions"] == {"orders": '{"topic": {"0": 7}}'}
     assert desired.rollback_options == {}
     assert _options(desired.options, JOB, "/sp").source_positions == desired.options["source_positions"]

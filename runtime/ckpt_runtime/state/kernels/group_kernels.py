@@ -13,7 +13,6 @@ import numpy as np
 from ckpt_runtime.state.kernels.compiler import (
     BOOL,
     F64,
-    FLOAT64,
     I64,
     IN_F64,
     IN_I32,
@@ -349,69 +348,3 @@ def merge_sessions(keys: Any, starts: Any, ends: Any, sessions: Any, session_sta
             session_ends[count] = ends[row]
         sessions[row] = count
     return count + 1
-
-
-@kernel((IN_U32, IN_I64, IN_U8, INT64, INT64, U8))
-def add_hashes(groups: Any, hashes: Any, bitmap: Any, bit_offset: Any, precision: Any, registers: Any) -> None:
-    """HyperLogLog: a hash's first bits choose one of its group's registers, which keeps the longest run of zeros."""
-    for row in range(groups.size):
-        if not _holds(bitmap, bit_offset + row):
-            continue
-        bits = np.uint64(hashes[row])
-        register = (np.int64(groups[row]) << precision) + np.int64(bits >> np.uint64(64 - precision))
-        rest = (bits << np.uint64(precision)) | (np.uint64(1) << np.uint64(precision - 1))
-        rank = np.uint8(1)
-        while rest < np.uint64(1 << 63):
-            rest = rest << np.uint64(1)
-            rank += np.uint8(1)
-        registers[register] = max(registers[register], rank)
-
-
-@kernel((IN_U32, IN_I64, IN_U8, U8))
-def merge_registers(groups: Any, offsets: Any, data: Any, registers: Any) -> None:
-    """Adds stored registers; a row without any changes nothing."""
-    for row in range(groups.size):
-        size = offsets[row + 1] - offsets[row]
-        first = np.int64(groups[row]) * size
-        for at in range(size):
-            value = data[offsets[row] + at]
-            registers[first + at] = max(registers[first + at], value)
-
-
-@inlined
-def _bias(estimate: Any, estimates: Any, biases: Any) -> Any:
-    """The mean bias of the six known estimates that are nearest."""
-    nearest = np.searchsorted(estimates, estimate)
-    low = max(nearest - 5, 0)
-    high = min(low + 6, estimates.size)
-    while high < estimates.size and (estimate - estimates[high]) ** 2 < (estimate - estimates[low]) ** 2:
-        low += 1
-        high += 1
-    total = 0.0
-    for at in range(low, high):
-        total += biases[at]
-    return total / (high - low)
-
-
-@kernel((IN_I64, IN_U8, INT64, FLOAT64, IN_F64, IN_F64, IN_F64, I64))
-def estimate_distinct(
-    offsets: Any, data: Any, size: Any, scale: Any, thresholds: Any, estimates: Any, biases: Any, counts: Any
-) -> None:
-    """HyperLogLog++: the estimate of each row's registers, corrected as Spark does; 0 for a row without any."""
-    for row in range(counts.size):
-        if offsets[row + 1] == offsets[row]:
-            continue
-        inverse, zeros = 0.0, 0.0
-        for at in range(offsets[row], offsets[row + 1]):
-            inverse += 1.0 / (np.int64(1) << np.int64(data[at]))
-            if data[at] == 0:
-                zeros += 1.0
-        raw = scale / inverse
-        estimate = raw
-        if estimates.size and raw < 5.0 * size:
-            estimate -= _bias(raw, estimates, biases)
-        if zeros > 0.0:
-            linear = size * np.log(size / zeros)
-            if raw <= 2.5 * size or (thresholds.size and linear <= thresholds[0]):
-                estimate = linear
-        counts[row] = np.int64(np.floor(estimate + 0.5))

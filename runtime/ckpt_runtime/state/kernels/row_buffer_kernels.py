@@ -142,6 +142,27 @@ def probe_rows(
     cursor[POSITION], cursor[ENTRY], cursor[PREVIOUS], cursor[FOUND] = position, entry, previous, pairs
 
 
+@kernel((IN_U32, I32, I32, I32, U8, I32))
+def consume_rows(slots: Any, heads: Any, tails: Any, nexts: Any, flags: Any, rows: Any) -> Any:
+    """Removes the first live row of each slot; ``rows`` gets its number, or -1. Returns how many there were.
+
+    No slot comes twice, and none has more than one live row: its whole list goes.
+    """
+    found = 0
+    for position in range(slots.size):
+        slot = slots[position]
+        entry = heads[slot]
+        while entry != 0 and flags[entry - 1] & ALIVE == 0:
+            entry = nexts[entry - 1]
+        rows[position] = entry - 1
+        if entry != 0:
+            flags[entry - 1] = MATCHED
+            found += 1
+        heads[slot] = 0
+        tails[slot] = 0
+    return found
+
+
 @kernel((INT64, INT64, I64, U8, I64, I32, I64))
 def expire_rows(
     bound: Any, size: Any, row_times: Any, flags: Any, block_least: Any, unmatched: Any, result: Any

@@ -226,6 +226,13 @@ class RowBuffer:
             if pairs:
                 yield probes[:pairs], rows[:pairs]
 
+    def consume(self, slots: AnyArray) -> AnyArray:
+        rows = np.empty(len(slots), dtype=np.int32)
+        self.dead += int(
+            kernels.consume_rows(read_only(slots), self._heads, self._tails, self._nexts, self._flags, rows)
+        )
+        return rows
+
     def candidates(
         self, slots: AnyArray, times: AnyArray, lower: int, upper: int
     ) -> Iterator[tuple[AnyArray, AnyArray]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.proto import Plan, Relation
 
-from ckpt_runtime.connect.requests import code_in, reads_stream
+from ckpt_runtime.connect.server import code_in, reads_stream
 
 STREAM = {"read": {"is_streaming": True, "data_source": {"format": "rate"}}}
 TABLE = {"read": {"named_table": {"unparsed_identifier": "Orders"}}}

@@ -344,6 +344,7 @@ async def test_a_job_whose_storage_was_away_continues_when_it_is_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_FIRST_PAUSE_S", 0.01)
 
     async with opened(tmp_path) as session:
         job = await session.crashed_job()
@@ -351,7 +352,6 @@ async def test_a_job_whose_storage_was_away_continues_when_it_is_back(
         snapshots = tmp_path / "ha" / "default" / "snapshots" / JOB
         snapshots.rename(tmp_path / "away")
         dispatcher = session.dispatcher
-        dispatcher._known._stranded._pause_s = 0.01
         await dispatcher.take_over(session.store(2))
         with pytest.raises(NotReady, match="cannot be recovered: .*chk-1"):
             await dispatcher.job_status(JOB)
@@ -366,6 +366,7 @@ async def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_FIRST_PAUSE_S", 0.01)
 
     async with opened(tmp_path) as session:
         job = await session.crashed_job()
@@ -374,10 +375,9 @@ async def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
         content = metadata.read_bytes()
         metadata.unlink()
         dispatcher = session.dispatcher
-        dispatcher._known._stranded._pause_s = 0.01
         await dispatcher.take_over(session.store(2))
         metadata.write_bytes(content[:-9])
-        looking = dispatcher._known._stranded._looking
+        looking = dispatcher._known._orphaned._looking
         assert looking is not None
         await looking
         with pytest.raises(NotReady, match="damaged"):

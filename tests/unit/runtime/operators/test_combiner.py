@@ -105,6 +105,7 @@ COMBINED = {
     "BitAndAgg",
     "BitOrAgg",
     "BitXorAgg",
+    "HyperLogLogPlusPlus",
 }
 ARGUMENTS = {"CountIf": pa.bool_(), "BoolAnd": pa.bool_(), "BoolOr": pa.bool_()}
 

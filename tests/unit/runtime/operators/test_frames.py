@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from typing import Any
 
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
+from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.graph.specs import ProcessSpec
@@ -61,6 +65,50 @@ def test_the_rows_of_a_key_come_in_order_and_in_frames_of_bounded_size(harness: 
         {"k": "y", "n": FRAME_ROWS},
     ]
     assert run.process(batch("y")) == [{"k": "y", "n": 1}]
+
+
+def test_frames_of_several_keys_may_be_one_object_and_have_other_columns_and_types(harness: type[Harness]) -> None:
+    reused = pd.DataFrame({"k": ["?"], "n": [0]})
+
+    def changed(key: Any, frames: list[Any]) -> Iterator[Any]:
+        (frame,) = frames
+        assert frame.index.tolist() == list(range(len(frame)))
+        reused.loc[0, "k"], reused.loc[0, "n"] = key[0], len(frame)
+        frame.loc[:, "class"] = -1
+        yield reused
+        yield pd.DataFrame({"n": [1.0], "x": [None], "k": [key[0].upper()]})
+
+    run = harness(operator(changed))
+    wanted = [{"k": key, "n": 1} for lower in "abc" for key in (lower, lower.upper())]
+    assert run.process(batch("a", "b", "c")) == wanted
+
+
+@pytest.mark.parametrize("nulls", [False, True])
+def test_columns_have_the_types_that_rows_one_by_one_have(harness: type[Harness], nulls: bool) -> None:
+    moment = dt.datetime(2020, 1, 2, tzinfo=dt.UTC)
+    columns = {
+        "k": pa.array(["x", "y", "x", "z"]),
+        "i": pa.array([1, 2, 3, 4], pa.int32()),
+        "f": pa.array([0.5, 1.5, 2.5, 3.5], pa.float32()),
+        "b": pa.array([True, False, True, False]),
+        "d": pa.array([dt.date(2020, 1, 1)] * 4),
+        "t": pa.array([moment] * 4, pa.timestamp("us", "UTC")),
+        "c": pa.array([Decimal("1.20")] * 4, pa.decimal128(10, 2)),
+        "a": pa.array([[1, None], [], [2], [3]], pa.list_(pa.int32())),
+        "s": pa.array(["p", "q", "r", "s"]),
+    }
+    if nulls:
+        columns = {name: pc.if_else([True, False, True, True], column, None) for name, column in columns.items()}
+    table = pa.RecordBatch.from_pydict(columns)
+    seen: list[Any] = []
+    run = harness(operator(lambda key, frames: []))
+    run.operator._processor.function = lambda key, frames: seen.extend(frames) or []  # the operator has its own copy
+    run.process(table)
+    whole = pd.concat(ArrowBatchTransformer.to_pandas(table, timezone="UTC"), axis=1)
+    rows = list(whole.itertuples(index=False, name=None))
+    wanted = [pd.DataFrame([rows[at] for at in group], columns=list(columns)) for group in ((0, 2), (1,), (3,))]
+    for given, frame in zip(seen, wanted, strict=True):
+        pd.testing.assert_frame_equal(given, frame)
 
 
 @pytest.mark.parametrize(

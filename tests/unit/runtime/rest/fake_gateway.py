@@ -28,7 +28,6 @@ from ckpt_runtime.checkpoint.statistics import (
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration, effective_options
-from ckpt_runtime.configuration.differences import differences
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure
@@ -36,7 +35,7 @@ from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_errors as errors
 from ckpt_runtime.jobmaster import gateway_values as g
-from ckpt_runtime.jobmaster.configuration_updates import config_change, judge, wanted_configuration
+from ckpt_runtime.jobmaster.configuration_updates import config_change, differences, judge, wanted_configuration
 from ckpt_runtime.jobmaster.ended_job import shown_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure

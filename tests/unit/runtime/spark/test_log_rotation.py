@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.spark import log_rotation
-from ckpt_runtime.spark.log_rotation import output_file, rotate, rotated_output
+from ckpt_runtime.spark import session
+from ckpt_runtime.spark.session import output_file, rotate, rotated_output
 
 TIMEOUT_S = 60
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_written_all_the_time_stays_small_and_has_whole_lines(tmp
 
 OUTPUT = """
 import os, subprocess, sys
-from ckpt_runtime.spark.log_rotation import output_file
+from ckpt_runtime.spark.session import output_file
 print(output_file(), file=open(sys.argv[1], "w"))
 """
 BEHIND = f"""
@@ -86,8 +86,8 @@ def test_the_file_is_found_that_output_is_appended_to(tmp_path: Path, script: st
 def test_a_session_looks_after_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = tmp_path / "log"
     log.write_bytes(b"x" * 10_000)
-    monkeypatch.setattr(log_rotation, "output_file", lambda: log)
-    monkeypatch.setattr(log_rotation, "CHECK_INTERVAL_S", 0.01)
+    monkeypatch.setattr(session, "output_file", lambda: log)
+    monkeypatch.setattr(session, "CHECK_INTERVAL_S", 0.01)
     with rotated_output(Configuration({"env.log.max-size": "5000", "env.log.max": "1"})):
         deadline = time.monotonic() + TIMEOUT_S
         while log.stat().st_size:

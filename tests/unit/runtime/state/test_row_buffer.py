@@ -164,3 +164,24 @@ def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Snaps
     del handle.sections[0].descriptor["rows"]
     with pytest.raises(CorruptStateError, match="state 'ints' has a descriptor that does not say how its rows end"):
         snapshots.restored([handle]).row_buffers([INTS])
+
+
+def test_consumed_rows_are_the_only_ones_of_their_keys_and_are_gone() -> None:
+    spec = RowBufferSpec("ints", INTS.schema, ("k",), "t", keeps_matched=False)
+    buffers = RowBuffers([spec])
+    (side,) = buffers.sides
+
+    def rows(**times: int) -> pa.RecordBatch:
+        keys = [int(key.removeprefix("k")) for key in times]
+        return pa.record_batch([pa.array(keys), pa.array(times.values(), pa.timestamp("ms"))], schema=INTS.schema)
+
+    append(buffers, side, rows(k1=10, k2=20, k3=30))
+    side.expire(10)
+    slots = buffers.slots_of([pa.array([3, 1, 4])])
+    assert side.consume(slots).tolist() == [2, -1, -1]
+    append(buffers, side, rows(k1=40, k3=50))  # behind rows that are no longer alive
+    slots = buffers.slots_of([pa.array([1, 2, 3])])
+    consumed = side.consume(slots)
+    assert side.take(consumed, [1])[0].cast(pa.int64()).to_pylist() == [40, 20, 50]
+    assert len(side) == 0
+    assert side.consume(slots).tolist() == [-1, -1, -1]

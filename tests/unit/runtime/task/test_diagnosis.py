@@ -17,9 +17,8 @@ from ckpt_runtime.network.control_messages import (
     WorkerAnswer,
 )
 from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.task.deployed_job import TaskThread
+from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
 from ckpt_runtime.task.diagnosis import Diagnosis, StackSampler
-from ckpt_runtime.task.wakeup import Wakeup
 from tests.unit.runtime.task.conftest import TaskKit
 
 TIMEOUT_S = 60.0

@@ -7,9 +7,8 @@ import threading
 import pytest
 
 from ckpt_runtime.network.gate import InputGate
-from ckpt_runtime.task.deployed_job import TaskThread
+from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
 from ckpt_runtime.task.metrics import Activity, ActivityTimer, TimeSpent
-from ckpt_runtime.task.wakeup import Wakeup
 from tests.unit.runtime.task.conftest import TaskKit
 
 TIMEOUT_S = 60.0

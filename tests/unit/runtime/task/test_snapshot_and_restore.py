@@ -22,7 +22,7 @@ from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFiles
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.storage import state_files
+from ckpt_runtime.storage import filesystem
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.task.in_flight import InFlight, PersistedBuffers
 from ckpt_runtime.task.restored_input import (
@@ -211,7 +211,7 @@ def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch:
     def fail(*_: Any) -> bytes:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(state_files, "read_descriptor", fail)
+    monkeypatch.setattr(filesystem, "read_descriptor", fail)
     assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
 
 

@@ -11,9 +11,8 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData
 from ckpt_runtime.network.gate import InputGate
 from ckpt_runtime.operators.operator import SourceStatus
-from ckpt_runtime.task.deployed_job import TaskThread
+from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
 from ckpt_runtime.task.subtask import Subtask
-from ckpt_runtime.task.wakeup import Wakeup
 from tests.unit.runtime.task.conftest import TaskKit
 
 TIMEOUT_S = 60.0
