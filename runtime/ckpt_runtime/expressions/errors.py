@@ -9,6 +9,7 @@ class UnsupportedExpressionError(Exception):
     def __init__(self, what: str, why: str = "the engine does not compute it as Spark does") -> None:
         super().__init__(f"{what}: {why}")
         self.what = what
+        self.why = why
         self.place = ""
 
     def called_in(self, place: str) -> UnsupportedExpressionError:

@@ -21,9 +21,9 @@ from ckpt_runtime.operators.aggregates.accumulator import (
 )
 from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 
 _WIDE = 76
 _EXACT = Context(prec=80)

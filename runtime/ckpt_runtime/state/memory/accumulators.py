@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggregateError
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.states import AggregateColumn
 from ckpt_runtime.state.stored_rows import fixed_array

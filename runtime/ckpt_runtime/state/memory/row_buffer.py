@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.states import RowBufferSpec

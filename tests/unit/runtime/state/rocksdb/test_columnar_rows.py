@@ -16,9 +16,9 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory import row_buffer
 from ckpt_runtime.state.memory.row_buffer import RowBuffers
 from ckpt_runtime.state.registry import create_backend
