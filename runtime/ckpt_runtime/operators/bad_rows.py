@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.errors import EvaluationError, ServiceError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -110,6 +110,8 @@ class BadRows:
         """Yields the good rows in parts, in their order, with what was computed from them."""
         try:
             result = compute(batch)
+        except ServiceError:
+            raise
         except self._caught as error:
             if batch.num_rows == 1:
                 self._take_failed(batch, error)
