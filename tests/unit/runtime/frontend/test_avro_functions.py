@@ -130,7 +130,7 @@ def test_message_of_an_older_schema_is_read_as_the_newer_one() -> None:
     }
     newer = {
         "type": "record",
-        "name": "O",
+        "name": "Other",
         "fields": [
             {"name": "id", "type": "long"},
             {"name": "country", "type": "string", "default": "DE"},
