@@ -9,7 +9,7 @@ import decimal
 import os
 import re
 from collections.abc import Iterator
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,5 +129,54 @@ def test_formats_of_numbers_and_searches_from_a_position_give_the_values_of_spar
         *["try_to_binary(s)", "try_to_binary(s, 'HEX')", "to_binary(s, 'utf-8')", "try_to_binary(s, 'UTF8')"],
     ]
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
+    assert outcome.differences == []
+    assert outcome.equal == len(expressions)
+
+
+_CSV_TEXTS = ["".join(parts) for length in range(4) for parts in product('a,"\\ \n#\r', repeat=length)]
+_CSV_VALUES = ("1,a", "x,2.5,c", "-7,,,", "300,1e3,NaN", "2020-02-29", "1 ,true", ",", "12345678901,Inf", '"1",a', None)
+
+
+@pytest.mark.row("ps.4")
+def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(session: SparkSession) -> None:
+    count = len(_CSV_TEXTS)
+    columns = {name: _repeated(pa.nulls(1, kind), count) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = pa.array(_CSV_TEXTS)
+    columns["t"] = _repeated(pa.array(_CSV_VALUES), count)
+    columns["d"] = _repeated(pa.array([0.0, -0.0, 0.5, 2.5, 1234567.891, -0.04, float("nan"), 1e20, None]), count)
+    columns["p"] = _repeated(
+        pa.array([decimal.Decimal("2.50"), None, decimal.Decimal("-1234.05")], COLUMNS["p"][0]), count
+    )
+    columns["u"] = _repeated(pa.array([1_615_706_999_123_456, -1, None, 1_604_210_400_000_000], COLUMNS["u"][0]), count)
+    columns["n"] = columns["u"].cast(pa.int64()).cast(pa.timestamp("us"))
+    columns["k"] = columns["n"].cast(pa.date32(), safe=False)
+    blanks = "map('ignoreLeadingWhiteSpace', 'true', 'ignoreTrailingWhiteSpace', 'true')"
+    kept = "map('ignoreLeadingWhiteSpace', 'false', 'ignoreTrailingWhiteSpace', 'false')"
+    expressions = [
+        *[f"to_csv(struct(s, 1 AS x){given}" for given in (")", f", {kept})", ", map('sep', ';', 'nullValue', 'N'))")],
+        "to_csv(struct(t, s))",
+        "to_csv(struct(s, t), map('quoteAll', 'true'))",
+        "to_csv(struct(s), map('escape', '\"'))",
+        "to_csv(struct(d, p, u, n, k, true AS b, CAST(d AS FLOAT) AS f))",
+        "to_csv(struct(d), map('emptyValue', 'E'))",
+        "to_csv(struct(u, k), map('timestampFormat', 'yyyy/MM/dd HH', 'dateFormat', 'dd.MM.yy'))",
+        "to_csv(struct(p))",
+        "from_csv(s, 'x STRING, y STRING')",
+        f"from_csv(s, 'x STRING, y STRING', {blanks})",
+        "from_csv(s, 'x INT, y STRING, bad STRING', map('columnNameOfCorruptRecord', 'bad'))",
+        "from_csv(t, 'x INT, y DOUBLE, z STRING')",
+        "from_csv(t, 'x TIMESTAMP, y BOOLEAN')",
+        "from_csv(t, 'x DATE')",
+        "from_csv(t, 'x DECIMAL(5,1), y FLOAT, z TINYINT')",
+        "from_csv(t, 'x STRING', map('nullValue', '1', 'sep', 'x'))",
+        *[f"format_number(d, '{pattern}')" for pattern in ("##.###", "#,##0.00", "000.#", "#", "", "#,###.0#")],
+        "format_number(p, '0.0')",
+        "time_bucket(INTERVAL '1' DAY, u)",
+        "time_bucket(INTERVAL '5' MONTH, u)",
+        "time_bucket(INTERVAL '90' MINUTE, u)",
+        "time_bucket(INTERVAL '36' HOUR, n, TIMESTAMP_NTZ'2021-03-14 01:30:00')",
+        "time_bucket(INTERVAL '2' MONTH, n, TIMESTAMP_NTZ'2020-12-31 01:30:00')",
+    ]
+    outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="America/New_York")
     assert outcome.differences == []
     assert outcome.equal == len(expressions)

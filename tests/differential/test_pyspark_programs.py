@@ -110,6 +110,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("pattern", "GGGG"),
         ("memory", "start the query from a client that is connected"),
         ("legacy option", "spark.sql.legacy"),
+        ("watermark policy", "multipleWatermarkPolicy: 'max' is not supported; programs run with 'min' only"),
         ("barrier", "barrier"),
         ("generator", "json_tuple with names that are not constant"),
         ("observe", "observe: .*second query"),

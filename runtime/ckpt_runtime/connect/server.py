@@ -92,7 +92,7 @@ _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
 _NO_CODE = (
-    "a plan from a client contains {1}, which is serialized code, and the engine takes functions only from programs: "
+    "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`"
 )
 
@@ -117,8 +117,10 @@ class ConnectServer:
         self._sessions = ClientSessions()
         self._queries = Queries(dispatcher, configuration)
         self._channel: grpc.aio.Channel | None = None
-        # No other process may listen on the same port and take some of the calls.
-        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0)])
+        # No other process may listen on the same port and take some of the calls. PySpark's client pings each minute
+        # while it waits for an answer, such as that of awaitTermination; gRPC's default would end the connection.
+        alive = [("grpc.http2.max_ping_strikes", 0), ("grpc.http2.min_ping_interval_without_data_ms", 10_000)]
+        self._server = grpc.aio.server(options=[*_OPTIONS, ("grpc.so_reuseport", 0), *alive])
         self._server.add_generic_rpc_handlers((_Handlers(self),))
 
     async def start(self, host: str) -> int:

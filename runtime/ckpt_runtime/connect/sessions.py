@@ -66,6 +66,7 @@ class ClientSession:
                     return answer()
                 except AnalysisNeeded as needed:
                     self._analyses.update(ANALYZER.answer(needed.text))
+                    self._capture.forget_questions()
 
         async with self._lock:
             return await asyncio.to_thread(complete)

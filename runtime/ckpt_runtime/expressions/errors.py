@@ -9,6 +9,7 @@ class UnsupportedExpressionError(Exception):
     def __init__(self, what: str, why: str = "the engine does not compute it as Spark does") -> None:
         super().__init__(f"{what}: {why}")
         self.what = what
+        self.why = why
         self.place = ""
 
     def called_in(self, place: str) -> UnsupportedExpressionError:
@@ -32,3 +33,7 @@ class EvaluationError(Exception):
     def __init__(self, condition: str, message: str) -> None:
         super().__init__(f"[{condition}] {message}")
         self.condition = condition
+
+
+class ServiceError(RuntimeError):
+    """A service that an expression asks did not answer: no row is bad because of that, and the job fails."""

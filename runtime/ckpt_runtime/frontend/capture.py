@@ -45,6 +45,25 @@ _CHANGE_RESULTS = (
     "spark.sql.chunkBase64String.",
 )
 """Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
+_ONLY_VALUES = {
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.unsupportedOperationCheck": "true",
+    "spark.sql.streaming.statefulOperator.allowMultiple": "true",
+    "spark.sql.sources.default": "parquet",
+    "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
+    "spark.sql.jsonGenerator.ignoreNullFields": "true",
+    "spark.sql.function.concatBinaryAsString": "false",
+    "spark.sql.function.eltOutputAsString": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.ansi.relationPrecedence": "false",
+    "spark.sql.groupByOrdinal": "true",
+    "spark.sql.orderByOrdinal": "true",
+    "spark.sql.groupByAliases": "true",
+}
+"""Spark options with which a program would mean something else, by the only value that the engine has: the default."""
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
@@ -140,6 +159,10 @@ class Capture:
         """Raises AnalysisNeeded if there are requests without an answer; it names all of them."""
         if self._unanswered:
             raise AnalysisNeeded(f"[{','.join(self._unanswered)}]")
+
+    def forget_questions(self) -> None:
+        """Removes the requests that had no answer. A session that keeps its capture calls this with the answers."""
+        self._unanswered.clear()
 
     def explanation(self, of: Analysis | CapturedQuery, *, extended: bool) -> str:
         """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
@@ -372,6 +395,8 @@ class Service:
             self._capture.configure(key, value)
         elif key.startswith(_CHANGE_RESULTS):
             raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
+        elif value.lower() != _ONLY_VALUES.get(key, value).lower():
+            raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
         elif key in CONFIGURED:
             self._capture.configuration[key] = value
         elif key.startswith(_CONVERSIONS):

@@ -27,13 +27,15 @@ _TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
-_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone"})
+_FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone", "Collation"})
 """Functions whose arguments are constant or irrelevant: Spark computes them when the program is planned."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
     "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
+    "CsvToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
+    "StructsToCsv": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
     "PythonUDF": {
         "name": lambda jvm: str(jvm.name()),
         "number": lambda jvm: function_number(jvm.func()),
@@ -134,7 +136,9 @@ class ExpressionReader:
             return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)
         if name in ("NamedLambdaVariable", "CommonExpressionRef"):
             return Variable(_common_id(jvm) if name == "CommonExpressionRef" else node["exprId"]["id"], type_)
-        if name == "Literal" or name in _FOLDED:
+        # Texts have no other collation than the default one in the engine, and expressions with one are refused.
+        has_collation = name == "Collation" and children[0].type != "string"
+        if name == "Literal" or (name in _FOLDED and not has_collation):
             return _literal(_constant(name, jvm), type_)
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)

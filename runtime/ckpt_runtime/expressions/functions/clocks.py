@@ -20,7 +20,7 @@ from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, functio
 from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import arrow_type, value_type
 
 
 @function("CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp")
@@ -92,7 +92,7 @@ def _convert_zone(call: Call) -> Callable[..., Value]:
 @function("TryEval")
 def _try_eval(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     """Null for rows whose argument fails. A batch with an error is halved until the failing rows are found."""
-    kind = arrow_type(call.type)
+    kind = value_type(call.type)
     evaluator = arguments[0]
 
     def run(frame: Frame) -> Value:

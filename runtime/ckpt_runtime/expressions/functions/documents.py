@@ -34,7 +34,7 @@ from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is
 
 _STRING = pa.string()
 _Convert: TypeAlias = Callable[[Any], Any]
-_FORMATS = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
+FORMATS = {"timestamp": "timestampFormat", "timestamp_ntz": "timestampNTZFormat", "date": "dateFormat"}
 
 
 class _NotConvertible(Exception):
@@ -62,7 +62,7 @@ _CORRUPT = "columnNameOfCorruptRecord"
 
 @strict("JsonToStructs")
 def _from_json(call: Call) -> Callable[..., Value]:
-    options = options_of(call, frozenset({"mode", _CORRUPT, *_FORMATS.values()}))
+    options = options_of(call, frozenset({"mode", _CORRUPT, *FORMATS.values()}))
     mode = options.get("mode", "PERMISSIVE").upper()
     if mode not in ("PERMISSIVE", "FAILFAST"):
         raise UnsupportedExpressionError(
@@ -70,7 +70,7 @@ def _from_json(call: Call) -> Callable[..., Value]:
         )
     type_ = call.type
     assert isinstance(type_, dict)
-    corrupt = _corrupt_column(type_, options)
+    corrupt = corrupt_column(call, options)
     read = _reader(type_, corrupt, str(call.settings.get("zone", "UTC")), options)
 
     def parse(text: str) -> Any:
@@ -84,17 +84,21 @@ def _from_json(call: Call) -> Callable[..., Value]:
     return per_row(parse, arrow_type(type_))
 
 
-def _corrupt_column(type_: dict[str, Any], options: Mapping[str, str]) -> str | None:
-    """The column of a struct that gets bad records, if it has one."""
-    name = options.get(_CORRUPT, "_corrupt_record")
-    fields = {field["name"]: field["type"] for field in type_["fields"]} if type_["type"] == "struct" else {}
+def corrupt_column(call: Call, options: Mapping[str, str]) -> str | None:
+    """Returns the column of a struct that gets bad records, if it has one.
+
+    Raises UnsupportedExpressionError for one whose values would depend on Spark's optimizer.
+    """
+    name, function = options.get(_CORRUPT, "_corrupt_record"), call.settings.get("prettyName", call.function)
+    assert isinstance(call.type, dict)
+    fields = {field["name"]: field["type"] for field in call.type["fields"]} if call.type["type"] == "struct" else {}
     if name not in fields:
         return None
     if fields[name] != "string":
-        raise UnsupportedExpressionError(f"from_json with a column {name} that is not a string")
+        raise UnsupportedExpressionError(f"{function} with a column {name} that is not a string")
     if _CORRUPT not in options:
         raise UnsupportedExpressionError(
-            f"from_json with a column {name}",
+            f"{function} with a column {name}",
             f"name it in the option {_CORRUPT}: without options, Spark's optimizer may remove the columns whose "
             "values are bad",
         )
@@ -180,8 +184,8 @@ def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: lis
         return _to_boolean
     if type_ == "binary":
         return _to_bytes
-    if type_ in _FORMATS:
-        return _to_time(str(type_), zone, options.get(_FORMATS[str(type_)]))
+    if type_ in FORMATS:
+        return _to_time(str(type_), zone, options.get(FORMATS[str(type_)]))
     raise UnsupportedExpressionError(f"from_json to the type {type_}")
 
 
@@ -359,7 +363,7 @@ def _to_time(type_: str, zone: str, pattern: str | None) -> _Convert:
 
 @strict("StructsToJson")
 def _to_json(call: Call) -> Callable[..., Value]:
-    options = options_of(call, frozenset({"ignoreNullFields", *_FORMATS.values()}))
+    options = options_of(call, frozenset({"ignoreNullFields", *FORMATS.values()}))
     ignore = options.get("ignoreNullFields", "true").lower() == "true"
     writer = _writer(call.arguments[0].type, str(call.settings.get("zone", "UTC")), options, ignore)
     return per_row(writer, _STRING)
@@ -380,12 +384,14 @@ def _writer(type_: SparkType, zone: str, options: Mapping[str, str], ignore_null
         return lambda value: f'"{base64.b64encode(value).decode()}"'
     if type_ == "void":
         return lambda value: "null"
-    if type_ in _FORMATS:
-        return _time_writer(str(type_), zone, options.get(_FORMATS[str(type_)]))
+    if type_ in FORMATS:
+        write = time_writer(str(type_), zone, options.get(FORMATS[str(type_)]))
+        return lambda value: quoted(write(value))
     raise UnsupportedExpressionError(f"to_json of the type {type_}")
 
 
-def _time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], str]:
+def time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], str]:
+    """Returns what writes dates and timestamps, by default as ISO 8601 with milliseconds."""
     of_zone = texts.zone_of(zone)
     tokens = None if pattern is None else patterns.tokens_of(pattern)
 
@@ -395,11 +401,11 @@ def _time_writer(type_: str, zone: str, pattern: str | None) -> Callable[[Any], 
         else:
             local = value.astimezone(of_zone) if type_ == "timestamp" else value
         if tokens is not None:
-            return quoted(patterns.write(local.replace(tzinfo=None), tokens))
+            return patterns.write(local.replace(tzinfo=None), tokens)
         if type_ == "date":
-            return f'"{texts.date_text(value)}"'
+            return texts.date_text(value)
         time = f"{local.hour:02}:{local.minute:02}:{local.second:02}.{local.microsecond // 1000:03}"
-        return f'"{texts.date_text(local)}T{time}{_offset(local) if type_ == "timestamp" else ""}"'
+        return f"{texts.date_text(local)}T{time}{_offset(local) if type_ == 'timestamp' else ''}"
 
     return write
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from ckpt_runtime.expressions import texts
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
-from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
     SparkType,
@@ -33,6 +33,7 @@ from ckpt_runtime.expressions.types import (
 _LONG = pa.int64()
 _DAY = 86_400_000_000
 _MOST_MONTHS = (1 << 31) - 1
+_MEAN_MONTH = 2_629_746_000_000
 
 
 def whole_values(value: Value) -> Value:
@@ -97,6 +98,34 @@ def _add_to_timestamp(call: Call) -> Callable[..., Value]:
     return over_integers(
         lambda moment, interval: shifted(moment, zone, *parts_of(interval, type_)), arrow_type(call.type)
     )
+
+
+@strict("TimeBucket")
+def _time_bucket(call: Call) -> Callable[..., Value]:
+    """Arguments: the size, the moment and the origin; size and origin are constant. Days and months are local ones."""
+    size, zone = call.arguments[0], _zone(call)
+    if not isinstance(size, Literal) or size.value is None:
+        raise UnsupportedExpressionError("time_bucket with a size that is not constant")
+    months, days, rest = parts_of(int(size.value), size.type)
+    if days and rest and call.type == "timestamp":
+        raise UnsupportedExpressionError(
+            "time_bucket with a size of days and a part of a day",
+            "days of a time zone may have 23 or 25 hours; cast the time to TIMESTAMP_NTZ",
+        )
+    length = months * _MEAN_MONTH + days * _DAY + rest
+
+    def bucket(_size: int, moment: int, origin: int) -> int:
+        def start(number: int) -> int:
+            return shifted(origin, zone, number * months, number * days, number * rest)
+
+        number = (moment - origin) // length
+        while start(number) > moment:
+            number -= 1
+        while start(number + 1) <= moment:
+            number += 1
+        return start(number)
+
+    return over_integers(bucket, arrow_type(call.type))
 
 
 @strict("DateAddYMInterval")

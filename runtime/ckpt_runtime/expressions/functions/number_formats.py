@@ -221,3 +221,34 @@ def _from_hex(text: str) -> bytes:
             "CONVERSION_INVALID_INPUT", f"{text!r} is not hexadecimal; try_to_binary gives null instead"
         )
     return bytes.fromhex(text if len(text) % 2 == 0 else f"0{text}")
+
+
+_DECIMAL_FORMAT = re.compile(r"(?=[#0])([#,]*)(0[0,]*)?(?:\.(?=[0#])(0*)(#*))?")
+
+
+def decimal_format(pattern: str) -> Callable[[decimal.Decimal], str]:
+    """Returns what writes a number as Java's ``DecimalFormat``, for patterns of ``#``, ``0``, comma and point.
+
+    An empty pattern stands for ``#,###,###,###,###,###,##0``, as in Spark. Raises UnsupportedExpressionError.
+    """
+    found = _DECIMAL_FORMAT.fullmatch(pattern or "#,###,###,###,###,###,##0")
+    whole = "" if found is None else found[1] + (found[2] or "")
+    if found is None or whole.endswith(","):
+        raise UnsupportedExpressionError(f"format_number with the pattern {pattern!r}")
+    size = len(whole) - whole.rfind(",") - 1 if "," in whole else 0
+    zeros, places = len(found[3] or ""), len((found[3] or "") + (found[4] or ""))
+    least = whole.count("0") or int(places > zeros == 0)
+
+    def write(number: decimal.Decimal) -> str:
+        rounded = number.quantize(decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, EXACT)
+        digits, _, fraction = f"{abs(rounded):f}".partition(".")
+        fraction = fraction[:zeros] + fraction[zeros:].rstrip("0")
+        digits = digits.lstrip("0").rjust(least, "0")
+        if not digits and not fraction:
+            digits = "0"
+        if size:
+            first = len(digits) % size or size
+            digits = ",".join([digits[:first], *(digits[at : at + size] for at in range(first, len(digits), size))])
+        return f"{'-' if rounded.is_signed() else ''}{digits}{'.' if fraction else ''}{fraction}"
+
+    return write

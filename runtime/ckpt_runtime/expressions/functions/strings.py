@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
+from ckpt_runtime.expressions.functions.number_formats import decimal_format
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.regex import compile_java, like_pattern
 from ckpt_runtime.expressions.rows import EXACT, per_row
@@ -380,17 +381,23 @@ def _elt(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
 
 @strict("FormatNumber")
 def _format_number(call: Call) -> Callable[..., Value]:
-    if call.arguments[1].type == "string":
-        raise UnsupportedExpressionError("format_number with a pattern")
+    pattern = call.arguments[1]
+    if pattern.type == "string" and not isinstance(pattern, Literal):
+        raise UnsupportedExpressionError("format_number with a pattern that is not constant")
+    of_pattern = None
+    if isinstance(pattern, Literal) and pattern.type == "string" and pattern.value is not None:
+        of_pattern = decimal_format(str(pattern.value))
 
-    def write(value: Any, places: int) -> str | None:
-        if places < 0:
+    def write(value: Any, places: Any) -> str | None:
+        if of_pattern is None and places < 0:
             return None
         if isinstance(value, float):
             if value != value:
                 return "NaN"
             if abs(value) == float("inf"):
                 return "∞" if value > 0 else "-∞"
+        if of_pattern is not None:
+            return of_pattern(decimal.Decimal(value))
         number = decimal.Decimal(value).quantize(decimal.Decimal(1).scaleb(-places), decimal.ROUND_HALF_EVEN, EXACT)
         return f"{number:,f}"
 

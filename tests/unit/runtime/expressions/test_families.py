@@ -47,6 +47,60 @@ def from_json(text: str | None, type_: Any, **options: str) -> Any:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
+        ("7,b", (7, "b", None)),
+        ("7", (7, None, "7")),
+        ("x,b\n", (None, "b\n", "x,b")),
+        ('"7","b,"', (7, "b,", None)),
+        ("", (None, None, None)),
+        ("\n", (None, None, "")),
+        ("7,b,c", (7, "b", "7,b,c")),
+        (None, None),
+    ],
+)
+def test_text_of_csv_becomes_a_struct_and_is_kept_where_it_is_bad(text: str | None, wanted: Any) -> None:
+    type_ = struct(a="integer", b="string", bad="string")
+    tree = Call(
+        "CsvToStructs", (Column(0, "string"),), type_, settings={"options": {"columnNameOfCorruptRecord": "bad"}}
+    )
+    found = computed(tree, pa.array(["1,2", text, text]))[1:]
+    assert [None if each is None else tuple(each.values()) for each in found] == [wanted, wanted]
+
+
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [
+        (("a", "b c"), "a,b c"),
+        ((" a ", 'b"'), 'a,"b\\""'),
+        (("#", "#"), '"#",#'),
+        (("\\", ",\\"), '\\,",\\\\"'),
+        (("", None), '"",'),
+        (("a\n", "\nb"), '"a",b'),
+    ],
+)
+def test_struct_becomes_a_line_of_csv_with_quotes_where_spark_writes_them(texts: tuple[Any, Any], wanted: str) -> None:
+    tree = Call("StructsToCsv", (Column(0, struct(a="string", b="string")),), "string")
+    rows = pa.array([dict(zip("ab", texts, strict=True))], arrow_type(struct(a="string", b="string")))
+    assert computed(tree, rows) == [wanted]
+
+
+def test_function_of_csv_refuses_what_it_does_not_know() -> None:
+    def refused(function: str, type_: Any, argument: Any, **options: str) -> str:
+        tree = Call(function, (Column(0, argument),), type_, settings={"options": options})
+        with pytest.raises(UnsupportedExpressionError) as error:
+            compile_expression(tree)
+        return str(error.value)
+
+    line = struct(a="string")
+    assert "multiLine" in refused("CsvToStructs", line, "string", multiLine="true")
+    assert "DROPMALFORMED" in refused("CsvToStructs", line, "string", mode="DROPMALFORMED")
+    assert "list" in refused("CsvToStructs", struct(a=array("string")), "string")
+    assert "to_csv of the type binary" in refused("StructsToCsv", "string", struct(a="binary"))
+    assert "quote" in refused("StructsToCsv", "string", line, quote="")
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
         ('{"a":1, "b":2.5}', {"a": 1, "b": 2.5}),
         ('{"a":1, "b":', {"a": None, "b": None}),
         ('{"a":1} xyz', {"a": 1, "b": None}),

@@ -169,3 +169,25 @@ def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
         assert spark.streams.awaitAnyTermination(1)
         with pytest.raises(PlanError, match=r"addListener.*ckpt events"):
             spark.streams.addListener(Listener())
+
+
+def test_session_that_keeps_its_capture_asks_each_question_once() -> None:
+    answers: dict[str, str] = {}
+    kept = capture(answers)
+    for number in range(60):  # more than one request may hold
+        request = AnalysisRequest(ddl=f"c{number} INT")
+        with pytest.raises(AnalysisNeeded) as needed:
+            kept.analysis_of(request)
+        [question] = msgspec.json.decode(needed.value.text)
+        answers[sha256(msgspec.json.encode(question)).hexdigest()] = msgspec.json.encode(Analysis()).decode()
+        kept.forget_questions()
+        kept.analysis_of(request)
+    kept.require_answers()
+
+
+def test_option_of_spark_that_would_change_results_has_its_default_value_only() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "min")
+        spark.conf.set("spark.sql.parser.escapedStringLiterals", "False")
+        with pytest.raises(PlanError, match="multipleWatermarkPolicy: 'max' is not supported; .* 'min' only"):
+            spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
