@@ -159,7 +159,7 @@ class BadRows:
         now_ms, monotonic_ms = self._context.now_ms(), self._context.monotonic_ms()
         if monotonic_ms >= self._log_at_ms:
             self._log_at_ms = monotonic_ms + _LOG_EVERY_MS
-            _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, reason)
+            _LOG.warning("%s: %d bad rows were dropped; the last one: %s", self._context.uid, self.dropped, reason)
         if self._directory is None:
             return
         at = datetime.fromtimestamp(now_ms / 1000, UTC)

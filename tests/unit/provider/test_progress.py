@@ -162,7 +162,7 @@ CONDITIONS = [
     (JobStatusCondition(JOB, ["FINISHED"]), "it is RUNNING; last checkpoint 1 of"),
     (
         CheckpointCondition(JOB, CheckpointGoal(since_id=1, count=3)),
-        "0 of 3 came, the job is RUNNING; last checkpoint 1 of",
+        "0 of 3 completed, the job is RUNNING; last checkpoint 1 of",
     ),
 ]
 

@@ -180,5 +180,5 @@ def test_same_name_gives_the_same_table(all_snapshots: Snapshots, int_key: pa.Sc
     backend = all_snapshots.backend()
     wanted = columns_of(pa.int64(), "sum")
     assert backend.aggregate_table("a", int_key, wanted) is backend.aggregate_table("a", int_key, wanted)
-    with pytest.raises(StateSchemaError, match="in use otherwise"):
+    with pytest.raises(StateSchemaError, match="in use for something else"):
         backend.aggregate_table("a", int_key, columns_of(pa.int64(), "max"))
