@@ -206,7 +206,7 @@ def submission(
     connection = hook._connection  # noqa: SLF001 - the hook has no public way to ask
     if connection["deploy_mode"] == "cluster":
         raise _refused(
-            conn_id, "its deploy-mode is cluster; it must be client, since a session's driver runs on this machine"
+            conn_id, "its deploy-mode is cluster; it must be client, because a session's driver runs on this machine"
         )
     command = hook._build_spark_submit_command(application)  # noqa: SLF001
     return Submission([_binary(conn_id, command[0]), "--load-spark-defaults", *command[1:]], connection["master"])

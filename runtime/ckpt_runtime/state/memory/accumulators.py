@@ -165,7 +165,7 @@ class SumAccumulator(_NumberAccumulator):
             kernels.update_sum_float64(*arguments, out, valid)
         elif (row := kernels.update_sum_int64(*arguments, out, valid)) >= 0:
             raise AggregateOverflowError(
-                f"sum of column {self.column.column!r} ({self.column.alias!r}) left the range of int64 when adding "
+                f"sum of column {self.column.column!r} ({self.column.alias!r}) exceeded int64 when adding "
                 f"{int(fixed.values[row])} to {int(self._arrays['numbers'][slots[row]])}; cast the column to float64"
             )
         return self._result(out, valid)

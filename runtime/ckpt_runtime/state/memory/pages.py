@@ -180,7 +180,7 @@ def unclaimed_states(
         if not isinstance(handle, KeyedStateHandle):
             raise UnsupportedBackendError(
                 f"operator {uid!r}: its state was written by the backend {handle.backend!r}, which state.backend.type "
-                "has to name"
+                "must name"
             )
         for section in handle.sections:
             state = found.get(section.name)

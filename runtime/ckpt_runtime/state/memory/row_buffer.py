@@ -386,7 +386,7 @@ def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> Non
     """Raises StateSchemaError when stored rows were removed by other rules: rows that are needed now may be missing."""
     stored = descriptor.get("rows")
     if stored != _ends(spec):
-        raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, _ends(spec))
+        raise schema_mismatch(uid, spec.name, "its rows end at an unexpected position", stored, _ends(spec))
 
 
 def _living(segments: Sequence[pa.RecordBatch], flags: AnyArray) -> list[tuple[pa.RecordBatch, AnyArray]]:

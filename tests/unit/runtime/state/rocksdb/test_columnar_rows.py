@@ -216,7 +216,7 @@ def test_other_ends_of_rows_are_refused(make: Make) -> None:
     handles = written(backend.snapshot(1, CHECKPOINT))
     again = make()
     restore(again, handles)
-    with pytest.raises(StateSchemaError, match="state 'left' of operator 'op': its rows end otherwise"):
+    with pytest.raises(StateSchemaError, match="state 'left' of operator 'op': its rows end at an unexpected position"):
         again.row_buffers([RowBufferSpec("left", SCHEMA, ("k",))])
 
 
