@@ -148,7 +148,7 @@ def boolean(name: str, value: object) -> bool:
 def flag(name: str, value: object) -> bool:
     """A boolean that is not a template field: a template, or another task's output, would always be true."""
     if not isinstance(value, bool):
-        raise CkptArgumentInvalid(name, value, "it must be True or False, and can be no template")
+        raise CkptArgumentInvalid(name, value, "it must be True or False, and cannot be a template")
     return value
 
 
@@ -256,7 +256,7 @@ def refuse_secrets(name: str, options: Mapping[str, str]) -> None:
     """
     secret = next((key for key in options if is_secret_key(key)), None)
     if secret is not None:
-        allowed = "a secret is not recorded: give it to the session, or when the job is first submitted"
+        allowed = "a secret is not recorded: set it in the session, or when the job is first submitted"
         raise CkptArgumentInvalid(name, secret, allowed)
 
 

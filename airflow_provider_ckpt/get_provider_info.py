@@ -48,8 +48,9 @@ _CONNECTION: dict[str, Any] = {
         "ha_dir": {
             "label": "HA directory",
             "description": (
-                "The session's high-availability.storageDir, instead of a host: a path or URL that Airflow's machines "
-                "can read. The current leader is found there, also after another job manager has taken over."
+                "The session's high-availability.storageDir, instead of a host: a path or URL that Airflow's "
+                "machines can read. The provider finds the current leader there, even after another job manager has "
+                "taken over."
             ),
             "schema": {"type": ["string", "null"]},
         },
@@ -90,8 +91,8 @@ _CONFIG: dict[str, Any] = {
                 "default": None,
             },
             "poll_interval": {
-                "description": "Seconds between two polls, where no stream of events says when to look. A task's own "
-                "argument has precedence.",
+                "description": "Seconds between two polls, if there is no stream of events. A task's own argument "
+                "has precedence.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,
@@ -106,8 +107,9 @@ _CONFIG: dict[str, Any] = {
             },
             "min_deferral": {
                 "description": (
-                    "Seconds that a trigger runs at least before it gives its event. Airflow may take five seconds to "
-                    "notice that the process of a deferred task has ended, and fails a task that was resumed sooner."
+                    "Minimum number of seconds before a trigger fires its event. Airflow may take five seconds to "
+                    "notice that the process of a deferred task has ended, and fails a task that was resumed "
+                    "sooner."
                 ),
                 "version_added": "0.1.0",
                 "type": "float",
@@ -125,7 +127,8 @@ _CONFIG: dict[str, Any] = {
                 "default": "600.0",
             },
             "request_retry_timeout": {
-                "description": "Seconds that a request is repeated while the job manager is away or does not lead yet.",
+                "description": "Seconds for which a request is repeated while the job manager is unreachable or not "
+                "the leader.",
                 "version_added": "0.1.0",
                 "type": "float",
                 "example": None,

@@ -78,7 +78,7 @@ def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None
     found = living(job, lines)
     if len(found) > 1:
         raise CkptJobAmbiguous(
-            f"job: {job!r} is the name of {len(found)} living jobs, {_shown(found)}. Give the id of one of them"
+            f"job: {job!r} is the name of {len(found)} active jobs, {_shown(found)}. Give the id of one of them"
         )
     return found[0] if found else (latest_ended(job, lines) if ended else None)
 
@@ -102,14 +102,14 @@ async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) ->
 
 def _absent(job: str, lines: Sequence[JobLine]) -> str:
     running = [line for line in lines if line.state not in TERMINAL_STATES]
-    there = f"living jobs are {_shown(running)}" if running else "no job lives in this session"
+    there = f"active jobs are {_shown(running)}" if running else "no job is active in this session"
     last = None if arguments.is_job_id(job) else latest_ended(job, lines)
     if arguments.is_job_id(job):
         text = f"job: {job} is unknown to the job manager; {there}"
     elif last is None:
         text = f"job: no job is named {job!r}; {there}"
     else:
-        text = f"job: no living job is named {job!r}, the latest one, {last.job_id}, is {last.state}; {there}"
+        text = f"job: no active job is named {job!r}, the latest one, {last.job_id}, is {last.state}; {there}"
     return f"{text}. Check the connection and the name, or give if_not_found='skip'"
 
 
@@ -123,7 +123,7 @@ def _shown(lines: Sequence[JobLine]) -> str:
 
 
 KINDS: Final = ("ANY", "CHECKPOINT", "SAVEPOINT")
-_WAYS_OUT: Final = "Give a path as savepoint_path, or if_no_snapshot='start' to begin with nothing"
+_WAYS_OUT: Final = "Set savepoint_path to a path, or if_no_snapshot='start' to start without a snapshot"
 
 
 async def latest_snapshot_of(client: AsyncCalls, job: str, kind: str, *, or_nothing: bool, pause: float) -> str | None:
@@ -188,8 +188,8 @@ def _named(line: JobLine) -> str:
 Json = dict[str, Any]
 
 _RETRY_HINT = (
-    "Give the snapshot to resume from as savepoint_path; or remove what was written, and give start_over=True to start "
-    "from nothing"
+    "Set savepoint_path to the snapshot to resume from; or remove the output, and set start_over=True to start "
+    "without a snapshot"
 )
 
 
@@ -247,7 +247,7 @@ def plan(earlier: EarlierJob, given: str | None, *, start_over: bool) -> Plan:
     if another:
         return Plan(NextStep.START, f"{name} is {state or 'unknown'}, and another savepoint_path is given", given)
     if reported and state in ("FINISHED", "CANCELED"):
-        return Plan(NextStep.START, f"{name} is {state}, and the task was cleared; what it has written stays", given)
+        return Plan(NextStep.START, f"{name} is {state}, and the task was cleared; its output is kept", given)
     return _resume(earlier)
 
 
@@ -255,8 +255,9 @@ def _resume(earlier: EarlierJob) -> Plan:
     record, state, name = earlier.record, earlier.state, earlier.name
     if state is None:
         raise CkptJobNotResumable(
-            f"{name} is no longer known to the job manager: a session without high availability forgets its jobs "
-            f"when it ends. What it retained lies in the checkpoint directory below {record['job_id']}. {_RETRY_HINT}"
+            f"{name} is no longer known to the job manager: a session without high availability forgets its jobs when "
+            f"it ends. Its retained checkpoints are in the checkpoint directory below {record['job_id']}. "
+            f"{_RETRY_HINT}"
         )
     entries = _recovery_points(earlier.statistics)
     kept = [item for item in entries if not item.discarded and item.external_path]

@@ -206,7 +206,7 @@ def submission(
     connection = hook._connection  # noqa: SLF001 - the hook has no public way to ask
     if connection["deploy_mode"] == "cluster":
         raise _refused(
-            conn_id, "its deploy-mode is cluster; it must be client, since a session's driver runs on this machine"
+            conn_id, "its deploy-mode is cluster; it must be client, because a session's driver runs on this machine"
         )
     command = hook._build_spark_submit_command(application)  # noqa: SLF001
     return Submission([_binary(conn_id, command[0]), "--load-spark-defaults", *command[1:]], connection["master"])
@@ -238,10 +238,16 @@ class SnapshotProcess:
 
         :raises CkptSnapshotDamaged: and the others by the command's exit code, unless that is accepted.
         """
-        command = [sys.executable, "-m", "ckpt_runtime.cli", "--json", "snapshot", *arguments]
         self._log.info("Running ckpt snapshot %s", " ".join(arguments))
+        code, output, errors = self._ended("--json", "snapshot", *arguments)
+        if code in accepted:
+            return json.loads(output)
+        raise _EXCEPTIONS.get(code, CkptOperationFailed)(_reason(errors, code))
+
+    def _ended(self, *arguments: str) -> tuple[int, str, str]:
+        """The exit code, the output and the error output of the command with these arguments."""
         with subprocess.Popen(
-            command,
+            [sys.executable, "-m", "ckpt_runtime.cli", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -252,9 +258,7 @@ class SnapshotProcess:
             self._running = process
             output, errors = process.communicate()
         self._running = None
-        if process.returncode in accepted:
-            return json.loads(output)
-        raise _EXCEPTIONS.get(process.returncode, CkptOperationFailed)(_reason(errors, process.returncode))
+        return process.returncode, output, errors
 
     def end(self) -> bool:
         """End what runs, so that it cleans up behind itself; whether something ran."""

@@ -39,7 +39,7 @@ class CkptRetryPolicy(RetryPolicy):
     ) -> RetryDecision:
         """Decide on one failure; the reason is in the task's log, and for a retry on its page."""
         if isinstance(exception, CkptUnavailable) or is_passing(exception):
-            return RetryDecision.retry(self.retry_delay, f"the session is away: {exception}")
+            return RetryDecision.retry(self.retry_delay, f"the session is unreachable: {exception}")
         if isinstance(exception, (CkptConflict, Conflict)):
             return RetryDecision.default() if self.retry_conflicts else _refused(exception)
         if isinstance(exception, (BadRequest, NotServed, Unauthorized)):

@@ -172,7 +172,7 @@ class CkptTask:
     def log_trace(self, event: Json) -> None:
         """Log the remote side's account of a failure."""
         if event.get("trace"):
-            self.log.info("The job manager's account of the failure:\n%s", event["trace"])
+            self.log.info("The job manager's report of the failure:\n%s", event["trace"])
 
 
 class CkptJobTask(CkptTask):

@@ -374,7 +374,7 @@ def standby(
             start_session, master, slots, conf=conf, log_file=log_file, work_directory=directory / "work"
         )
         if is_to_wait:
-            _wait_for_line(log_file, "waiting to lead", starting)
+            _wait_for_line(log_file, "waiting for the leadership", starting)
 
         def leads() -> BenchmarkSession:
             info = starting.result()

@@ -28,6 +28,8 @@ COMPONENTS: Final = ("api-server", "dag-processor", "scheduler", "triggerer")
 
 STOP_GRACE_SECONDS: Final = 15.0
 POLL_SECONDS: Final = 0.5
+LOOKS_AT_TASKS: Final = 4
+"""One of so many looks at a run asks for the states of its tasks as well."""
 
 Progress = Callable[[str], None]
 
@@ -333,15 +335,20 @@ class LocalAirflow:
         """
         until = time.monotonic() + deadline
         seen: dict[str, str | None] = {}
+        looks = 0
         while time.monotonic() < until:
             self._raise_if_a_process_ended()
-            states = self.api.task_states(run)
-            for task_id, state in states.items():
-                if seen.get(task_id) != state and state is not None:
-                    self._say(f"{task_id}: {state}")
-            seen = states
-            if (state := self.api.run_state(run)) in ("success", "failed"):
+            state = self.api.run_state(run)
+            has_ended = state in ("success", "failed")
+            if has_ended or looks % LOOKS_AT_TASKS == 0:  # these take much longer to answer than the run's state
+                states = self.api.task_states(run)
+                for task_id, of_task in states.items():
+                    if seen.get(task_id) != of_task and of_task is not None:
+                        self._say(f"{task_id}: {of_task}")
+                seen = states
+            if has_ended:
                 return state
+            looks += 1
             time.sleep(POLL_SECONDS)
         raise AirflowInstanceError(f"run {run.run_id} of {run.dag_id} did not end within {deadline:.0f} s: {seen}")
 

@@ -15,7 +15,7 @@ from pytest_timeout import Settings
 from pytest_timeout import pytest_timeout_set_timer as set_timer
 
 from tests.support.effort import examples
-from tests.support.patience import patient, slowness
+from tests.support.patience import deadline, patient, time_limit
 from tests.support.processor_time import ProcessorTimes
 from tests.support.run_directory import ENGINES, RUN
 
@@ -42,7 +42,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
     """The time limit of a test is one of a quiet machine, too."""
-    scaled: bool = set_timer(item, settings._replace(timeout=patient(settings.timeout)))
+    scaled: bool = set_timer(item, settings._replace(timeout=time_limit(settings.timeout)))
     return scaled
 
 
@@ -50,7 +50,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """What importing has made stays; without it a collection takes milliseconds."""
     mini_cluster = sys.modules.get("ckpt_runtime.testing.mini_cluster")  # not imported for tests that have none
     if mini_cluster is not None:
-        mini_cluster.MiniCluster.slowness = staticmethod(slowness)
+        mini_cluster.MiniCluster.time_limit = staticmethod(patient)
+        mini_cluster.MiniCluster.deadline = staticmethod(deadline)
         from tests.support import analyses
 
         analyses.share(Path(os.environ.get(analyses.VARIABLE) or RUN.kept("analyses")))

@@ -372,4 +372,4 @@ class Wait:
         if self._trouble is None:
             return Verdict(Status.TIMEOUT, message)
         facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
-        return Verdict(Status.TIMEOUT, f"{message}; last trouble: {self._trouble}", facts)
+        return Verdict(Status.TIMEOUT, f"{message}; the latest problem: {self._trouble}", facts)

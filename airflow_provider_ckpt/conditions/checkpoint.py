@@ -84,7 +84,7 @@ class CheckpointCondition(JobCondition):
         if job.state in TERMINAL_STATES:
             return await self._ended(client, job, statistics)
         self._state = job.state
-        self.standing = f"{len(self._seen)} of {self.goal.count} came, the job is {job.state}"
+        self.standing = f"{len(self._seen)} of {self.goal.count} completed, the job is {job.state}"
         return self._failed(statistics) or await self._forgotten(client, statistics)
 
     def _failed(self, statistics: CheckpointStatistics) -> Verdict | None:
@@ -110,7 +110,7 @@ class CheckpointCondition(JobCondition):
         except NotFound:
             text = f"checkpoint {wanted} of job {self.job_id} is no longer in its history, which is at {max(shown)}"
             ways = "Ask for since_checkpoint_id instead, or have the session keep more (web.checkpoints.history)"
-            return Verdict(Status.FAILED, f"{text}; whether it has completed is not known. {ways}")
+            return Verdict(Status.FAILED, f"{text}; it is unknown whether it has completed. {ways}")
         return None
 
     async def _ended(self, client: AsyncCalls, job: JobDetails, statistics: CheckpointStatistics) -> Verdict:
@@ -119,7 +119,7 @@ class CheckpointCondition(JobCondition):
         if failed is not None:
             return replace(failed, trace=cause.trace)
         found = f"{len(self._seen)} of {self.goal.count}" if self._seen else "none"
-        text = f"job {self.job_id} is {job.state} and completes no more checkpoints; {found} of those wanted came"
+        text = f"job {self.job_id} is {job.state} and completes no more checkpoints; {found} of those wanted completed"
         return Verdict(Status.FAILED, f"{text}{cause.clause}", trace=cause.trace)
 
     def _result(self) -> Json:

@@ -88,7 +88,7 @@ class DrillCondition(JobCondition):
             text = f"the restore drill {self.job_id} is {job.state} after {completed} checkpoints"
             return await self.ended(client, job, text, {"status": job.state})
         self._state = job.state
-        self.standing = f"{completed} of {self.checkpoints} came, {progress_of_restore(job)}"
+        self.standing = f"{completed} of {self.checkpoints} completed, {progress_of_restore(job)}"
         return None
 
     async def on_kill(self, task: KilledTask) -> None:
@@ -139,7 +139,7 @@ class SessionReadyCondition(Condition):
 
     @property
     def subject(self) -> str:
-        return "the session to answer and to lead"
+        return "the session to answer as the leader"
 
     async def poll(self, client: AsyncCalls) -> Verdict | None:
         if self.process is not None and self.process.is_here and not self.process.is_alive:
@@ -168,7 +168,7 @@ class SessionGoneCondition(Condition):
 
     @property
     def subject(self) -> str:
-        return "the session's REST API to be gone"
+        return "the end of the session's REST API"
 
     async def poll(self, client: AsyncCalls) -> Verdict | None:
         try:

@@ -299,8 +299,8 @@ class OperationCondition(JobCondition):
 
     def left_over(self) -> str:
         return (
-            f"{self.subject} was not cancelled and runs to its end at the job manager. "
-            "The next try of this task attaches to it"
+            f"{self.subject} was not cancelled and runs to its end in the job manager. The next try of this task "
+            "attaches to it"
         )
 
 
@@ -317,7 +317,7 @@ class ConfigurationCondition(JobCondition):
     async def look(self, client: AsyncCalls) -> Verdict | None:
         job = await self.details(client)
         if job.state in TERMINAL_STATES:
-            text = f"job {self.job_id} is {job.state} and runs no version of its configuration"
+            text = f"job {self.job_id} is {job.state} and does not run with a version of its configuration"
             return await self.ended(client, job, text, job_facts(job))
         running = (await client.job_config(self.job_id)).running_version or 0
         if job.state == "RUNNING" and running >= self.version:
@@ -380,7 +380,7 @@ class RescaleCondition(JobCondition):
         return None
 
     def left_over(self) -> str:
-        return f"a rescale of job {self.job_id} that was begun is not taken back, and continues"
+        return f"a rescale of job {self.job_id} that has begun cannot be undone, and continues"
 
 
 def _fits(parallelism: int, wanted: int | Bounds) -> bool:
@@ -421,4 +421,4 @@ class DisposalCondition(Condition):
         return Verdict(Status.DONE, result={"savepoint_path": self.savepoint_path}) if status.done else None
 
     def left_over(self) -> str:
-        return f"the disposal of {self.savepoint_path} continues, and cannot be taken back"
+        return f"the disposal of {self.savepoint_path} continues, and cannot be undone"

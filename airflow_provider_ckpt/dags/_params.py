@@ -34,13 +34,13 @@ def connection() -> Param:
 
 def job(default: str = "") -> Param:
     """The job."""
-    description = "The job's id, or its name where no other living job has it: a name survives redeployments."
+    description = "The job's id, or its name if no other active job has it: a name stays the same after redeployments."
     return Param(default, type="string", minLength=1, title="Job", description=description, section=JOB)
 
 
 def if_not_found() -> Param:
     """What happens if the job does not exist."""
-    description = "Whether the run fails or is skipped when there is no such job."
+    description = "Whether the run fails or is skipped if there is no such job."
     return Param(
         "fail",
         type="string",

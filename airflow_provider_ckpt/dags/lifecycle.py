@@ -51,7 +51,7 @@ PARAMS = {
     ),
     "input": form.text(f"{DATA}/flights.parquet", "Flights", "The input, a Parquet file.", _FILES),
     "output": form.text(
-        f"{DATA}/output", "Directory for the results", "Each run gets a directory of its own in it.", _FILES
+        f"{DATA}/output", "Directory for the results", "Each run gets its own directory in it.", _FILES
     ),
     "savepoints": form.text(f"{DATA}/savepoints", "Directory for savepoints", "The session writes there.", _FILES),
     "checkpoints": form.text(f"{DATA}/checkpoints", "Directory for checkpoints", "The session writes there.", _FILES),

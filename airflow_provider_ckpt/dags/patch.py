@@ -26,7 +26,7 @@ with DAG(
         "connection": form.connection(),
         "interval": form.optional_duration("Interval", "Time between the starts of two checkpoints.", _TIMES),
         "timeout": form.optional_duration(
-            "Timeout", "Time after which a checkpoint is aborted. It holds for pending checkpoints too.", _TIMES
+            "Timeout", "Time after which a checkpoint is aborted. It also applies to pending checkpoints.", _TIMES
         ),
         "min_pause": form.optional_duration(
             "Minimum pause", "Minimum time between the end of a checkpoint and the start of the next.", _TIMES
@@ -35,7 +35,7 @@ with DAG(
             "Max concurrent checkpoints", "Maximum number of checkpoints in progress at once.", _LIMITS, 1
         ),
         "tolerable_failed_checkpoints": form.optional_integer(
-            "Tolerable failures", "Number of consecutive failed checkpoints that the job tolerates.", _LIMITS, 0
+            "Tolerable failures", "Number of consecutive failed checkpoints that do not fail the job.", _LIMITS, 0
         ),
         "unaligned": Param(
             None,

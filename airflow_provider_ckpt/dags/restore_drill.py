@@ -82,7 +82,7 @@ PARAMS = {
 
 with DAG(
     dag_id="ckpt_restore_drill",
-    description="Restore a savepoint into a job that touches nothing outside, and record whether that worked",
+    description="Restore a savepoint into a job without side effects, and record whether that worked",
     schedule=None,
     catchup=False,
     max_active_runs=1,

@@ -43,7 +43,10 @@ def directory_of(base: str, job: str) -> str:
 def jobs_to_save(params: dict[str, Any] | None = None, dag_run: Any = None) -> list[dict[str, str]]:
     """The jobs, each with its directory; none in a backfill."""
     if dag_run is not None and dag_run.run_type == "backfill":
-        print("this run is part of a backfill: a savepoint of now is none of its interval, so no savepoint is taken")
+        print(
+            "this run is part of a backfill: a savepoint has the current state, not that of the run's interval, so "
+            "no savepoint is taken"
+        )
         return []
     given = dict(params or {})
     names = list(dict.fromkeys(given["jobs"])) or _names_of_living_jobs(given["connection"])
@@ -61,7 +64,7 @@ def _names_of_living_jobs(connection: str) -> list[str]:
     names = [line.name for line in lines if line.state not in TERMINAL_STATES and not line.drill]
     unique = [name for name in names if names.count(name) == 1]
     if len(unique) < len(names):
-        print(f"left out, because several jobs have the same name: {sorted(set(names) - set(unique))}")
+        print(f"ignored, because several jobs have the same name: {sorted(set(names) - set(unique))}")
     return unique
 
 
@@ -132,7 +135,7 @@ with DAG(
         ),
         "connection": form.connection(),
         "directory": form.text(
-            form.savepoint_directory(), "Directory", "Each job gets a directory of its own in it.", _SAVEPOINT
+            form.savepoint_directory(), "Directory", "Each job gets its own directory in it.", _SAVEPOINT
         ),
         "format": form.savepoint_format(_SAVEPOINT),
         "keep": Param(

@@ -82,7 +82,7 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
                 raise CkptArgumentInvalid(
                     f"argument {name!r} of {self._source.name}",
                     type(value).__name__,
-                    "it must be what JSON has: a text, a number, true, false, None, or lists and dicts of these",
+                    "it must be a JSON value: a text, a number, true, false, None, or lists and dicts of these",
                 )
         return json.encode(given, order="sorted").decode()
 
@@ -102,7 +102,7 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
             )
         except (KeyError, ValueError) as error:
             allowed = (
-                f"in braces it may have names of arguments that the task gives: {', '.join(called) or 'none here'}"
+                f"in braces it may contain names of arguments that the task passes: {', '.join(called) or 'none here'}"
             )
             raise CkptArgumentInvalid("job_name", given, allowed) from error
 
@@ -149,7 +149,7 @@ def _packed(source: FunctionSource, files: Sequence[str]) -> tuple[str, bytes]:
                 else:
                     shutil.copy(path, target)
             except (OSError, shutil.Error) as error:
-                allowed = f"it must be a file or directory, from {beside} on: {error}"
+                allowed = f"it must be a file or directory, relative to {beside}: {error}"
                 raise CkptArgumentInvalid("files", name, allowed) from error
         try:
             return pack_pipeline(root)

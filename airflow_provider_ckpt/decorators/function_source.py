@@ -71,13 +71,13 @@ def source_of(function: Callable[..., Any]) -> FunctionSource:
     except (OSError, SyntaxError) as error:
         raise refused(f"its source cannot be read: {error}") from error
     if _first_parameter(node) != "spark":
-        raise refused("its first parameter must be called spark")
+        raise refused("its first parameter must be named spark")
     parameters = inspect.signature(function).parameters
     known = [parameter for parameter in parameters if parameter in KNOWN_CONTEXT_KEYS]
     if known:
         raise refused(
-            f"it must have no parameter {known[0]!r}: the job does not know the run. Give another parameter the value, "
-            f"such as {{{{ {known[0]} }}}}; a value that differs in each run makes each run another version"
+            f"it must have no parameter {known[0]!r}: the job does not know the run. Pass the value in another "
+            f"parameter, such as {{{{ {known[0]} }}}}; a value that differs in each run makes each run another version"
         )
     for used, line in names:
         if used not in dir(builtins) or used in function.__globals__:

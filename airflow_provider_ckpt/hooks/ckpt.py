@@ -93,7 +93,7 @@ class CkptHook(BaseHook):
         now = self.endpoint()
         if now.token == refused.token or replace(now, token=refused.token) != refused:
             return None
-        self.log.info("The token was refused; the connection %r has another one by now", self.ckpt_conn_id)
+        self.log.info("The token was refused; the connection %r now has another one", self.ckpt_conn_id)
         return now.token
 
     async def aget_conn(self, *, retry_timeout: float = DEFAULT_RETRY_TIMEOUT_S) -> AsyncCkptClient:
@@ -123,7 +123,7 @@ class CkptHook(BaseHook):
             with self.get_conn(endpoint=endpoint) as client:
                 return client.run(address.find(endpoint.timeout)).url
         except CkptClientError as error:
-            self.log.info("No leader's address to show: %s", error)
+            self.log.info("The leader's address cannot be shown: %s", error)
             return ""
 
     def savepoints(self, directory: str | None = None, job: str | None = None) -> tuple[Savepoint, ...]:
@@ -282,7 +282,7 @@ class Endpoint:
     def _of_directory(cls, connection: ConnectionLike, extra: Mapping[str, Any], token: str | None) -> Endpoint:
         """The leader decides which address and scheme are used."""
         if connection.host:
-            raise _refuse(connection, "host", connection.host, "it must be empty, since ha_dir is given")
+            raise _refuse(connection, "host", connection.host, "it must be empty, because ha_dir is set")
         directory, cluster_id = extra["ha_dir"], extra.get("ha_cluster_id") or DEFAULT_CLUSTER_ID
         for name, value in (("ha_dir", directory), ("ha_cluster_id", cluster_id)):
             if not isinstance(value, str) or not value.strip():
@@ -319,7 +319,7 @@ def _extra(connection: ConnectionLike, decoded: object) -> Mapping[str, Any]:
 def _token(connection: ConnectionLike) -> str | None:
     """The bearer token. An invalid value is not shown, since it is probably almost the token."""
     if connection.login and connection.conn_type == _CONN_TYPE:
-        allowed = "it must be empty: there are bearer tokens only, in the field Bearer token (password)"
+        allowed = "it must be empty: only bearer tokens are supported, in the field Bearer token (password)"
         raise CkptConnectionInvalid(f"connection {connection.conn_id!r}, login: {allowed}")
     if not connection.password:
         return None

@@ -120,7 +120,9 @@ class CkptNotifier(BaseNotifier):
         try:
             facts["message"] = self.render_template(self.message, around)
         except Exception as error:
-            facts["message"] = f"Job {facts['job']}: {facts}. The template of the message fails: {error!r}"
+            facts["message"] = (
+                f"Job {facts['job']}: {facts}. The message cannot be rendered from its template: {error!r}"
+            )
         self.log.warning("%s", facts["message"])
         for notifier in self.notifiers:
             try:
@@ -162,7 +164,7 @@ async def facts_of(client: AsyncCalls, job: str) -> Json:
     """
     line = chosen(job, await client.list_jobs(), ended=True)
     if line is None:
-        return {"trouble": f"The job manager knows no job {job!r}"}
+        return {"trouble": f"The job manager does not know job {job!r}"}
     facts: Json = {"job": line.name, "job_id": line.job_id, "state": line.state}
     return facts | await _health(client, line) | await _checkpoint(client, line) | await _failure(client, line)
 

@@ -245,7 +245,7 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
         """Change the job; repeat while another change of it is in progress, because that passes, like an absence."""
 
         def report(error: CkptClientError) -> None:
-            self.log.info("Job %s takes no change at the moment, trying again: %s", self.found_job, error)
+            self.log.info("Job %s cannot be changed at the moment, trying again: %s", self.found_job, error)
 
         retry_timeout = Deadline.after(client.calls.retry_timeout_s)
         changing = persistent(
@@ -324,7 +324,7 @@ class CkptOperationOperator(CkptJobOperator):
                 return Verdict(Status.FAILED, "superseded")
             self.log.info("The %s, which an earlier try started, has succeeded", condition.subject)
         else:
-            self.log.warning("The %s of an earlier try came to nothing (%s)", condition.subject, verdict.message)
+            self.log.warning("The %s of an earlier try did not succeed (%s)", condition.subject, verdict.message)
         return verdict
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ class CkptOperationOperator(CkptJobOperator):
         Journal(context, RECORD).forget()
         if not again or (deadline is not None and time.time() >= deadline):
             raise self.failure(context, event)
-        self.log.warning("The %s came to nothing (%s); starting another", self.operation.noun, event["message"])
+        self.log.warning("The %s did not succeed (%s); starting another", self.operation.noun, event["message"])
         return self._begin(context, deadline, {"round": round_, "trigger_id": None})
 
     def _is_to_repeat(self, client: CkptClient, event: Json) -> bool:
@@ -428,8 +428,8 @@ class CkptOperationOperator(CkptJobOperator):
         if event is not None and "trigger_id" not in event.get("trigger", {}).get("condition", {}):
             return f"No {self.operation.noun} was started"
         return (
-            f"The {self.operation.noun} cannot be taken back and may still succeed at the job manager; "
-            "the next try of this task attaches to it"
+            f"The {self.operation.noun} cannot be cancelled and may still succeed in the job manager; the next try of "
+            "this task attaches to it"
         )
 
     def on_kill(self) -> None:

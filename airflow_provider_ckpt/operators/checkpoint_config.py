@@ -91,7 +91,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
             effective = self.change(client, lambda: self._change(client.calls, job_id, call))
         self.forget_job(context)
         result = {"job_id": job_id} | plain(effective)
-        self.log.info("Checkpoint configuration of job %s now: %s", job_id, result)
+        self.log.info("Checkpoint configuration of job %s is now: %s", job_id, result)
         return result
 
     def patch(self) -> CheckpointConfigPatch:
@@ -124,5 +124,5 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         except Conflict as error:
             job = await self.asked(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
-                raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
+                raise CkptJobFailed(f"job {job_id} is {job.state}, so its configuration cannot be changed") from error
             raise

@@ -122,7 +122,9 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     ) -> None:
         fixed = next((name for name in self.fixed_parameters if name in kwargs), None)
         if fixed is not None:
-            raise CkptArgumentInvalid(fixed, kwargs[fixed], "this operator has no such parameter: job_name says it all")
+            raise CkptArgumentInvalid(
+                fixed, kwargs[fixed], "this operator has no such parameter, because job_name identifies the job"
+            )
         super().__init__(job=_BY_ITS_NAME, job_name=job_name, if_running="reuse", pause_before_start=False, **kwargs)
         self.on_change = on_change
         self._labels: dict[str, str] = {}
@@ -198,7 +200,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             found = living(name, lines)
             if len(found) > 1:
                 shown = ", ".join(line.job_id for line in found)
-                raise CkptJobAmbiguous(f"job_name: {name!r} is the name of {len(found)} living jobs, {shown}")
+                raise CkptJobAmbiguous(f"job_name: {name!r} is the name of {len(found)} active jobs, {shown}")
             self._change, program = self._judged(client, found[0], context) if found else ("STARTED", None)
         own, last = journal.read().get("job_id"), latest_ended(name, lines)
         if not found and last is not None and own in {line.job_id for line in lines} - {last.job_id}:
@@ -208,7 +210,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             return self.take_steps(context)
         if not found or found[0].job_id == own:
             return self._start_or_attach(context, self.run_options(), deadline)
-        self.log.info("Job %r lives as %s: %s", name, found[0].job_id, self._change)
+        self.log.info("Job %r is active as %s: %s", name, found[0].job_id, self._change)
         return self._wait_for_operation(
             context, self._adopted(context, found[0].job_id, program), deadline, inherited=False
         )
@@ -250,13 +252,13 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         if choice == "REFUSE":
             raise CkptProgramChanged(f"{named} {why}, and on_change is 'refuse'")
         if choice == "IGNORE":
-            self.log.warning("%s %s. It is left as it is, because on_change is 'ignore'", named, why)
+            self.log.warning("%s %s. It is not changed, because on_change is 'ignore'", named, why)
             return "IGNORED", config.pipeline_id
         if labels.get(REJECTED) == declared and not self._was_cleared(context, declared):
-            text = f"{named} was upgraded to the program of this task before, which was rolled back"
+            text = f"{named} was already upgraded to the program of this task, and rolled back"
             if self.fail_on_rollback:
                 raise CkptUpgradeRefused(f"{text}. Change the program, or clear the task that failed to try it again")
-            self.log.warning("%s. It is left as it is", text)
+            self.log.warning("%s. It is not changed", text)
             return "ROLLED_BACK", config.pipeline_id
         self.log.info("%s %s: it is upgraded", named, why)
         self._replaced = labels
@@ -274,7 +276,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         # form in which it stores it: only an upload tells it.
         program = self._uploaded() or self._upload(client)
         is_same = running.partition("_")[0] == program.partition("_")[0]
-        return None if is_same else "runs another program since it was upgraded"
+        return None if is_same else "runs another program since an upgrade"
 
     def _was_cleared(self, context: Context, declared: str) -> bool:
         """Whether this task instance has made the upgrade to this version that was rolled back."""
@@ -301,7 +303,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         try:
             line = client.run(resolve(client.calls, name, ended=True, pause=min(self.pause(), CONFIRMING_SECONDS)))
         except CkptJobNotFound:
-            self.log.info("There was no job named %r: it starts from nothing", name)
+            self.log.info("There was no job named %r: it starts without a snapshot", name)
             return options
         if line.state in TERMINAL_STATES:
             client.run(until_final(client.calls, line.job_id))
@@ -311,15 +313,17 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             return options
         stopped = bool(statistics.completed) and statistics.completed[-1].kind == "SYNC_SAVEPOINT"
         if line.state == "FINISHED" and not stopped:
-            self.log.info("Job %s of this name has finished by itself: the next one starts from nothing", line.job_id)
+            self.log.info(
+                "Job %s of this name has finished by itself: the next one starts without a snapshot", line.job_id
+            )
             return options
         try:
             path = chosen_path(line, statistics, "ANY")
         except CkptJobNotResumable as error:
             raise CkptJobNotResumable(
                 f"job {line.job_id} ({name!r}, {line.state}) has committed output, and its latest checkpoint is not "
-                "retained (execution.checkpointing.externalized-checkpoint-retention). Give the snapshot to start from "
-                "as savepoint_path; or remove what was written, and give start_over=True"
+                "retained (execution.checkpointing.externalized-checkpoint-retention). Set savepoint_path to the "
+                "snapshot to start from; or remove the output, and set start_over=True"
             ) from error
         self.log.info("Job %s of this name has left %s", line.job_id, path or "nothing: the next one starts from that")
         return replace(options, savepoint_path=path)

@@ -49,7 +49,7 @@ class DisposeSavepointOperator(CkptOperator):
         path, journal, deadline = self.path(), Journal(context, _RECORD), self.deadline()
         record = journal.read() if journal.read().get("savepoint_path") == path else {}
         if record.get("done"):
-            self.log.info("This task has deleted %s before", path)
+            self.log.info("This task has already deleted %s", path)
             self.lineage_report = LineageReport(deletes=[path])
             return {"savepoint_path": path}
         trigger_id = record.get("trigger_id")
@@ -76,9 +76,9 @@ class DisposeSavepointOperator(CkptOperator):
         return event["result"]
 
     def after_timeout(self, context: Context, event: Json | None) -> str:
-        return "The disposal cannot be taken back and continues; the next try of this task attaches to it"
+        return "The disposal cannot be undone and continues; the next try of this task attaches to it"
 
     def on_kill(self) -> None:
         """Say what becomes of the savepoint."""
-        text = "The task was killed; a requested disposal of %s continues, and cannot be taken back."
+        text = "The task was killed; a requested disposal of %s continues, and cannot be undone."
         self.log.warning(text, self.path())

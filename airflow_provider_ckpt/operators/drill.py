@@ -162,7 +162,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         """
         options = self.program_options()
         if (self._given_path() is None) == (not self._origin()):
-            allowed = "give either it or latest_of, the job whose latest good savepoint is meant"
+            allowed = "set either it or latest_of, the job whose latest good savepoint is restored"
             raise CkptArgumentInvalid("savepoint_path", self.savepoint_path, allowed)
         configuration = dict(options.configuration)
         if self.checkpoint_interval not in (None, "", "None"):
@@ -218,7 +218,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
                 job = self.ask(client, requests.job_details(job_id))
                 if has_slots(job):
                     return f"{event['message']}: {progress_of_restore(job)}"
-                self.log.warning("Drill %s did not begin: %s", job_id, progress_of_restore(job))
+                self.log.warning("Drill %s did not start: %s", job_id, progress_of_restore(job))
         return None
 
     def _note(self, client: CkptClient, path: str, event: Json, why: str | None) -> None:
@@ -231,7 +231,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
             detail=_words(result) if why is None else why,
             duration_ms=result.get("healthy_after_ms") if why is None else None,
         )
-        self.log.info("Noted in the catalogue of savepoints: %s %s", path, "passed" if why is None else "failed")
+        self.log.info("Recorded in the savepoint catalogue: %s %s", path, "passed" if why is None else "failed")
 
     def _remove(self, client: CkptClient, job_id: str) -> None:
         """Cancel the drill and wait for its end; a drill that is gone, or was never started, is fine."""

@@ -97,7 +97,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
             raise CkptArgumentInvalid("configuration", type(given).__name__ if given else given, allowed)
         removed = {str(key): None for key, value in given.items() if value is None}
         if removed and arguments.boolean("replace_all", self.replace_all):
-            raise CkptArgumentInvalid("configuration", sorted(removed), "leave out what is to be removed")
+            raise CkptArgumentInvalid("configuration", sorted(removed), "omit options that are to be removed")
         kept = {key: value for key, value in given.items() if value is not None}
         return arguments.options("configuration", kept) | removed
 
@@ -119,7 +119,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         except Conflict as error:
             job = await self.asked(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
-                raise CkptJobFailed(f"job {job_id} is {job.state}, its configuration cannot change") from error
+                raise CkptJobFailed(f"job {job_id} is {job.state}, so its configuration cannot be changed") from error
             raise
 
     def _result(self, context: Context, job_id: str, change: ConfigChange) -> Json:
@@ -135,7 +135,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
             text = "%s: %s -> %s (%s)" + (f", hidden by the override {hidden}" if hidden else "")
             self.log.info(text, key, option["before"], option["after"], option["change"])
         if not changes:
-            self.log.info("The change makes no difference in meaning: version %s stays", change.version)
+            self.log.info("The values are equivalent to the current ones: version %s stays", change.version)
         result = {"job_id": job_id, "version": change.version, "restart": change.restart}
         result |= {"dry_run": change.dry_run, "changes": changes}
         if not change.dry_run:
@@ -161,7 +161,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
 
     def on_kill(self) -> None:
         """Log what becomes of the change."""
-        text = "The task was killed; a change of the configuration of job %s that was accepted takes effect."
+        text = "The task was killed; if the change of the configuration of job %s was accepted, it takes effect."
         self.log.warning(text, self.found_job)
 
 

@@ -46,7 +46,7 @@ class RunsProgram:
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         """
         if (self._pipeline() is None) == (self._uploaded() is None):
-            raise CkptArgumentInvalid("pipeline", self.pipeline, "give either pipeline, a path, or pipeline_id")
+            raise CkptArgumentInvalid("pipeline", self.pipeline, "set either pipeline, a path, or pipeline_id")
         given: Any = self.args if self.args is not None else ()
         is_list = isinstance(given, Sequence) and not isinstance(given, (str, bytes))
         if not is_list or not all(isinstance(item, (str, int, float)) for item in given):

@@ -49,7 +49,7 @@ class RescaleJobOperator(CkptJobOperator):
         with self.connected(deadline) as client:
             job = self.ask(client, requests.job_details(job_id))
             if job.state in TERMINAL_STATES:
-                raise CkptJobFailed(f"job {job_id} is {job.state}, it cannot be rescaled")
+                raise CkptJobFailed(f"job {job_id} is {job.state}, so it cannot be rescaled")
             try:
                 present = self.ask(client, requests.parallelism_bounds(job_id))
             except Conflict as error:
@@ -81,11 +81,11 @@ class RescaleJobOperator(CkptJobOperator):
         return event["result"]
 
     def after_timeout(self, context: Context, event: Json | None) -> str:
-        return "A rescale that was begun is not taken back; the next try of this task joins it"
+        return "A rescale that has begun cannot be undone; the next try of this task attaches to it"
 
     def on_kill(self) -> None:
         """Log what becomes of the rescale."""
-        text = "The task was killed; a rescale of job %s that was begun is not taken back, and continues."
+        text = "The task was killed; a rescale of job %s that has begun cannot be undone, and continues."
         self.log.warning(text, self.found_job)
 
 

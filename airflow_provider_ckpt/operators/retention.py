@@ -99,7 +99,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         with self.connected(deadline) as client:
             found, unreadable = self._found(client, limits)
             for path in unreadable:
-                self.log.warning("%s cannot be read; it stays", path)
+                self.log.warning("%s cannot be read and is kept", path)
             now_ms = round(time.time() * 1000)
             decision = decide(found, keep=limits.keep, keep_for_ms=limits.keep_for_ms, now_ms=now_ms)
             if decision.deleted:
@@ -119,12 +119,12 @@ class CleanUpSavepointsOperator(CkptOperator):
         keep = None if self.keep in (None, "", "None") else arguments.integer("keep", self.keep, minimum=1)
         given = arguments.optional_seconds("keep_for", self.keep_for)
         if keep is None and given is None:
-            raise CkptArgumentInvalid("keep", self.keep, "give keep, keep_for or both")
+            raise CkptArgumentInvalid("keep", self.keep, "set keep, keep_for or both")
         # Empty is a mistake, such as a template without a value: it must not widen what is deleted.
         job = None if self.job is None else arguments.job(self.job)
         directory = None if self.directory is None else arguments.text("directory", self.directory)
         if directory is None and job is None:
-            raise CkptArgumentInvalid("directory", self.directory, "give directory, job or both")
+            raise CkptArgumentInvalid("directory", self.directory, "set directory, job or both")
         return _Limits(directory, job, keep, None if given is None else round(given * 1000))
 
     @property
@@ -139,7 +139,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         try:
             savepoints = self.ask(client, requests.list_savepoints(limits.directory, job=limits.job))
         except NotServed:
-            self.log.info("The job manager has no savepoint catalogue: the directory is read here")
+            self.log.info("The job manager has no savepoint catalogue: this task lists the directory")
         else:
             found = catalogued(savepoints)
             readable = {item.path for item in found}
@@ -206,7 +206,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         try:
             client.mark_savepoint(path, "VERIFICATION", passed=intact, by=by, detail=detail)
         except CkptClientError as error:
-            self.log.info("The verification of %s is not in the catalogue: %s", path, error)
+            self.log.info("The verification of %s is not recorded in the catalogue: %s", path, error)
 
     def _delete(
         self, client: CkptClient, decision: Decision, deadline: float | None, *, preview: bool
@@ -242,7 +242,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         if self._process is not None:
             self._process.end()
         doing = f"the disposal of {self._deleting} continues" if self._deleting else "nothing is being deleted"
-        self.log.warning("The task was killed; %s, and no other savepoint is touched.", doing)
+        self.log.warning("The task was killed; %s, and no other savepoint is deleted.", doing)
 
 
 # --- which savepoints are kept

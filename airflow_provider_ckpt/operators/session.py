@@ -248,7 +248,7 @@ class StartSessionOperator(CkptOperator):
         application = application_file() if given is None else Path(given)
         if spark_conn_id is not None:
             if master is not None:
-                raise CkptArgumentInvalid("master", master, "it must be left out, since spark_conn_id names one")
+                raise CkptArgumentInvalid("master", master, "it must not be set, because spark_conn_id names one")
             rest = session_arguments(rest_host=rest_host, rest_port=rest_port, files=files)
             spark_conf = arguments.options("spark_conf", self.spark_conf)
             submitted = submission(spark_conn_id, spark_conf, files.properties, str(application), rest)
@@ -303,7 +303,7 @@ class StartSessionOperator(CkptOperator):
             return f"{name} runs on another machine and keeps running"
         tail = process.log_tail()
         process.terminate()
-        return f"{name} was ended; its log ends with\n{tail}"
+        return f"{name} was ended; the last lines of its log:\n{tail}"
 
 
 class StopSessionOperator(CkptOperator):

@@ -133,7 +133,7 @@ class RepositionSavepointOperator(CkptSnapshotOperator):
         return {"savepoint_path": made["location"], **facts}
 
     def left_over(self) -> str:
-        return "There is no snapshot at the target; what was written by then is deleted again"
+        return "There is no snapshot at the target; files written so far are deleted"
 
 
 class CopySavepointOperator(CkptSnapshotOperator):
@@ -175,15 +175,17 @@ class CopySavepointOperator(CkptSnapshotOperator):
         try:
             there = self.process.run("show", "--no-count", target)
         except (CkptNotFound, CkptSnapshotDamaged) as absent:
-            advice = "Delete what an interrupted copy may have left there, or give another target"
+            advice = "Delete the remains of an interrupted copy, or set another target"
             raise CkptTargetExists(f"{error}; it holds no snapshot. {advice}") from absent
         given = self.process.run("show", "--no-count", source)
         if any(there[name] != given[name] for name in _SAME):
-            raise CkptTargetExists(f"{error}; it holds another snapshot than {source}. Give another target") from error
+            raise CkptTargetExists(
+                f"{error}; it contains another snapshot than {source}. Set another target"
+            ) from error
         if not self.process.run("verify", target, accepted=(0, 1))["intact"]:
-            raise CkptTargetExists(f"{error}; it holds a damaged copy. Delete it, or give another target") from error
+            raise CkptTargetExists(f"{error}; it contains a damaged copy. Delete it, or set another target") from error
         self.log.info("%s already holds a complete copy of it", target)
         return there
 
     def left_over(self) -> str:
-        return "There is no snapshot at the target; what was copied by then is deleted again"
+        return "There is no snapshot at the target; files copied so far are deleted"

@@ -248,14 +248,14 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         name, shown = others[0].name, " and ".join(f"{line.job_id} ({line.state})" for line in others)
         what = self._if_running()
         if what == "FAIL" or (what == "REUSE" and len(others) > 1):
-            ways = "end it first, or give if_running='wait' or 'reuse'" if what == "FAIL" else "only one can be reused"
+            ways = "end it first, or set if_running='wait' or 'reuse'" if what == "FAIL" else "only one can be reused"
             raise CkptJobRunning(f"job_name: {name!r} is already the name of job {shown}; {ways}")
         if what == "REUSE":
-            self.log.info("Job %r lives as %s: it is reused, with its own program and state", name, shown)
+            self.log.info("Job %r is active as %s: it is reused, with its own program and state", name, shown)
             record = self._new_record(context, options, last) | {"job_id": others[0].job_id, "reused": True}
             record = Journal(context, RECORD).write(**record | {"started": True})
             return self._wait_for_operation(context, record, deadline, inherited=False)
-        self.log.info("Job %r lives as %s: waiting for its end", name, shown)
+        self.log.info("Job %r is active as %s: waiting for its end", name, shown)
         return self.wait_for(context, NameFreeCondition(name), deadline)
 
     def _if_running(self) -> str:
@@ -347,23 +347,23 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         configuration = dict(options.configuration)
         name = arguments.optional_text("job_name", self.job_name)
         if name is not None and configuration.setdefault(_NAME_OPTION, name) != name:
-            allowed = f"configuration[{_NAME_OPTION!r}] is {configuration[_NAME_OPTION]!r}: give one of them"
+            allowed = f"configuration[{_NAME_OPTION!r}] is {configuration[_NAME_OPTION]!r}: set only one of them"
             raise CkptArgumentInvalid("job_name", name, allowed)
         if name is not None:
             # Runs that start at the same moment do not see each other's jobs; the job manager does. Flink ignores the
             # option.
             configuration.setdefault(_UNIQUE_OPTION, "true")
         if name is None and self._if_running() != "FAIL":
-            raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which the job is known by")
+            raise CkptArgumentInvalid("if_running", self.if_running, "it needs job_name, which identifies the job")
         # Arguments that are needed only later, or only by a retry, are checked now.
         self._starts_over()
         self._latest_kind()
         self._starts_without()
         if options.source_positions and self._origin() is None and self._snapshot() is None:
-            allowed = "they change a snapshot: give savepoint_path or from_latest_of"
+            allowed = "they change a snapshot: set savepoint_path or from_latest_of"
             raise CkptArgumentInvalid("source_positions", dict(options.source_positions), allowed)
         if self._origin() is not None and self._snapshot() is not None:
-            raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "give either it or savepoint_path")
+            raise CkptArgumentInvalid("from_latest_of", self.from_latest_of, "set either it or savepoint_path")
         return replace(
             options,
             configuration=configuration,
@@ -421,7 +421,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     def _end_if_killed(self) -> None:
         """A killed task keeps running for some seconds, and would mistake the end of its job for a failure."""
         if self._killed:
-            raise AirflowTaskTerminated("the task was killed, and no longer starts a job")
+            raise AirflowTaskTerminated("the task was killed and does not start a job")
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -448,7 +448,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         if status is Status.DONE:
             return self._succeed(context, memo["record"], event["result"])
         if status in (Status.FAILED, Status.MISSING) and memo["inherited"]:
-            self.log.warning("The job of an earlier try came to an end: %s", event["message"])
+            self.log.warning("The job of an earlier try has ended: %s", event["message"])
             self.log_trace(event)
             return self._start_or_attach(context, self.run_options(), event["trigger"]["deadline"])
         raise self.failure(context, event, CkptJobFailed)

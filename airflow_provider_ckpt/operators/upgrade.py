@@ -152,7 +152,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
         options = self.program_options()
         refuse_secrets("configuration", options.configuration)
         if options.source_positions and mode_of(self.mode, MODES) == Mode.STATELESS.value:
-            allowed = "a stateless upgrade starts with nothing, where the options of the sources say"
+            allowed = "a stateless upgrade starts without state, and its sources start where their options say"
             raise CkptArgumentInvalid("source_positions", dict(options.source_positions), allowed)
         return {
             "entry_point": options.entry_point,
@@ -169,7 +169,7 @@ class UpgradeJobOperator(RunsProgram, CkptStepsOperator):
     async def upload_again(self, client: AsyncCalls, program: str) -> bool:
         if self._uploaded() is not None:
             return False
-        self.log.info("The session does not have the program %s any more: it is uploaded again", program)
+        self.log.info("The session no longer has the program %s: it is uploaded again", program)
         return await client.upload_pipeline(*self.packed()) == program
 
 

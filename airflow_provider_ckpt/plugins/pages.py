@@ -53,7 +53,7 @@ class CkptPlugin(AirflowPlugin):
     ]
     react_apps = [  # noqa: RUF012
         {
-            "name": "ckpt jobs in trouble",
+            "name": "ckpt jobs with problems",
             "bundle_url": f"{pages_path()}dashboard.js",
             "destination": "dashboard",
             "url_route": "ckpt-jobs-in-trouble",

@@ -84,7 +84,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         if deferrable is not None:
             arguments.flag("deferrable", deferrable)
         if deferrable and mode is not None:
-            raise CkptArgumentInvalid("mode", mode, "a deferrable sensor has none; give deferrable=False with it")
+            raise CkptArgumentInvalid("mode", mode, "a deferrable sensor has no mode; set deferrable=False to use it")
         self.job = job
         self.if_not_found = if_not_found
         self.ckpt_conn_id = ckpt_conn_id

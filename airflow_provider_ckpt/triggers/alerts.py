@@ -101,7 +101,7 @@ class CkptAlertTrigger(WatchingTrigger):
             yield self._no_answer(watch, error)
 
     def _no_answer(self, watch: AlertWatch, error: Exception) -> Json | None:
-        self.log.warning("job %r cannot be looked at: %s", self.job, error)
+        self.log.warning("job %r cannot be checked: %s", self.job, error)
         return watch.no_answer(str(error), _now_ms())
 
 
@@ -219,7 +219,7 @@ class AlertWatch:
         if last is not None and not last.discarded:
             found.append((last.triggered_at_ms + last.duration_ms, last.external_path))
         if not found:
-            return _Seen(line.start_time_ms, f"{_named(line)} has none that is known")
+            return _Seen(line.start_time_ms, f"{_named(line)} has none")
         at_ms, path = max(found, key=lambda item: item[0])
         facts = {"last_path": path, "last_at_ms": at_ms}
         return _Seen(at_ms, f"the newest one of {_named(line)} is {path}", facts)

@@ -79,7 +79,7 @@ class CkptSnapshotsTrigger(WatchingTrigger):
 
     def _log_trouble(self, error: Exception, pause: float) -> float:
         """Log what prevents the look; return the pause for that, given the previous one."""
-        self.log.warning("%s of job %r cannot be looked at: %s", self.snapshots, self.job, error)
+        self.log.warning("%s of job %r cannot be checked: %s", self.snapshots, self.job, error)
         return min(max(pause, self.poll_interval, 1.0) * 2, _LONGEST_PAUSE_SECONDS) * random.uniform(0.8, 1.0)
 
 

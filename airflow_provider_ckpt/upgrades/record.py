@@ -154,18 +154,18 @@ def standing(record: Upgrade) -> str:
         case Step.SAVEPOINT if desired.mode is Mode.SAVEPOINT and not record.stop_requested and not record.falls_back:
             text = f"job {old} keeps running as it was, until it is ready for a savepoint"
         case Step.SAVEPOINT:
-            text = f"job {old} is being ended, or has ended"
+            text = f"job {old} is ending or has ended"
         case Step.CHECK | Step.PAUSED:
-            text = f"job {old} has ended, and nothing runs; {snapshot} is the snapshot to continue from"
+            text = f"job {old} has ended, and nothing runs; {snapshot} is the snapshot from which to continue"
         case Step.SUBMIT:
-            text = f"job {old} has ended, and {new} is being started in its place, from {snapshot}"
+            text = f"job {old} has ended, and {new} is being started instead, from {snapshot}"
         case Step.GATE:
-            text = f"job {new} was started in place of {old}, from {snapshot}"
+            text = f"job {new} was started instead of {old}, from {snapshot}"
         case Step.ROLL_BACK if record.restarted:
             text = f"the old version was started again as job {record.restarted_job}, from {snapshot}"
         case Step.ROLL_BACK:
             text = (
-                f"job {new} is being ended, or was never started; then the old version is started again as job "
+                f"job {new} is ending, or was never started; then the old version is started again as job "
                 f"{record.restarted_job}, from {snapshot}"
             )
         case _:
@@ -178,7 +178,7 @@ def ending(record: Upgrade) -> str:
     old, why, goal = record.old_job, record.why, record.desired.goal.lower()
     match record.outcome:
         case Outcome.UPGRADED:
-            return f"job {record.new_job} runs in place of {old}" + (f" ({why})" if why else "")
+            return f"job {record.new_job} runs instead of {old}" + (f" ({why})" if why else "")
         case Outcome.RESUMED:
             return f"job {old} continues as {record.new_job}"
         case Outcome.SUSPENDED:
@@ -189,7 +189,7 @@ def ending(record: Upgrade) -> str:
         case Outcome.REFUSED:
             return f"the {goal} was refused, and nothing was started: {why}"
         case Outcome.STRANDED:
-            return f"a person has to complete the {goal}: {why}"
+            return f"the {goal} has to be completed manually: {why}"
     return f"the step is {record.step}"
 
 

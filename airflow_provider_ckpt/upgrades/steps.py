@@ -233,7 +233,7 @@ def _of_resuming(record: Upgrade, job: Seen) -> Iterator[str]:
     """The reasons not to resume this job."""
     old = f"job {record.old_job}"
     if record.old_program is None:
-        yield f"the server does not say which program {old} has run"
+        yield f"the server does not report which program {old} has run"
     if not job.has_ended:
         yield f"{old} is {job.state}: it is not suspended"
     if job.state == "FINISHED" and not _was_stopped(job):
@@ -246,11 +246,11 @@ def _of_ending(record: Upgrade, job: Seen) -> Iterator[str]:
     """The reasons not to upgrade or suspend this job."""
     old, desired = f"job {record.old_job}", record.desired
     if record.old_program is None:
-        yield f"the server does not say which program {old} runs, and nothing could be rolled back to"
+        yield f"the server does not report which program {old} runs, so a rollback would be impossible"
     if job.state == "FINISHED":
         yield f"{old} is FINISHED" + (": it was stopped, and can be resumed" if _was_stopped(job) else "")
     if job.has_ended and desired.goal is Goal.SUSPEND:
-        yield f"{old} is {job.state} already"
+        yield f"{old} is already {job.state}"
     if job.has_ended and record.snapshot is None and desired.mode is not Mode.STATELESS:
         yield f"{old} is {job.state} and has left no snapshot (see {_RETENTION})"
     if desired.mode is Mode.LAST_STATE and not job.has_ended and not job.retainable:
@@ -304,7 +304,7 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     stop = seen if isinstance(seen, StopSeen) else StopSeen(_job(seen), known=False)
     if isinstance(stop.job, JobMissing):
         if requested:
-            return _strand(record, f"{old} was being stopped and is unknown to the job manager now")
+            return _strand(record, f"{old} was being stopped and is now unknown to the job manager")
         return _refuse(record, f"{old} is unknown to the job manager{_CHECK_THE_ID}")
     if stop.job.has_ended:
         return _with_snapshot(record, stop.path) if stop.path else _ended_by_itself(record, stop.job, turn.now_ms)
@@ -324,7 +324,7 @@ def _without_savepoint(record: Upgrade, stop: StopSeen, job: Seen, now_ms: int) 
         return None
     if stop.known:
         return _fall_back(record, job, "the savepoint takes too long", now_ms)
-    why = f"{old} is {job.state} and takes no savepoint"
+    why = f"{old} is {job.state} and cannot take a savepoint"
     return _fall_back(record, job, why, now_ms) or _refuse(record, why)
 
 
@@ -386,7 +386,7 @@ def _ended_by_itself(record: Upgrade, job: Seen, now_ms: int) -> Upgrade:
 async def _cancel_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     job, old = await turn.ask(Look(record.old_job)), f"job {record.old_job}"
     if not isinstance(job, Seen):
-        return _strand(record, f"{old} was being cancelled and is unknown to the job manager now")
+        return _strand(record, f"{old} was being cancelled and is now unknown to the job manager")
     if not job.has_ended:
         if job.state != "CANCELLING":
             await turn.ask(Cancel(record.old_job, True, record.claim))
@@ -454,8 +454,8 @@ async def _gate(record: Upgrade, turn: Turn) -> Upgrade | None:
             return _end(record, Outcome.RESUMED if resumes else Outcome.UPGRADED)
         if not job.has_ended and not _is_due(record, turn.now_ms):
             return None
-        ailment = f", and it is not well: {job.ailment}" if job.ailment else ""
-        in_a_row = f"{job.completed} of {desired.checkpoints} checkpoints in time, in a row without a restart"
+        ailment = f", and it is not healthy: {job.ailment}" if job.ailment else ""
+        in_a_row = f"{job.completed} of {desired.checkpoints} checkpoints in time, without a restart in between"
         late = f"it is {job.state} and has completed {in_a_row}{ailment}"
         why = f"it is {job.state}{job.cause}" if job.has_ended else late
     elif resumes:
@@ -466,7 +466,7 @@ async def _gate(record: Upgrade, turn: Turn) -> Upgrade | None:
     else:
         why = "it is unknown to the job manager"
     if resumes:  # there is no version to go back to
-        what = "What it has committed is not to be repeated: it is left as it is"
+        what = "Its committed output must not be repeated: it is not changed"
         return _strand(record, f"the job, resumed as {record.new_job}, is not healthy: {why}", what)
     return _next(record, Step.ROLL_BACK, why=f"the new version is not healthy: {why}")
 

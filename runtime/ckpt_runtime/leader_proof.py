@@ -71,12 +71,12 @@ def opened(data: bytes, token: str | None, cluster: str, now: float) -> Publishe
     if leader.good_until < now:
         late = f"{now - leader.good_until:.0f} s ago"
         raise OutdatedDocument(
-            f"the address {leader.rest} was good until {late}: no leader has renewed it since, "
-            "or the clocks of both machines differ"
+            f"the address {leader.rest} was valid until {late}: no leader has renewed it since, or the clocks of the "
+            "machines differ"
         )
     if leader.good_until - now > MOST_AHEAD_S:
         ahead = f"{leader.good_until - now:.0f} s"
-        raise OutdatedDocument(f"the address {leader.rest} is good for {ahead}: the clocks of both machines differ")
+        raise OutdatedDocument(f"the address {leader.rest} is valid for {ahead}: the clocks of the machines differ")
     return leader
 
 
@@ -102,7 +102,7 @@ def _check_signature(document: Mapping[str, Any], token: str, cluster: str) -> N
             "its signature does not match this token: the document was changed, or its session has another token"
         )
     if document.get(CLUSTER) != cluster:
-        raise UnprovenDocument(f"it is the document of the cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
+        raise UnprovenDocument(f"it is the document of cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
 
 
 def _leader(document: Mapping[str, Any]) -> PublishedLeader:

@@ -41,7 +41,7 @@ class LeaderDirectory(LeaderSource):
             data = read_bytes(self._file, MAX_LEADER_BYTES)
             found = opened(data, self._token, self._cluster_id, now)
         except NotFoundError:
-            raise LeaderUnknown(self.where, "no leader has been there yet") from None
+            raise LeaderUnknown(self.where, "no leader has published its address there yet") from None
         except UnprovenDocument as error:
             raise LeaderUnproven(f"{self.where} does not prove its leader's address: {error}") from error
         except (StorageError, LeaderDocumentError) as error:

@@ -214,7 +214,9 @@ class Source(ABC):
         Only enumerators and readers of a PySpark program may call it, in a thread of their own, since it may wait.
         """
         if self._spark is None:
-            raise RuntimeError(f"source {self.name()!r} has no Spark: it works in PySpark programs, while the job runs")
+            raise RuntimeError(
+                f"source {self.name()!r} has no Spark: it only works in PySpark programs, while the job runs"
+            )
         return self._spark
 
     @spark.setter

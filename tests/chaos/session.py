@@ -52,7 +52,7 @@ class Session:
         self.former = self.driver
         self._launch()
         log = self.log(self.number)
-        wait_until(lambda: "waiting to lead" in log.read_text(errors="replace"), "the standby", START_S)
+        wait_until(lambda: "waiting for the leadership" in log.read_text(errors="replace"), "the standby", START_S)
 
     def lead(self) -> CkptClient:
         """Waits until the youngest driver leads; returns its client."""

@@ -201,7 +201,7 @@ def test_writes_that_do_not_fit_are_refused_and_leave_nothing(spark: SparkSessio
         (seen, "seen", {**base, "kind": "list"}, "the state is of kind 'value' in the base"),
         (seen, "seen", {**base, "maxParallelism": 32}, "operator 'kept' has 16 in the base"),
         (seen.drop("value"), "seen", base, "the table has"),
-        (seen.union(seen), "seen", base, "has one row for each key, and"),
+        (seen.union(seen), "seen", base, "has one row for each key, but"),
         (seen.withColumn("key", expr("struct(CAST(NULL AS STRING) AS source)")), "groups", base, "the table has"),
     ]:
         with pytest.raises(PySparkException, match=reason):
@@ -250,7 +250,7 @@ def test_state_in_an_object_store(spark: SparkSession, store: ObjectStore) -> No
     lost = f"{bucket}/lost"
     with (
         store.failing(lambda method, path: method == "PUT" and path.endswith("/lost/_metadata")),
-        pytest.raises(PySparkException, match="it is unknown whether .* its files stay: if it is there"),
+        pytest.raises(PySparkException, match="it is unknown whether .* its files are kept: if it exists"),
     ):
         write(seen, lost, "kept", "seen", base=source)
     assert len(keys(lost)) > 1, "Spark aborts, and the savepoint may come yet"

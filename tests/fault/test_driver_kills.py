@@ -148,7 +148,7 @@ def test_a_driver_that_is_frozen_beyond_its_lease_changes_nothing_when_it_wakes(
     frozen, frozen_log = sessions.processes[-1], tmp_path / f"session-{sessions.number}.log"
     ready = sessions.launch()
     log = tmp_path / f"session-{sessions.number}.log"
-    wait_until(lambda: "waiting to lead" in log.read_text(), "the standby")
+    wait_until(lambda: "waiting for the leadership" in log.read_text(), "the standby")
     frozen.send_signal(signal.SIGSTOP)
     try:
         wait_until(ready.exists, "the standby to lead")

@@ -30,7 +30,10 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
 @pytest.mark.slow
 @pytest.mark.row("air.2")
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("by_directory", [True, False], ids=["HA directory", "address"])
+@pytest.mark.parametrize(
+    "by_directory",
+    [pytest.param(True, id="HA directory"), pytest.param(False, id="address", marks=pytest.mark.long)],
+)
 def test_a_standby_ends_with_the_session_that_it_waits_for(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_directory: bool
 ) -> None:
@@ -40,7 +43,7 @@ def test_a_standby_ends_with_the_session_that_it_waits_for(
     job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
     client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     ready, log = sessions.launch(), tmp_path / f"session-{sessions.number}.log"
-    wait_until(lambda: "waiting to lead" in log.read_text(errors="replace"), "the standby to wait", 120)
+    wait_until(lambda: "waiting for the leadership" in log.read_text(errors="replace"), "the standby to wait", 120)
     address, _, port = client.url.removeprefix("http://").partition(":")
     place = {"extra": {"ha_dir": str(tmp_path / "ha")}} if by_directory else {"host": address, "port": int(port)}
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", json.dumps({"conn_type": "ckpt", "password": TOKEN, **place}))

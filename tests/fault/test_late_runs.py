@@ -113,9 +113,7 @@ def test_a_run_that_arrives_after_the_rollback_starts_nothing_although_another_d
     assert [each.id for each in client.retired_job_ids()] == [late.job]
     answer = upgrade.ask(late)
     assert isinstance(answer, act.Refused)
-    assert answer.reason.endswith(
-        f"The job id {late.job} is retired: no job can be started with it; choose another one"
-    )
+    assert answer.reason.endswith(f"The job id {late.job} is retired: no job can be started with it; choose another id")
     assert upgrade.living() == []
 
     upgrade.dies_before = None

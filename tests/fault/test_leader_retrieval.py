@@ -130,7 +130,7 @@ def take_over(sessions: Sessions) -> list[int]:
     leader = sessions.processes[-1]
     ready = sessions.launch()
     log = sessions.directory / f"session-{sessions.number}.log"
-    wait_until(lambda: "waiting to lead" in log.read_text(), "the standby")
+    wait_until(lambda: "waiting for the leadership" in log.read_text(), "the standby")
     orphans = children(leader.pid)
     leader.kill()
     leader.wait()

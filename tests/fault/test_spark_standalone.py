@@ -108,6 +108,6 @@ def test_a_master_without_authentication_is_refused(tmp_path: Path) -> None:
     settings = SETTINGS | {SECRET: "the cluster's, if it had one"}
     with (
         standalone_cluster(tmp_path, workers=0, authenticated=False) as cluster,
-        pytest.raises(SessionStartError, match="does not take the application in"),
+        pytest.raises(SessionStartError, match="does not accept the application"),
     ):
         start_session(cluster.url, 1, spark_conf=settings, log_file=tmp_path / "session.log", ready_timeout_s=180)

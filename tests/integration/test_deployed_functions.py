@@ -108,7 +108,7 @@ def test_a_version_that_was_rolled_back_is_tried_again_only_by_a_person(job: Seq
     failed = Task()
     with pytest.raises(CkptUpgradeRolledBack, match="the new version is not healthy"):
         deploy(job, fails_when_it_runs, failed, **given)
-    with pytest.raises(CkptUpgradeRefused, match="which was rolled back"):
+    with pytest.raises(CkptUpgradeRefused, match="and rolled back"):
         deploy(job, fails_when_it_runs, **given)
     kept = deploy(job, fails_when_it_runs, fail_on_rollback=False, **given)
     assert (kept["change"], kept["status"]) == ("ROLLED_BACK", "RUNNING")

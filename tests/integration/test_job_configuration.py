@@ -175,7 +175,7 @@ def test_what_the_cluster_allows_to_change(tmp_path: Path) -> None:
         job = SequenceJob(own, tmp_path)
         job.start()
         job.running()
-        with pytest.raises(CkptApiError, match=f"{TIMEOUT}, {MARK}: not to be changed") as refused:
+        with pytest.raises(CkptApiError, match=f"{TIMEOUT}, {MARK}: cannot be changed") as refused:
             client.patch_job_config(job.job_id, {INTERVAL: "300 ms", MARK: "blue", TIMEOUT: "1 min"})
         assert refused.value.status == 403
         with pytest.raises(BadRequest, match="pipeline.name"):
@@ -231,7 +231,7 @@ def test_a_pipeline_that_makes_another_plan_of_it_is_refused(
     )
     job_id = cluster.submit(tmp_path, entry="changing")
     client.wait_for_state(job_id, {"RUNNING"}, timeout_s=patient(180))
-    with pytest.raises(BadRequest, match="makes another plan"):
+    with pytest.raises(BadRequest, match="builds another plan"):
         client.patch_job_config(job_id, {"my.filter": "yes"})
     with pytest.raises(BadRequest, match="not with me"):
         client.patch_job_config(job_id, {"my.filter": "broken"})

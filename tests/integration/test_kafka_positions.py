@@ -203,7 +203,7 @@ def test_a_job_reads_again_from_the_position_and_keeps_its_other_state(
         second = job.stop()
         with pytest.raises(BadRequest, match="no source 'payments' whose position can be set"):
             job.start(second, positions={"payments": "earliest"})
-        with pytest.raises(BadRequest, match="they change a snapshot, and savepointPath names none"):
+        with pytest.raises(BadRequest, match="they change a snapshot, but savepointPath names none"):
             job.start(positions={"orders": "earliest"})
         with pytest.raises(BadRequest, match=r"sourcePositions\.orders: 'soon' is not acceptable"):
             job.start(second, positions={"orders": "soon"})

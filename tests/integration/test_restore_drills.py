@@ -198,7 +198,7 @@ def _copied_checkpoint(drilled: Drilled, job_id: str, target: Path) -> Path:
 
 
 def test_what_is_no_drill_is_refused(drilled: Drilled, client: CkptClient) -> None:
-    with pytest.raises(BadRequest, match="a restore drill has to name the snapshot"):
+    with pytest.raises(BadRequest, match="a restore drill must name the snapshot"):
         client.run_drill(drilled.pipeline, replace(drilled.options(), savepoint_path=None))
     with pytest.raises(BadRequest, match="claimMode: 'CLAIM' is not acceptable, a restore drill restores"):
         client.run_drill(drilled.pipeline, replace(drilled.options(), claim_mode="CLAIM"))

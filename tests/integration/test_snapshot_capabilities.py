@@ -102,7 +102,7 @@ def test_state_backend_change_from_a_canonical_savepoint(snapshot: Take, backend
 def test_state_backend_change_from_another_snapshot_is_refused(
     snapshot: Take, name: str, backend: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(SubmissionFailed, match="only a savepoint in canonical form changes the backend"):
+    with pytest.raises(SubmissionFailed, match="only a savepoint in canonical form can change the backend"):
         snapshot(name, backend).goes_on(tmp_path, backend=other(backend))
     assert not (tmp_path / str(PARALLELISM) / "out").exists()
 

@@ -262,7 +262,7 @@ def test_a_decoder_refuses_the_messages_of_another_direction(
 ) -> None:
     decoder, message = sent
     if decoder is not other:
-        with pytest.raises(MalformedMessageError, match=f"sends no message '{type(message).__name__}' here"):
+        with pytest.raises(MalformedMessageError, match=f"may not send message '{type(message).__name__}' here"):
             other.decode(encode(message))
 
 
@@ -328,7 +328,7 @@ def test_bytes_that_are_no_message_are_refused(body: bytes, decoder: MessageDeco
     ],
 )
 def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[Any], body: bytes) -> None:
-    with pytest.raises(MalformedMessageError, match="is not a message"):
+    with pytest.raises(MalformedMessageError, match="are not a message"):
         decoder.decode(body)
 
 
@@ -360,7 +360,7 @@ def test_the_error_for_a_wrong_acknowledgement_names_what_is_wrong(change: dict[
 
 
 def test_failures_without_a_cause_and_reasons_that_there_are_not_are_refused() -> None:
-    with pytest.raises(ValueError, match="names no failure"):
+    with pytest.raises(ValueError, match="does not name its failure"):
         TaskStateChanged(1, "v", 0, TaskState.FAILED)
-    with pytest.raises(ValueError, match="no reason 'BECAUSE'"):
+    with pytest.raises(ValueError, match="'BECAUSE' is not a reason"):
         DeclineCheckpoint(1, "v", 0, 1, "BECAUSE", "")

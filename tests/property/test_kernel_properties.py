@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.graph.key_groups import owner_of_key_group
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.hashing import hash_arrays, hash_columns, key_groups_of, split_by_owner
-from ckpt_runtime.state.kernels import read_only
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
 from ckpt_runtime.state.memory.key_index import key_index
 from ckpt_runtime.state.stored_rows import encode_rows

@@ -1,21 +1,25 @@
 """Deadlines of tests: they follow the speed of the machine, and what else runs on it.
 
-A test that waits for a condition says how long that may take on a quiet machine; :func:`patient` gives how long to wait
-on this one now. Time that a test asserts something about (a timeout that must expire, a pause that must be kept) is not
-a deadline and stays as it is.
+A test that waits for a condition says how long that may take on a quiet machine. :func:`deadline` counts each second of
+the wait by what it is worth at the time: beside five processes for each processor, a fifth. :func:`patient` gives the
+limit by what runs now, for calls that need a number before they begin. Either way a wait that hangs ends after ten
+minutes or so, however busy the machine is. Time that a test asserts something about (a timeout that must expire, a
+pause that must be kept) is not a deadline and stays as it is.
 """
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 _LOOPS = 100_000
 _QUIET_S = 0.01
 """Seconds that the loop takes on the machine for which the deadlines were written."""
 _MOST = 12.0
-"""A test that hangs is not to take hours."""
+_WAIT_AT_MOST_S, _TEST_AT_MOST_S = 600.0, 1200.0
+"""A wait that hangs ends after so long, or four times its own limit if that is longer; a test after twice its own."""
 _LOW_PRIORITY, _OF_LOW_PRIORITY = 10, 4.0
 """A process of that niceness or more waits for most others: by what factor longer."""
 
@@ -53,5 +57,28 @@ def slowness() -> float:
 
 
 def patient(seconds: float) -> float:
-    """How many seconds to wait for what takes at most ``seconds`` on a quiet machine."""
-    return seconds * slowness()
+    """How many seconds to wait for what takes at most ``seconds`` on a quiet machine, if it stays as busy as it is."""
+    return min(seconds * slowness(), max(_WAIT_AT_MOST_S, 4 * seconds))
+
+
+def time_limit(seconds: float) -> float:
+    """The same for a whole test, whose waits have limits of their own."""
+    return min(seconds * slowness(), max(_TEST_AT_MOST_S, 2 * seconds))
+
+
+def deadline(seconds: float) -> Callable[[], bool]:
+    """Begins a wait for what takes at most ``seconds`` on a quiet machine; what is returned says whether it is over.
+
+    It is asked again and again while the wait lasts.
+    """
+    begun = last = time.monotonic()
+    left = seconds
+
+    def is_over() -> bool:
+        nonlocal last, left
+        now = time.monotonic()
+        left -= (now - last) / slowness()
+        last = now
+        return left < 0 or now - begun > max(_WAIT_AT_MOST_S, 4 * seconds)
+
+    return is_over

@@ -25,18 +25,17 @@ from tests.support.flights import PIPELINES as EXAMPLES
 from tests.support.jobs import FAST
 from tests.support.jobs import PIPELINES as TEST_PIPELINES
 from tests.support.outputs import hidden
-from tests.support.patience import patient
+from tests.support.patience import deadline, patient
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 0.1
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 180) -> None:
     """Polls every 20 ms, less often what takes long: each look is a request. Raises AssertionError."""
-    timeout_s = patient(timeout_s)
-    deadline = time.monotonic() + timeout_s
+    begun, is_over = time.monotonic(), deadline(timeout_s)
     pause_s = FIRST_PAUSE_S
     while not condition():
-        assert time.monotonic() < deadline, f"timed out after {timeout_s:g} s waiting for {what}"
+        assert not is_over(), f"timed out after {time.monotonic() - begun:.0f} s waiting for {what}"
         time.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, pause_s * 1.1)
 

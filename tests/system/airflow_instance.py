@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.patience import patient
+from tests.support.patience import deadline
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,21 +70,18 @@ def _pid_of(airflow: LocalAirflow, run: DagRun, task_id: str) -> int | None:
     return None
 
 
-def until(look: Callable[[], T | None], what: str, deadline: float = 300.0) -> T:
+def until(look: Callable[[], T | None], what: str, deadline_s: float = 300.0) -> T:
     """Poll until ``look`` gives something true: less often what takes long, for each look takes from Airflow's time.
 
     :raises AssertionError: naming ``what`` when the deadline, in seconds of a quiet machine, has passed.
     """
-    deadline = patient(deadline)
-    end = time.monotonic() + deadline
+    begun, is_over = time.monotonic(), deadline(deadline_s)
     pause_s = FIRST_PAUSE_S
-    while time.monotonic() < end:
-        found = look()
-        if found:
-            return found
+    while not (found := look()):
+        assert not is_over(), f"{what} did not happen within {time.monotonic() - begun:.0f} s"
         time.sleep(pause_s)
         pause_s = min(LONGEST_PAUSE_S, pause_s * 1.1)
-    raise AssertionError(f"{what} did not happen within {deadline:.0f} s")
+    return found
 
 
 def wait_state(airflow: LocalAirflow, run: DagRun, task_id: str, *states: str) -> str:

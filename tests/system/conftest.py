@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -15,12 +16,14 @@ from starlette.types import Receive, Scope, Send
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import SequenceJob
+from demo.airflow_instance import COMPONENTS, LocalAirflow
+from tests.support.jobs import SequenceJob, fast
 from tests.system.airflow_instance import make_airflow, until
 from tests.system.lost_requests import Hanging, Watched
 
 TOKEN = "a-token-that-no-browser-sees"
+SLOWLY: dict[str, Any] = {"rate": 50, "batch": 8, "parallelism": 1}
+"""For ``SequenceJob.start``: a job runs, and costs processor time, for as long as Airflow needs for its tasks."""
 
 
 @dataclass
@@ -48,6 +51,11 @@ class Session:
     def job_after(self, known: set[str]) -> str:
         """Waits for one more job."""
         return until(lambda: next(iter(self.jobs() - known), None), "a job")
+
+
+def every_second(**changes: str | None) -> dict[str, str]:
+    """The options of a job that takes a checkpoint every second, with changes as in ``fast``."""
+    return fast(**{"execution__checkpointing__interval": "1 s", **changes})
 
 
 @contextmanager
@@ -90,3 +98,6 @@ def airflow(session: Session, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with make_airflow(tmp_path_factory.mktemp("airflow"), {"ckpt_default": connection}) as instance:
         instance.wait_healthy(300)
         yield instance
+        # Nothing runs any more: Airflow's processes would take a quarter of a minute to end by themselves.
+        for name in COMPONENTS:
+            instance.kill_component(name)

@@ -13,9 +13,9 @@ from playwright.sync_api import Locator, expect
 from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.browser import Visit, chromium, open_browser, visit
-from tests.support.jobs import SequenceJob, fast
+from tests.support.jobs import SequenceJob
 from tests.system.airflow_instance import until
-from tests.system.conftest import Session
+from tests.system.conftest import SLOWLY, Session, every_second
 
 pytestmark = [
     pytest.mark.airflow,
@@ -102,7 +102,7 @@ def test_every_delivered_dag_has_a_form_with_sections_and_descriptions(
 def test_the_form_refuses_a_bad_duration_and_starts_a_run_that_works(
     airflow: LocalAirflow, session: Session, job: SequenceJob, opened: Visit
 ) -> None:
-    job.start(rate=500, configuration=fast(pipeline__name="job of a form"))
+    job.start(**SLOWLY, configuration=every_second(pipeline__name="job of a form"))
     job.running()
     form = trigger_form(airflow, opened, "ckpt_patch")
     open_section(form, "Job").locator("#element_job").fill("job of a form")

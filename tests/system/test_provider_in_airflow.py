@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,22 +22,53 @@ from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.axe import findings
 from tests.support.browser import PATIENCE_MS, chromium, open_browser, visit
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob
 from tests.system.airflow_instance import until, wait_state
-from tests.system.conftest import TOKEN, Session
+from tests.system.conftest import SLOWLY, TOKEN, Session, every_second
 from tests.system.pages_in_airflow import guarded_connection, visits
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-@pytest.fixture
-def held(job: SequenceJob) -> SequenceJob:
-    """A job with a completed checkpoint whose user code lets no other one complete."""
-    job.start(rate=500)
+def begin_held(job: SequenceJob) -> int:
+    """Starts a job whose user code stands still after a completed checkpoint, whose id is returned."""
+    job.start(**SLOWLY, configuration=every_second(execution__checkpointing__timeout="2 h"))
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.hold("processor")
+    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    assert latest is not None
+    return latest.id
+
+
+@pytest.fixture
+def held(job: SequenceJob) -> SequenceJob:
+    """A job with a completed checkpoint whose user code lets no other one complete."""
+    begin_held(job)
     return job
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """Runs whose tasks wait in the triggerer for a job that is held up, and its latest checkpoint."""
+
+    job: SequenceJob
+    latest_checkpoint: int
+    savepoint: DagRun
+    sensor: DagRun
+
+
+@pytest.fixture(scope="module")
+def waiting(airflow: LocalAirflow, session: Session, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
+    """The last test that uses it lets the job go on."""
+    job = SequenceJob(session.cluster, tmp_path_factory.mktemp("waiting"))
+    latest = begin_held(job)
+    found = Waiting(job, latest, trigger(airflow, "system_savepoint", job), trigger(airflow, "system_sensor", job))
+    wait_state(airflow, found.savepoint, "savepoint", "deferred")
+    wait_state(airflow, found.sensor, "checkpoint", "deferred")
+    yield found
+    job.release("processor")
+    job.end()
 
 
 def trigger(airflow: LocalAirflow, dag_id: str, job: SequenceJob) -> DagRun:
@@ -44,19 +77,6 @@ def trigger(airflow: LocalAirflow, dag_id: str, job: SequenceJob) -> DagRun:
 
 def savepoints(job: SequenceJob) -> list[str]:
     return [path.as_uri() for path in (job.directory / "savepoints").iterdir()]
-
-
-@pytest.mark.row("air.3")
-def test_a_savepoint_waits_in_the_triggerer_with_its_link_shown(
-    airflow: LocalAirflow, session: Session, held: SequenceJob
-) -> None:
-    run = trigger(airflow, "system_savepoint", held)
-    wait_state(airflow, run, "savepoint", "deferred")
-    links = airflow.api.call("GET", f"{run.path}/taskInstances/savepoint/links")["extra_links"]
-    assert links["Job"] == f"/ckpt/ckpt_default/web/#/jobs/{held.job_id}/health"
-    held.release("processor")
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
-    assert savepoints(held) == [airflow.api.xcom(run, "savepoint", "savepoint_path")]
 
 
 @pytest.mark.row("air.3")
@@ -89,6 +109,7 @@ def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
     assert session.jobs() - known == {job.job_id}
 
 
+@pytest.mark.long
 @pytest.mark.row("air.3")
 def test_a_retry_resumes_from_the_latest_checkpoint_and_a_cleared_success_runs_again(
     airflow: LocalAirflow, session: Session, job: SequenceJob
@@ -136,17 +157,6 @@ def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAir
     assert len(savepoints(held)) == 1
 
 
-@pytest.mark.row("air.2")
-def test_a_sensor_sees_new_checkpoints(airflow: LocalAirflow, held: SequenceJob) -> None:
-    before = held.cluster.call(held.cluster.dispatcher.checkpoint_statistics(held.job_id)).latest_completed
-    assert before is not None
-    run = trigger(airflow, "system_sensor", held)
-    wait_state(airflow, run, "checkpoint", "deferred")
-    held.release("processor")
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
-    assert airflow.api.xcom(run, "checkpoint", "checkpoint_id") >= before.id + 2
-
-
 @pytest.mark.row("air.1")
 def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
     airflow: LocalAirflow, session: Session, tmp_path: Path
@@ -168,34 +178,31 @@ def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
     assert "does not prove its leader's address" in wrong["message"]
 
 
-@pytest.mark.row("air.6", "air.9", "air.10")
-def test_the_latest_savepoint_of_a_job_is_drilled_beside_it(airflow: LocalAirflow, job: SequenceJob) -> None:
-    """By the DAG as it is delivered; the job goes on meanwhile, and its output stays exact."""
-    job.start(rate=500)
-    job.running()
-    job.has_output()
-    savepoint = job.cluster.savepoint(job.job_id, job.directory / "savepoints")
-    arguments = ["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"]
+def begin_drill(airflow: LocalAirflow, job: SequenceJob, directory: Path) -> DagRun:
+    """Of the job's latest savepoint in the directory."""
+    arguments = ["--output", str(job.out), "--faults", str(job.faults), "--rate", "50", "--batch", "8"]
     given = {
         "latest_of": job.job_id,
-        "directory": str(job.directory / "savepoints"),
+        "directory": str(directory),
         "pipeline": str(PIPELINES),
         "entry": "sequence:pipeline",
         "args": [*arguments, "--rows", "0"],
-        "parallelism": 2,
+        "parallelism": 1,
         "configuration": {"execution.checkpointing.dir": str(job.checkpoints)},
         "checkpoint_interval": "500 ms",
     }
-    run = airflow.trigger_dag("ckpt_restore_drill", given)
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
+    return airflow.trigger_dag("ckpt_restore_drill", given)
+
+
+def assert_drilled(airflow: LocalAirflow, run: DagRun, job: SequenceJob, savepoint: str) -> None:
+    """The drill has ended, is recorded in the catalogue, and has left nothing behind."""
     assert airflow.api.xcom(run, "drill", "savepoint_path") == savepoint
     drilled = airflow.api.xcom(run, "drill", "job_id")
     assert job.cluster.status(drilled) is JobStatus.CANCELED
-    (found,) = list_savepoints(str(job.directory / "savepoints"))
+    (found,) = list_savepoints(str(Path(savepoint.removeprefix("file:")).parent))
     assert found.entry is not None
     assert [(mark.passed, mark.by) for mark in found.entry.drills] == [(True, "airflow: ckpt_restore_drill/drill")]
     job.cluster.wait_until(lambda: not (job.checkpoints / drilled).exists(), "the drill's directory to go")
-    job.stopped()
 
 
 def timeout_ms(job: SequenceJob) -> int:
@@ -216,14 +223,16 @@ def told(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:
     return None
 
 
-@pytest.mark.row("air.5")
-@pytest.mark.row("air.6")
+@pytest.mark.row("air.5", "air.6", "air.9", "air.10")
 def test_the_delivered_dags_work_on_a_job_that_is_named(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
+    """All at once. The job's latest savepoint is drilled beside it meanwhile, and its output stays exact."""
     name, base = "system job", str(job.directory / "savepoints")
-    job.start(rate=500, configuration=fast(pipeline__name=name))
+    job.start(**SLOWLY, configuration=every_second(pipeline__name=name))
     job.running()
+    job.has_output()
+    drilled = job.cluster.savepoint(job.job_id, job.directory / "drilled")
     until(lambda: airflow.api.has_dag("system_new_savepoint"), "the DAG that waits for savepoints")
     looks = session.requests["GET /jobs/overview"]
     airflow.api.unpause("system_new_savepoint")
@@ -237,7 +246,8 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     scheduled = airflow.trigger_dag(
         "ckpt_scheduled_savepoints", {"jobs": jobs, "directory": f"{base}/by-schedule", "keep": 1}
     )
-    for run in (patch, now):
+    drill = begin_drill(airflow, job, job.directory / "drilled")
+    for run in (patch, now, drill):
         assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     assert airflow.wait_run(scheduled, 390) == "failed"
     assert airflow.api.xcom(scheduled, "results", "jobs") == {
@@ -253,17 +263,18 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     event = until(lambda: told(airflow, path), "the event of the savepoint")
     assert (event["job"], event["job_id"], event["kind"]) == (name, job.job_id, "SAVEPOINT")
     assert event["size"] > 0
+    assert_drilled(airflow, drill, job, drilled)
+    job.stopped()
 
 
 @pytest.mark.row("air.7", "air.15")
 def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
-    airflow: LocalAirflow, session: Session, held: SequenceJob
+    airflow: LocalAirflow, session: Session, waiting: Waiting
 ) -> None:
+    held, run = waiting.job, waiting.savepoint
     conn_id = guarded_connection(airflow, session)
     airflow.api.call("POST", "/connections", {"connection_id": "other", "conn_type": "http", "host": "127.0.0.1"})
     paths = [f"{conn_id}/{path}" for path in ("web/", "web/app.js", "overview", f"jobs/{held.job_id}/checkpoints")]
-    run = trigger(airflow, "system_savepoint", held)
-    wait_state(airflow, run, "savepoint", "deferred")
     of_run = f"of/{run.dag_id}/{quote(run.run_id, safe='')}"
     views = [f"{of_run}/savepoint/-1", of_run, f"of/{run.dag_id}", f"{of_run}/another/{{MAP_INDEX}}"]
     refused = [f"{conn_id}/{path}" for path in ("jars", "jobmanager/config", "metrics", "web/nosuch.js")]
@@ -299,23 +310,27 @@ def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
     assert "has no stream job" in without
     assert (seen["nobody"][15][0], json.loads(seen["VIEWER"][15][1])["connections"]) == (401, 0)
     assert json.loads(seen["OP"][15][1])["connections"] >= 2
-    held.release("processor")
-    assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
 
 
 @pytest.mark.row("air.7", "air.15")
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
-def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path) -> None:
-    """By the menu, and by the link of a task that waits."""
-    conn_id = guarded_connection(airflow, session, "behind_a_token")
-    run = trigger(airflow, "system_savepoint", held)
-    wait_state(airflow, run, "savepoint", "deferred")
+@pytest.mark.parametrize(
+    "thorough", [pytest.param(False, id="menu and link"), pytest.param(True, id="views", marks=pytest.mark.long)]
+)
+def test_the_pages_in_airflows_own(
+    airflow: LocalAirflow, session: Session, waiting: Waiting, tmp_path: Path, thorough: bool
+) -> None:
+    """By the menu, and by the link of a task that waits; thoroughly, also by the views of the task and of its run."""
+    held, run = waiting.job, waiting.savepoint
+    conn_id = guarded_connection(airflow, session, f"behind_a_token_{thorough}".lower())
     asked: list[str] = []
     screenshots = Path(os.environ.get("CKPT_SCREENSHOTS", tmp_path / "screenshots"))
     with open_browser() as browser, visit(browser, screenshots, without=("/savepoints",)) as opened:
         page = opened.page
         page.on("request", lambda request: asked.append(f"{request.url} {request.headers} {request.post_data}"))
         page.goto(airflow.base_url)
+        expect(page.get_by_role("heading", name="Stream jobs that need attention")).to_be_visible()
+        opened.shot("airflow-home")
         page.get_by_role("button", name="Browse").click()
         page.get_by_role("menuitem", name="Checkpoints").click()
         frame = page.frame_locator("iframe")
@@ -333,22 +348,33 @@ def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, held
         expect(page.locator("#page")).to_contain_text("History")
         expect(page.locator("#page")).to_contain_text(held.job_id)
         assert page.url.startswith(f"{airflow.base_url}/ckpt/ckpt_default/web/")
-        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint")
-        page.get_by_role("link", name="Stream job", exact=True).click()
-        expect(frame.locator("#page")).to_contain_text("Durations")
-        expect(frame.locator("#page")).to_contain_text(held.job_id)
-        opened.shot("airflow-view-of-a-task")
-        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}")
-        page.get_by_role("link", name="Stream jobs", exact=True).click()
-        expect(frame.get_by_role("link", name="sequence")).to_be_visible()
-        opened.shot("airflow-view-of-a-run")
-        page.goto(airflow.base_url)
-        expect(page.get_by_role("heading", name="Stream jobs that need attention")).to_be_visible()
-        opened.shot("airflow-home")
+        if thorough:
+            page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint")
+            page.get_by_role("link", name="Stream job", exact=True).click()
+            expect(frame.locator("#page")).to_contain_text("Durations")
+            expect(frame.locator("#page")).to_contain_text(held.job_id)
+            opened.shot("airflow-view-of-a-task")
+            page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}")
+            page.get_by_role("link", name="Stream jobs", exact=True).click()
+            expect(frame.get_by_role("link", name="sequence")).to_be_visible()
+            opened.shot("airflow-view-of-a-run")
         assert not [request for request in asked if TOKEN in request]
         opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
-    held.release("processor")
-    assert airflow.wait_run(run, 120) == "success", airflow.failure_report(run)
+
+
+@pytest.mark.row("air.2", "air.3")
+def test_what_waits_in_the_triggerer_shows_its_job_and_ends_when_the_job_goes_on(
+    airflow: LocalAirflow, waiting: Waiting
+) -> None:
+    job = waiting.job
+    links = airflow.api.call("GET", f"{waiting.savepoint.path}/taskInstances/savepoint/links")["extra_links"]
+    assert links["Job"] == f"/ckpt/ckpt_default/web/#/jobs/{job.job_id}/health"
+    job.release("processor")
+    for run in (waiting.savepoint, waiting.sensor):
+        assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
+    assert savepoints(job) == [airflow.api.xcom(waiting.savepoint, "savepoint", "savepoint_path")]
+    assert airflow.api.xcom(waiting.sensor, "checkpoint", "checkpoint_id") >= waiting.latest_checkpoint + 2
+    job.stopped()
 
 
 @pytest.mark.long

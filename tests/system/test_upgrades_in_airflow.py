@@ -17,7 +17,7 @@ from demo.airflow_instance import LocalAirflow
 from tests.support.jobs import PIPELINES, SequenceJob
 from tests.support.outputs import assert_sequence
 from tests.system.airflow_instance import kill_task, until, wait_state
-from tests.system.conftest import Session
+from tests.system.conftest import SLOWLY, Session, every_second
 
 pytestmark = [pytest.mark.airflow, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -73,7 +73,7 @@ def version_of(job: SequenceJob, before: str = "", after: str = "# another versi
 
 
 def begin(job: SequenceJob) -> None:
-    job.start(rate=500)
+    job.start(**SLOWLY, configuration=every_second())
     job.running()
     job.has_output()
 

@@ -21,7 +21,7 @@ from benchmarks.pipelines import backpressure as topology
 from ckpt_runtime.connectors import kernels
 from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.contract.jobs import IoMetrics
-from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.arrays import read_only
 
 
 def run(policy: str, sleep_ms: float, **measures: Any) -> dict[str, Any]:

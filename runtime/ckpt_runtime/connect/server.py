@@ -93,7 +93,7 @@ _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
 _NO_CODE = (
-    "a plan from a client contains {1}, which is serialized code, and the engine takes functions only from programs: "
+    "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`"
 )
 

@@ -19,8 +19,8 @@ from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_split
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import arrow_from_numpy
-from ckpt_runtime.state.kernels.compiler import read_only
 
 _NO_LIMIT = (1 << 63) - 1
 

@@ -293,6 +293,8 @@ class SplitReaderOperator(SplitHost):
     def _pause_ms(self) -> int | None:
         """How long it has to wait for its rate, or because it is ahead of other sources; None if it may read."""
         if self._pacer is not None and (self._paused or self._most_rows() < 1):
+            if self._alignment is not None:
+                self._alignment.report_if_due()
             return self._pacer.idle_ms()
         if self._alignment is not None:
             holds = self._alignment.holds_reader()
@@ -415,8 +417,9 @@ class _Alignment:
             self._reader.pause(self._held)
         self._context.chain_time.held = bool(self._held)
         # The others have to know at once that this subtask will come no further, in case that they wait for it.
-        if now >= self._report_at or (self._held != before and self.splits.holds_all) or self.splits.is_settled:
-            self.report()
+        if (self._held != before and self.splits.holds_all) or self.splits.is_settled:
+            self._report()
+        self.report_if_due()
         return bool(self._held) and not self._reader.pauses_splits
 
     def took(self, split: Split, *, ended: bool) -> None:
@@ -427,8 +430,12 @@ class _Alignment:
         if ended:
             self.splits.remove(split.id, bounded=split.bounded)
 
-    def report(self) -> None:
-        """Sends the progress to the driver if it has changed."""
+    def report_if_due(self) -> None:
+        """Sends the progress to the driver if it has changed, and the interval since the last time is over."""
+        if self._context.monotonic_ms() >= self._report_at:
+            self._report()
+
+    def _report(self) -> None:
         progress = self.splits.progress
         if progress != self._reported:
             self._reported = progress

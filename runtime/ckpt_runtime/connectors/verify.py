@@ -23,8 +23,8 @@ from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SinkSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, bytes_column, int64_column
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.index_kernels import key_bounds
 
 MAX_KEY = 1 << 27

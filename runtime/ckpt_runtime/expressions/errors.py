@@ -33,3 +33,7 @@ class EvaluationError(Exception):
     def __init__(self, condition: str, message: str) -> None:
         super().__init__(f"[{condition}] {message}")
         self.condition = condition
+
+
+class ServiceError(RuntimeError):
+    """A service that an expression asks did not answer: no row is bad because of that, and the job fails."""

@@ -239,10 +239,11 @@ class FromAvro(AvroFunction):
         writer = _parsed(self.name, schema)
         reader = _parsed(self.name, given[_AVRO_SCHEMA]) if _AVRO_SCHEMA in given else writer
         self._type = _Types(self.name).of(reader)
-        self._writer, self._reader = _raw(writer), _raw(reader)
+        self._reader = _raw(reader)
+        self._writer = self._resolved(writer)
         self.result = _nullable(self._type.spark) if self._permissive else self._type.spark
         self._read = _fastavro(self.name).schemaless_reader
-        self._writer_of = lru_cache(lambda text: _raw(_parsed(self.name, text)))
+        self._writer_of = lru_cache(lambda text: self._resolved(_parsed(self.name, text)))
         fields = self.result["fields"] if isinstance(self.result, dict) and self.result["type"] == "struct" else None
         self._malformed = None if fields is None else dict.fromkeys(field["name"] for field in fields)
 
@@ -252,6 +253,16 @@ class FromAvro(AvroFunction):
 
     def __call__(self, values: pa.Array) -> pa.Array:
         return pa.array(self._decoded(values.to_pylist()), arrow_type(self.result))
+
+    def _resolved(self, writer: Any) -> tuple[Any, Any]:
+        """A writer's schema, and the one to read its messages as; None if it is the same.
+
+        As in Spark, the two may have different names.
+        """
+        raw, reader = _raw(writer), self._reader
+        if isinstance(raw, dict) and isinstance(reader, dict) and raw["type"] == reader["type"] == "record":
+            reader = {**reader, "name": raw["name"]}
+        return raw, None if raw == reader else reader
 
     def _decoded(self, messages: Iterable[bytes | None]) -> list[Any]:
         found = []
@@ -270,11 +281,11 @@ class FromAvro(AvroFunction):
         return found
 
     def _value(self, message: bytes) -> Any:
-        stream, writer = io.BytesIO(message), self._writer
+        stream, (writer, reader) = io.BytesIO(message), self._writer
         if self._registry is not None:
-            writer = self._writer_of(self._registry.schema_of(message))
+            writer, reader = self._writer_of(self._registry.schema_of(message))
             stream.seek(HEADER_BYTES)
-        value = self._read(stream, writer, None if writer == self._reader else self._reader)
+        value = self._read(stream, writer, reader)
         return value if self._type.convert is None else _given(self._type.convert, value)
 
 

@@ -10,6 +10,8 @@ import time
 
 import msgspec
 
+from ckpt_runtime.expressions.errors import ServiceError
+
 _ATTEMPTS, _PAUSE_S, _TIMEOUT_S = 5, 0.5, 10.0
 _MOST_BYTES = 1 << 20
 HEADER_BYTES = 5
@@ -20,7 +22,7 @@ class UnknownSchemaError(ValueError):
     """A message does not begin as the wire format says, or the registry has no schema of its id."""
 
 
-class RegistryError(RuntimeError):
+class RegistryError(ServiceError):
     """The registry did not answer, or refused to."""
 
 

@@ -103,7 +103,7 @@ class Cluster:
         try:
             await leadership.acquire(rest_url, application_id, self._lost, self.dispatcher.wait_for)
         except ClusterEnded as error:
-            logger.info("%s, and so does this driver, which has waited for it", error)
+            logger.info("%s, and so does this standby driver", error)
             self._on_shutdown()
             return
         await self.dispatcher.take_over(HaStore(*place, fence=leadership.fence, epoch=leadership.epoch))

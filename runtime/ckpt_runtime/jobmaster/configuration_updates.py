@@ -251,8 +251,7 @@ def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> 
     """The graph for the job to run, with the same operators as now. Raises ConfigurationRefused for others."""
     if planned.plan_fingerprint != present.plan_fingerprint:
         raise ConfigurationRefused(
-            "with this configuration the pipeline makes another plan than the one that the job runs; submit it again "
-            "from a savepoint"
+            "with this configuration the pipeline builds another plan than the job's; submit it again from a savepoint"
         )
     parallelism = {vertex.id: vertex.parallelism for vertex in present.vertices}
     if keeps_parallelism:

@@ -186,8 +186,8 @@ class ControlEndpoint:
             reason, explained = str(error), True
             logger.warning("slot %s: %s", peer.slot, error)
         except Exception as error:
-            reason, explained = f"its message broke its handler: {summary_of(error)}", True
-            log_failure(logger, logging.ERROR, f"slot {peer.slot}: a control message broke its handler", error)
+            reason, explained = f"handling its message failed: {summary_of(error)}", True
+            log_failure(logger, logging.ERROR, f"slot {peer.slot}: handling a control message failed", error)
         finally:
             # The listener is notified only of ends that it did not cause by closing the peer itself.
             was_closed, peer.closed = peer.closed, True
@@ -257,7 +257,7 @@ class WorkerQuestions:
             return
         asked, expected, future = self._open[answer.question]
         if asked is not peer or not isinstance(answer, expected):
-            raise MalformedMessageError(f"the message {type(answer).__name__} answers no question of this worker")
+            raise MalformedMessageError(f"the message {type(answer).__name__} does not answer a request to this worker")
         if not future.done():
             future.set_result(answer)
 

@@ -87,7 +87,7 @@ from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.structured_log import recent_lines
 from ckpt_runtime.version import FLINK_VERSION, REVISION, VERSION
 
-NO_SAVEPOINT = "no savepoint is taken of it, since it has not what the real sinks have; cancel it"
+NO_SAVEPOINT = "no savepoint is taken of it, because it does not have the state of the real sinks; cancel it"
 
 
 class Dispatcher:
@@ -187,8 +187,8 @@ class Dispatcher:
     def _check_leads(self) -> None:
         if not self._leads:
             other = self._leader_elsewhere
-            where = "" if other is None else f" ({other.rest} of application {other.app_id} leads)"
-            raise NotReady(f"this driver does not lead, or is still recovering; try again{where}")
+            where = "" if other is None else f" ({other.rest} of application {other.app_id} is the leader)"
+            raise NotReady(f"this driver is not the leader, or is still recovering; retry{where}")
 
     # --- the cluster
 
@@ -361,7 +361,7 @@ class Dispatcher:
         other = self._job(request.like_job)
         known = self._submissions.known(request.like_job)
         if known is None:
-            raise SubmissionFailed(f"likeJob: how job {request.like_job} was submitted is not known any more")
+            raise SubmissionFailed(f"likeJob: the submission of job {request.like_job} is no longer known")
         return like(request, known, other.own)
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:

@@ -115,7 +115,9 @@ class SnapshotNotFound(Conflict):
     """The directory to be disposed of is not a snapshot."""
 
     def __init__(self, path: str) -> None:
-        super().__init__(f"{path} cannot be disposed of: it holds no checkpoint or savepoint, there is no _metadata")
+        super().__init__(
+            f"{path} cannot be disposed of: it is not a checkpoint or savepoint, because there is no _metadata"
+        )
 
 
 class JobAlreadyExists(Conflict):
@@ -139,7 +141,7 @@ class OptionsNotAllowed(GatewayError):
     def __init__(self, keys: Sequence[str], allow_list: Sequence[str]) -> None:
         allowed = ", ".join(allow_list) or "none"
         super().__init__(
-            f"{', '.join(keys)}: not to be changed while a job runs; the options that this cluster allows to change "
+            f"{', '.join(keys)}: cannot be changed while a job runs; the options that this cluster allows to change "
             f"are {allowed} (jobmanager.execution.dynamic-configuration.allow-list)"
         )
 
@@ -150,5 +152,6 @@ class VersionConflict(Conflict):
     def __init__(self, job_id: str, version: int | None, present: int) -> None:
         made_of = "another configuration" if version is None or version == present else f"version {version}"
         super().__init__(
-            f"The change was made of {made_of}; the configuration of job {job_id} has version {present}. Read it again"
+            f"The change is based on {made_of}, but the configuration of job {job_id} has version {present}. Read it "
+            "again"
         )

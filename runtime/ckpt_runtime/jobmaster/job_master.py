@@ -209,7 +209,7 @@ class JobMaster:
                 self._pools.own, self._submission.record.keep_savepoint, done.checkpoint_id
             )
         except StorageError as error:
-            logger.warning("a later driver will not know of savepoint %s: %s", done.external_path, error)
+            logger.warning("the next driver will not know savepoint %s: %s", done.external_path, error)
         # Before the job is cancelled: the driver may end with the job, and the entry would be missing.
         await self._catalogue(done.external_path, taken_by)
         if cancel_job:
@@ -274,7 +274,9 @@ class JobMaster:
             case ChangeOutcome.BUSY:
                 raise UpdateInProgress(self.job_id)
             case ChangeOutcome.REFUSED:
-                raise InvalidRequest("checkpoint configuration", answer.message, "values that fit together")
+                raise InvalidRequest(
+                    "checkpoint configuration", answer.message, "values that are consistent with each other"
+                )
             case ChangeOutcome.NOT_STORED:
                 raise NotReady(answer.message)
         crash_point("patch-applied")
@@ -319,7 +321,7 @@ class JobMaster:
 
     def check_configurable(self) -> None:
         """Raises Conflict when the job is a restore drill, or its state allows no configuration change."""
-        self.check_no_drill("its configuration does not change")
+        self.check_no_drill("its configuration cannot be changed")
         try:
             check_replaceable(self._shell.core.machine.state, "configuration")
         except ReplacementRefusedError as error:

@@ -195,7 +195,7 @@ class DurableRecord(JobRecord):
             try:
                 self._store.results.create_dirty(self._job_id, result)
             except AlreadyExistsError:
-                logger.info("the result of job %s was stored before", self._job_id)
+                logger.info("the result of job %s was already stored", self._job_id)
 
     def forget(self) -> None:
         with self._writing():
@@ -204,7 +204,7 @@ class DurableRecord(JobRecord):
             try:
                 self._store.results.mark_clean(self._job_id)
             except NotFoundError:
-                logger.info("the result of job %s is forgotten already", self._job_id)
+                logger.info("the result of job %s was already forgotten", self._job_id)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -215,7 +215,7 @@ class DurableRecord(JobRecord):
         except NotLeaderError:
             raise
         except StorageError as error:
-            message = f"the change is made, but it is not sure that this driver still leads: {error}"
+            message = f"the change was stored, but it is uncertain whether this driver is still the leader: {error}"
             raise AmbiguousWriteError(message, error.url, error) from error
 
 
@@ -260,13 +260,13 @@ def store_job(store: HaStore, job: StoredJob, archive: bytes) -> None:
         time.sleep(_PAUSE_S * attempt)
         try:
             if store.results.has(job.job_id):
-                raise NotReady(f"job {job.job_id} has ended before; choose another id")
+                raise NotReady(f"job {job.job_id} has already ended; choose another id")
             store.jobs.put(job, archive)
             break
         except AlreadyExistsError as error:
             if unknown is not None and _is_same(store.jobs.get(job.job_id), job):
                 break
-            raise NotReady(f"job {job.job_id} is stored already: {error}") from error
+            raise NotReady(f"job {job.job_id} is already stored: {error}") from error
         except AmbiguousWriteError as error:
             unknown = error
         except StorageError as error:
@@ -332,7 +332,7 @@ def unconfirmed(order: Order, error: Exception) -> JobInput:
         case AmbiguousWriteError():
             return core.ChangeUnknown(order.request_id, str(error))
         case StorageError():
-            text = f"the change could not be stored, nothing has changed: {error}"
+            text = f"the change could not be stored, and nothing has changed: {error}"
             return core.ChangeNotStored(order.request_id, text, final=isinstance(error, NotFoundError))
     return core.ChangeUnknown(order.request_id, str(error))
 

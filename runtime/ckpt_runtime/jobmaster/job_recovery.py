@@ -140,7 +140,7 @@ def find_job(
     except ConfigurationError as error:
         failure = str(error)
     except DocumentError as error:
-        failure = f"the stored plan has another shape: {error}"
+        failure = f"the stored plan has an unexpected form: {error}"
     logger.error("job %s cannot be recovered: %s", job_id, failure)
     return FoundJob(job_id, None, result, failure, may_pass)
 
@@ -201,7 +201,7 @@ def _disposals(store: HaStore, job_id: str) -> dict[int, SnapshotDisposal]:
         try:
             found[checkpoint_id] = SnapshotDisposal.from_json(document)
         except ValueError as error:  # a malformed document, or invalid places
-            logger.warning("job %s: will not delete checkpoint %d: %r", job_id, checkpoint_id, error)
+            logger.warning("job %s: checkpoint %d will not be deleted: %r", job_id, checkpoint_id, error)
     return found
 
 

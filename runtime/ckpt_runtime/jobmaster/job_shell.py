@@ -207,7 +207,11 @@ class JobShell:
         match output:
             case checkpoint_out.TriggerSources(checkpoint_id, timestamp, options, tasks):
                 if not self._tasks.trigger(checkpoint_id, timestamp, options, tasks):
-                    self.tell(checkpoint_on.TriggerFailed(checkpoint_id, "a worker to be triggered is gone"))
+                    self.tell(
+                        checkpoint_on.TriggerFailed(
+                            checkpoint_id, "a worker whose subtasks are to be triggered is lost"
+                        )
+                    )
             case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
                 # A checkpoint has just been stored, so storage answers: failed deletions are retried without waiting
                 # for their pause.

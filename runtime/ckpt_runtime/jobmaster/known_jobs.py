@@ -167,8 +167,8 @@ class KnownJobs:
         if job_id in self._orphaned and job_id not in self._jobs:
             reason = self._orphaned.reason(job_id)
             raise Conflict(
-                f"Job {job_id} of the same lineage cannot be recovered now, and may continue later: {reason}. If it "
-                "shall never continue, start this one with fork"
+                f"Job {job_id} of the same lineage cannot be recovered now, but may continue later: {reason}. If it "
+                "must never continue, start this one with fork"
             )
 
     def latest_snapshots(self, lineage: str) -> list[str]:

@@ -117,7 +117,7 @@ class Leadership:
         """
         info = self._info
         if info is None or self._lost:
-            raise NotLeaderError("this driver does not lead", "")
+            raise NotLeaderError("this driver is not the leader", "")
         # Checked before storage: a driver that was suspended sees by its own clock that another one may lead.
         if not self._own.holds(time.monotonic()):
             raise StorageError("the lease of this driver has run out and is not renewed yet", "")
@@ -137,7 +137,7 @@ class Leadership:
         asked to end the cluster, StorageError when the directory is unusable from the beginning.
         """
         info = self._info = await self._win(rest_url, application_id, on_waiting)
-        logger.info("this driver leads (epoch %d)", info.epoch)
+        logger.info("this driver is the leader (epoch %d)", info.epoch)
         self._renewal = asyncio.get_running_loop().create_task(self._renew(info, on_lost))
 
     async def _win(self, rest_url: str, application_id: str, on_waiting: Callable[[LeaderInfo], None]) -> LeaderInfo:
@@ -154,7 +154,9 @@ class Leadership:
                     raise ClusterEnded("the cluster was shut down")
                 if leader is not None and not released and waited_for != epoch:
                     waited_for = epoch
-                    logger.info("waiting to lead: %s (application %s) leads", leader.rest, leader.app_id)
+                    logger.info(
+                        "waiting for the leadership: %s (application %s) is the leader", leader.rest, leader.app_id
+                    )
                     on_waiting(leader)
                 watch.saw(epoch, lease.sequence, released=released, begun=begun)
                 if watch.may_claim(time.monotonic()):

@@ -39,8 +39,8 @@ class LineageLives(Conflict):
 
     def __init__(self, job: JobOverview, shared: str, way_out: str) -> None:
         super().__init__(
-            f"Job {job.job_id}, which is {job.status.value}, has {shared} too, of which one job lives at a time. End "
-            f"that job first, or {way_out}"
+            f"Job {job.job_id}, which is {job.status.value}, also has {shared}, of which only one job may be active. "
+            f"End that job first, or {way_out}"
         )
 
 
@@ -50,9 +50,9 @@ class LineageHeld(Conflict):
     def __init__(self, held: HeldUpgrade) -> None:
         who = held.owner if held.requester is None else f"{held.requester} (owner {held.owner})"
         super().__init__(
-            f"Job {held.job_id} is being upgraded by {who} since {_utc(held.since_ms)}, until {_utc(held.until_ms)} at "
-            f"most. Wait for the end of that; if it is dead, give its place to others with: ckpt lineage release "
-            f"{held.job_id}"
+            f"Job {held.job_id} is being upgraded by {who} since {_utc(held.since_ms)}, until {_utc(held.until_ms)} "
+            "at most. Wait for its end; if that client no longer exists, release the lineage with: ckpt lineage "
+            f"release {held.job_id}"
         )
 
 
@@ -61,7 +61,7 @@ class LineageNotHeld(Conflict):
 
     def __init__(self, owner: str) -> None:
         super().__init__(
-            f"{owner} does not hold the lineage: it has ended, its time has run out, or another client has released it"
+            f"{owner} does not hold the lineage: its upgrade has ended or timed out, or another client has released it"
         )
 
 
@@ -135,7 +135,7 @@ class Lineages:
             lineage = None if job_id == owner else self._known.lineage_ended_by(job_id)
             if lineage is not None and (path := self._known.to_resume_from(job_id)) is not None:
                 reason = (
-                    "it would be resumed from it. If it is not to be resumed, release its program first: ckpt program "
+                    "it would be resumed from it. If it will not be resumed, release its program first: ckpt program "
                     f"release {program_id} --owner {owner}"
                 )
                 found.append(References(job_id, "suspended", None, (path,), reason=reason, kept_for=lineage))
@@ -186,7 +186,7 @@ class Lineages:
         for job in same_name:
             if not job.status.is_globally_terminal and job.job_id != job_id:
                 shared = f"the name {job.name!r}"
-                raise LineageLives(job, shared, "use another pipeline.name, or leave out pipeline.unique-name")
+                raise LineageLives(job, shared, "use another pipeline.name, or do not set pipeline.unique-name")
             held = None if job.lineage is None else self.held(job.lineage.id)
             if held is not None and held.owner != condition.owner:
                 raise LineageHeld(held)
@@ -197,7 +197,7 @@ class Lineages:
         jobs = self._known.of_lineage(lineage)
         for job in jobs:
             if not job.status.is_globally_terminal and job.job_id != job_id:
-                way_out = "start this one with fork, as a job with an output of its own"
+                way_out = "start this one with fork, as a job with a separate output"
                 raise LineageLives(job, f"the lineage {lineage}", way_out)
         if jobs and condition.incarnation not in (None, jobs[0].lineage and jobs[0].lineage.incarnation):
             raise NotTheLatest(lineage, jobs[0], f"incarnation {condition.incarnation}")
@@ -255,7 +255,7 @@ class Lineages:
         try:
             await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except StorageError as error:
-            raise NotReady(f"who upgrades the lineage {lineage} could not be stored: {error}") from error
+            raise NotReady(f"the owner of the upgrade of lineage {lineage} could not be stored: {error}") from error
 
     def _with(self, lineage: str, stored: HeldUpgrades) -> HeldUpgrades:
         """The stored upgrades, with the present one of this lineage: the later of two writes has the later state."""

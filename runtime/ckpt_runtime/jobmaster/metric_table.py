@@ -76,7 +76,7 @@ CLUSTER: tuple[Metric[ClusterOverview], ...] = (
 )
 
 PROCESS: tuple[Metric[ProcessFigures], ...] = (
-    Metric("Status.JVM.CPU.Load", _GAUGE, lambda p: p.cpu_load, "The share of all cores that the process uses."),
+    Metric("Status.JVM.CPU.Load", _GAUGE, lambda p: p.cpu_load, "The fraction of all cores that the process uses."),
     Metric("Status.JVM.CPU.Time", _COUNTER, lambda p: p.cpu_ns, "The processor time of the process, in nanoseconds."),
     Metric("Status.JVM.Memory.Heap.Used", _GAUGE, lambda p: p.memory, "The resident memory of the process."),
     Metric("Status.JVM.Memory.Heap.Committed", _GAUGE, lambda p: p.memory, "The resident memory of the process."),
@@ -90,13 +90,13 @@ PROCESS: tuple[Metric[ProcessFigures], ...] = (
         "Status.JVM.Memory.Metaspace.Used",
         _GAUGE,
         lambda _: 0,
-        "Always 0: code is a part of the resident memory.",
+        "Always 0: code is part of the resident memory.",
     ),
     Metric(
         "Status.Flink.Memory.Managed.Used",
         _GAUGE,
         lambda _: 0,
-        "Always 0: no memory is reserved for operators, and state is a part of the resident memory.",
+        "Always 0: no memory is reserved for operators, and state is part of the resident memory.",
     ),
     Metric("Status.Flink.Memory.Managed.Total", _GAUGE, lambda _: 0, "Always 0: no memory is reserved for operators."),
     Metric("Status.JVM.Threads.Count", _GAUGE, lambda p: p.threads, "The threads of the Python interpreter."),
@@ -112,8 +112,8 @@ def _of_latest(name: str, read: Callable[[CheckpointStats], int], what: str) -> 
 
 JOB: tuple[Metric[JobFigures], ...] = (
     Metric("numRestarts", _COUNTER, lambda j: j.restarts, "The restarts since the submission."),
-    Metric("fullRestarts", _COUNTER, lambda j: j.restarts, "The same: each restart is one of the whole job."),
-    Metric("uptime", _GAUGE, lambda j: j.uptime_ms, "Milliseconds since the job is running; 0 while it is not."),
+    Metric("fullRestarts", _COUNTER, lambda j: j.restarts, "The same: each restart restarts the whole job."),
+    Metric("uptime", _GAUGE, lambda j: j.uptime_ms, "Milliseconds since the job has been running; 0 while it is not."),
     Metric("totalNumberOfCheckpoints", _COUNTER, lambda j: j.counts.total, "All checkpoints that were triggered."),
     Metric("numberOfCompletedCheckpoints", _COUNTER, lambda j: j.counts.completed, "The checkpoints that completed."),
     Metric("numberOfFailedCheckpoints", _COUNTER, lambda j: j.counts.failed, "The checkpoints that failed."),
@@ -136,8 +136,8 @@ TASK: tuple[Metric[SubtaskMeasures], ...] = (
     Metric("numBytesInPerSecond", _RATE, lambda t: t.bytes_in, "The same per second."),
     Metric("numBytesOut", _COUNTER, lambda t: t.bytes_out, "The bytes of the sent rows, once for each channel."),
     Metric("numBytesOutPerSecond", _RATE, lambda t: t.bytes_out, "The same per second."),
-    Metric("numLateRecordsDropped", _COUNTER, lambda t: t.late_rows_dropped, "The rows that came too late."),
-    Metric("numBadRecordsDropped", _COUNTER, lambda t: t.bad_rows_dropped, "The rows that were bad and left out."),
+    Metric("numLateRecordsDropped", _COUNTER, lambda t: t.late_rows_dropped, "The rows that were dropped as late."),
+    Metric("numBadRecordsDropped", _COUNTER, lambda t: t.bad_rows_dropped, "The bad rows that were dropped."),
     Metric("busyTimeMsPerSecond", _RATE, lambda t: t.busy_ms, "Milliseconds per second that the subtask processed."),
     Metric("idleTimeMsPerSecond", _RATE, lambda t: t.idle_ms, "Milliseconds per second without anything to process."),
     Metric(
@@ -150,10 +150,19 @@ TASK: tuple[Metric[SubtaskMeasures], ...] = (
     Metric("accumulateIdleTimeMs", _COUNTER, lambda t: t.idle_ms, "The sum of the idle time."),
     Metric("accumulateBackPressuredTimeMs", _COUNTER, lambda t: t.backpressured_ms, "The sum of the blocked time."),
     Metric("isBackPressured", _GAUGE, lambda t: int(t.backpressured), "1 while the subtask cannot send, else 0."),
-    Metric("buffers.inPoolUsage", _GAUGE, lambda t: t.input_usage, "The share of the granted input buffers in use."),
-    Metric("buffers.outPoolUsage", _GAUGE, lambda t: t.output_usage, "The share of the output channels that are full."),
+    Metric(
+        "buffers.inPoolUsage",
+        _GAUGE,
+        lambda t: t.input_usage,
+        "The fraction of the granted input buffers that are in use.",
+    ),
+    Metric(
+        "buffers.outPoolUsage", _GAUGE, lambda t: t.output_usage, "The fraction of the output channels that are full."
+    ),
     Metric("buffers.inputQueueLength", _GAUGE, lambda t: t.queued_elements, "The elements that wait in the input."),
-    Metric("currentInputWatermark", _GAUGE, lambda t: t.input_watermark, "The event time that all inputs reached."),
+    Metric(
+        "currentInputWatermark", _GAUGE, lambda t: t.input_watermark, "The event time that all inputs have reached."
+    ),
     Metric(
         "checkpointAlignmentTime",
         _GAUGE,
@@ -175,13 +184,15 @@ TASK: tuple[Metric[SubtaskMeasures], ...] = (
 )
 
 OPERATOR: tuple[Metric[OperatorFigures], ...] = (
-    Metric("numRecordsIn", _COUNTER, lambda o: o.rows_in, "The rows that the operator has received; a source, read."),
+    Metric(
+        "numRecordsIn", _COUNTER, lambda o: o.rows_in, "The rows that the operator has received; for a source, read."
+    ),
     Metric("numRecordsInPerSecond", _RATE, lambda o: o.rows_in, "The same per second."),
-    Metric("numRecordsOut", _COUNTER, lambda o: o.rows_out, "The rows that the operator has sent on."),
+    Metric("numRecordsOut", _COUNTER, lambda o: o.rows_out, "The rows that the operator has sent."),
     Metric("numRecordsOutPerSecond", _RATE, lambda o: o.rows_out, "The same per second."),
-    Metric("currentInputWatermark", _GAUGE, lambda o: o.input_watermark, "Of the first operator of a chain."),
-    Metric("currentOutputWatermark", _GAUGE, lambda o: o.output_watermark, "Of the last operator of a chain."),
-    Metric("pendingRecords", _GAUGE, lambda o: o.pending_rows, "The rows that wait in front of a source that knows."),
+    Metric("currentInputWatermark", _GAUGE, lambda o: o.input_watermark, "For the first operator of a chain."),
+    Metric("currentOutputWatermark", _GAUGE, lambda o: o.output_watermark, "For the last operator of a chain."),
+    Metric("pendingRecords", _GAUGE, lambda o: o.pending_rows, "The rows that wait in a source that can count them."),
     Metric(
         "watermarkAlignmentDrift",
         _GAUGE,
@@ -191,9 +202,9 @@ OPERATOR: tuple[Metric[OperatorFigures], ...] = (
 )
 
 ABSENT = (
-    ("Status.JVM.Memory.NonHeap.*, .Direct.*, .Mapped.*", "There is one kind of memory."),
+    ("Status.JVM.Memory.NonHeap.*, .Direct.*, .Mapped.*", "There is only one kind of memory."),
     ("Status.JVM.GarbageCollector.*, Status.JVM.ClassLoader.*", "There is no JVM."),
-    ("Status.Shuffle.Netty.*, Status.Network.*", "Channels have queues of their own instead of a shared pool."),
+    ("Status.Shuffle.Netty.*, Status.Network.*", "Each channel has its own queues instead of a shared pool."),
     ("currentFetchEventTimeLag, currentEmitEventTimeLag", "Sources do not know the event time of a row."),
     ("buffers.inputExclusiveBuffersUsage, inputFloatingBuffersUsage", "Each channel has a fixed window of buffers."),
     ("softBackPressuredTimeMsPerSecond, hardBackPressuredTimeMsPerSecond", "Both are backPressuredTimeMsPerSecond."),

@@ -272,8 +272,8 @@ class Planner:
         graph, own = _parts(await self.in_directory(plan))
         if graph.tables != program.graph.tables:
             raise SubmissionFailed(
-                "with this change the program reads other static tables than those that are stored with the job: stop "
-                "the job with a savepoint, and submit the program again with it"
+                "with this change the program would read other static tables than those that are stored with the "
+                "job: stop the job with a savepoint, and submit the program again with it"
             )
         return graph, own
 

@@ -81,7 +81,7 @@ def modules_of(archive: Path) -> list[str]:
         _check_size(entries, archive.stat().st_size)
         sources = [entry for entry in entries if entry.filename.endswith(".py") and "/" not in entry.filename]
         if not sources:
-            raise ProgramRefusedError(None, "it must hold a Python module at its top level")
+            raise ProgramRefusedError(None, "it must contain a Python module at its top level")
         if len(sources) > MAX_SOURCES:
             raise ProgramRefusedError(None, f"at most {MAX_SOURCES} Python modules at its top level")
         return [entry.filename.removesuffix(".py") for entry in sources if _defines_entry(files, entry)]
@@ -90,7 +90,7 @@ def modules_of(archive: Path) -> list[str]:
 def _check_size(entries: Sequence[zipfile.ZipInfo], packed: int) -> None:
     """Checks the sizes that the archive declares: no member is ever unpacked beyond its declared size."""
     if len(entries) > MAX_FILES:
-        raise ProgramRefusedError(None, f"it holds {len(entries)} files; at most {MAX_FILES} files")
+        raise ProgramRefusedError(None, f"it contains {len(entries)} files; at most {MAX_FILES} files")
     unpacked = sum(entry.file_size for entry in entries)
     limit = min(MAX_UNPACKED_BYTES, FREE_UNPACKED_BYTES + MAX_RATIO * packed)
     if unpacked > limit:
@@ -195,7 +195,7 @@ class ProgramStore:
         """
         digest, _, name = program_id.partition("_")
         if hashlib.sha256(archive).hexdigest()[: len(digest)] != digest:
-            raise InvalidRequest("jarid", program_id, "it must begin with the digest of what it names")
+            raise InvalidRequest("jarid", program_id, "it must begin with the digest of the program that it names")
         self._put(program_id, name, archive, uploaded_at_ms)
 
     def get(self, program_id: str) -> StoredProgram:
@@ -293,7 +293,7 @@ class ProgramHolds:
             try:
                 await asyncio.to_thread(self._put_back, store, program_id, program)
             except (StorageError, InvalidRequest) as error:
-                logger.error("program %s is held and cannot be read: %s", program_id, error)
+                logger.error("program %s is held but cannot be read: %s", program_id, error)
 
     def _put_back(self, store: HeldProgramStore, program_id: str, program: HeldProgram) -> None:
         self._programs.put_back(program_id, store.read_archive(program), program.uploaded_at_ms)
@@ -304,7 +304,7 @@ class ProgramHolds:
             if owner in self.of(program_id):
                 return
             if sum(map(len, self._holds.values())) >= MAX_HOLDS:
-                raise InvalidRequest("owner", owner, f"there are {MAX_HOLDS} holds already; release some")
+                raise InvalidRequest("owner", owner, f"there are already {MAX_HOLDS} holds; release some")
             await self._have(program_id, now_ms, planning)
             owners = self._holds.setdefault(program_id, {})
             owners[owner] = now_ms  # from now on it is not deleted

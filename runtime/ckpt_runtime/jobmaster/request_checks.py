@@ -90,7 +90,7 @@ def planning_configuration(
 def positions_of(request: RunRequest, now_ms: int) -> dict[str, StartPosition]:
     """The positions that the request sets sources to, by uid. Raises InvalidRequest."""
     if request.source_positions and request.savepoint_path is None:
-        allowed = "they change a snapshot, and savepointPath names none; a new job starts where its options say"
+        allowed = "they change a snapshot, but savepointPath names none; a new job starts where its options say"
         raise InvalidRequest("sourcePositions", dict(request.source_positions), allowed)
     found = {}
     for uid, text in request.source_positions.items():
@@ -104,7 +104,7 @@ def positions_of(request: RunRequest, now_ms: int) -> dict[str, StartPosition]:
 def check_drill(request: RunRequest) -> None:
     """Checks that a restore drill names a snapshot and does not claim it. Raises InvalidRequest."""
     if request.drill and request.savepoint_path is None:
-        raise InvalidRequest("savepointPath", None, "a restore drill has to name the snapshot that it restores")
+        raise InvalidRequest("savepointPath", None, "a restore drill must name the snapshot to restore")
     if request.drill and request.claim_mode is not RecoveryClaimMode.NO_CLAIM:
         raise InvalidRequest("claimMode", request.claim_mode.value, "a restore drill restores with NO_CLAIM only")
 
@@ -138,8 +138,9 @@ def check_backend(savepoint: CompletedCheckpoint, configuration: Configuration, 
     if savepoint.state_backend in set(StateBackendType) - {backend}:
         raise SubmissionFailed(
             f"cannot restore from {request.savepoint_path}: its keyed state has the native form of the state backend "
-            f"{savepoint.state_backend!r}, and {StateOptions.BACKEND_TYPE.key} is {backend.value!r}; only a savepoint "
-            "in canonical form changes the backend, which 'ckpt snapshot convert' makes of most others"
+            f"{savepoint.state_backend!r}, but {StateOptions.BACKEND_TYPE.key} is {backend.value!r}; only a "
+            "savepoint in canonical form can change the backend: 'ckpt snapshot convert' creates one from most "
+            "snapshots"
         )
 
 
@@ -149,9 +150,9 @@ def check_release(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
     in_flight = any(state.has_channel_state for state in savepoint.states.values())
     if in_flight and written_by is not None and _minor(written_by) != _minor(VERSION):
         raise SubmissionFailed(
-            f"cannot restore from {request.savepoint_path}: it is an unaligned checkpoint of release {written_by} with "
-            f"data in flight, and this is release {VERSION}; start the job with a release {_minor(written_by)}, take a "
-            "savepoint, and restore from that"
+            f"cannot restore from {request.savepoint_path}: it is an unaligned checkpoint of release {written_by} "
+            f"with in-flight data, but this is release {VERSION}; start the job with a release {_minor(written_by)}, "
+            "take a savepoint, and restore from that"
         )
 
 

@@ -442,14 +442,14 @@ class SlotPool:
             case Following():
                 worker = slot.adopting
                 if worker is None or worker.peer is not peer:
-                    raise MalformedMessageError("a worker reports that it follows an agent without a request")
+                    raise MalformedMessageError("a worker reports without a request that it follows an agent")
                 slot.adopting = None
                 self._worker_ready(slot, worker)
             case _:
                 sender = next((worker for worker in slot.workers if worker.peer is peer), None)
                 if not (isinstance(message, WorkerHeartbeat) or (sender is not None and sender.used)):
                     what = type(message).__name__
-                    raise MalformedMessageError(f"the message {what} came from a worker that was given no work")
+                    raise MalformedMessageError(f"the message {what} came from a worker that has no work")
                 if sender is not None and isinstance(message, WorkerHeartbeat):
                     sender.process = message.process
                 # Messages of a spare, or of a worker that has just been replaced, do not reach the owner.
@@ -685,7 +685,11 @@ class SlotPool:
         """Gives up slots whose task Spark may have lost or whose agent hangs; others are launched if needed."""
         for slot_id, since in list(self._launching.items()):
             if now - since > self._times.request_timeout_s:
-                logger.warning("slot %s is given up: no agent within %g s", slot_id, self._times.request_timeout_s)
+                logger.warning(
+                    "slot %s is released: its agent has not registered within %g s",
+                    slot_id,
+                    self._times.request_timeout_s,
+                )
                 del self._launching[slot_id]
                 self._ending.add(slot_id)
                 self._provider.cancel(slot_id)

@@ -195,10 +195,10 @@ class Slot:
 _BY_SHELLS = 128
 """A shell, a container or a JVM that reports a signal adds this to its number."""
 _HINTS = {
-    signal.SIGKILL: "killed from outside, most often by the kernel because memory ran out",
+    signal.SIGKILL: "killed by another process, most often by the kernel because memory was exhausted",
     signal.SIGSEGV: "a crash in native code",
     signal.SIGBUS: "a crash in native code, or a mapped file on a full disk",
-    signal.SIGABRT: "native code gave up",
+    signal.SIGABRT: "native code aborted",
 }
 
 Tell = Callable[[str], None]

@@ -172,9 +172,9 @@ class SnapshotReferences:
         owner = error.claim.owner
         states = {job.job_id: job.state for job in self._living()}
         if owner.cluster != cluster:
-            state = f"a job of {owner.cluster}, of which nothing is known here"
+            state = f"a job of {owner.cluster}, which is unknown here"
         else:
-            state = states.get(owner.job_id, "at its end: no living job of this session")
+            state = states.get(owner.job_id, "at its end: no active job of this session")
         way_out = f"if that job no longer exists, release the snapshot with: ckpt snapshot release {path}"
         return SnapshotInUse(path, owner.job_id, state, f"it has claimed the snapshot; {way_out}", action)
 
@@ -203,7 +203,7 @@ class SnapshotReferences:
 
 def _check(path: str, target: _Place, job: References, places: dict[str, _Place | None], action: str) -> None:
     if not job.is_known:
-        raise SnapshotInUse(path, job.job_id, job.state, "it is not known what that job refers to", action)
+        raise SnapshotInUse(path, job.job_id, job.state, "it is unknown which snapshots that job refers to", action)
     own = None if job.checkpoints is None else places[job.checkpoints]
     if own is not None and own.own == target.parent:
         raise SnapshotInUse(path, job.job_id, job.state, "it is a checkpoint of that job", action)
@@ -306,5 +306,5 @@ class SavepointCatalogue:
             raise Conflict(str(error)) from error
         except StorageError as error:
             if error.errno in NOT_ALLOWED:
-                raise InvalidRequest(field, given, f"this session has no permission to do that: {error}") from error
+                raise InvalidRequest(field, given, f"this session does not have the permission: {error}") from error
             raise NotReady(str(error)) from error

@@ -317,7 +317,7 @@ class StorageEffects:
                 if checkpoint_id in ids and checkpoint_id not in keep:
                     delete_checkpoint(self._storage, checkpoint_id)
 
-        self._deletions.submit(f"delete what an earlier driver left in {self._storage.location.url}", delete)
+        self._deletions.submit(f"delete files of an earlier driver in {self._storage.location.url}", delete)
 
     def dispose(self, disposals: Mapping[int, SnapshotDisposal]) -> None:
         """Continues the deletions that an earlier driver had begun outside the job's directory."""
@@ -379,14 +379,14 @@ class StorageEffects:
             check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
             clean_up_sinks(outputs, self._storage, savepoint_id)
 
-        yield f"clean up what the sinks of job {self._job_id} have hidden", delete_hidden_files
+        yield f"delete hidden files of the sinks of job {self._job_id}", delete_hidden_files
         first_id = self._earlier_ids.start
         # Checkpoints that an earlier driver has released may be retained as well.
         first_kept = first_id if self._ended_before else min(self._kept, default=first_id)
         clean_up = JobCleanUp(self._storage, first_id, keeps_nothing, self._directory_known, first_kept)
         yield f"clean up {self._storage.location.url}", clean_up
         if self._claims is not None:
-            yield f"release what job {self._job_id} has claimed", self._claims.release
+            yield f"release the claims of job {self._job_id}", self._claims.release
         yield f"forget job {self._job_id}", self._record.forget
         self._cleaned_up = True
 
@@ -459,7 +459,7 @@ class StorageEffects:
                     what = f"delete {len(claimed)} files of a claimed snapshot, such as {claimed[0]}"
                     submit(what, partial(self._claims.delete, claimed, self._earlier_ids.start))
             case _:
-                raise TypeError(f"{effect!r} is not for storage")
+                raise TypeError(f"{effect!r} is not a storage effect")
 
     def _is_claimed(self, path: str) -> bool:
         """Whether other jobs may need the file: it was not written for a checkpoint of this job."""
@@ -486,7 +486,7 @@ class StorageEffects:
         self._late = {key: late for key, late in self._late.items() if not late.returned.is_set()}
         if call.checkpoint_id in self._late:
             # Asking again would only make another thread hang.
-            hangs = StorageTimeoutError("an earlier storage call hangs", "storage")
+            hangs = StorageTimeoutError("an earlier storage call has not returned", "storage")
             # Deferred like an answer of the pool, which never comes from within the call that asks for it.
             self._host.call_later(0, partial(self._failed, call, hangs))
             return
@@ -527,7 +527,7 @@ class StorageEffects:
             try:
                 event = result()
             except StorageError as error:
-                logger.warning("cannot list the files that were left behind, will try again: %s", error)
+                logger.warning("cannot list leftover files, will try again: %s", error)
                 again = partial(self._look_for_leftovers, states, below, attempt + 1)
                 self._host.call_later(backoff_ms(attempt), again)
             else:
@@ -627,7 +627,7 @@ class StorageEffects:
             claimed = () if self._claims is None else self._claims.unused(states)
             return replace(found, shared=(*found.shared, *claimed))
         except InvalidLocationError as error:
-            logger.warning("cannot find out which files were left behind, so they stay: %s", error)
+            logger.warning("cannot find out which files are left over, so they are kept: %s", error)
             return on.LeftoversFound(())
 
     def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:

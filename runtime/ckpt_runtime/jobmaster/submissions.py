@@ -22,14 +22,14 @@ class JobIdRetired(Conflict):
     """The request's job id was retired because a client gave up on starting the job."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"The job id {job_id} is retired: no job can be started with it; choose another one")
+        super().__init__(f"The job id {job_id} is retired: no job can be started with it; choose another id")
 
 
 class JobStillRunning(Conflict):
     """The id of a job that has not ended is not retired."""
 
     def __init__(self, job_id: str) -> None:
-        super().__init__(f"Job {job_id} has not ended, so that its id cannot be retired; cancel it first")
+        super().__init__(f"Job {job_id} has not ended, so its id cannot be retired; cancel it first")
 
 
 class Submissions:
@@ -122,4 +122,4 @@ class Submissions:
         try:
             await asyncio.get_running_loop().run_in_executor(storage, partial(self._store.retire, job_id, now_ms))
         except StorageError as error:
-            raise NotReady(f"that job id {job_id} is retired could not be stored: {error}") from error
+            raise NotReady(f"it could not be stored that job id {job_id} is retired: {error}") from error

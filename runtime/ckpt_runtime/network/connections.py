@@ -62,10 +62,10 @@ class MessageDecoder(Generic[M]):
             with malformed():
                 name = _TAG.decode(body).type
         except DocumentError:
-            return f"what {self._sender} sent is not a message: {fault}"
+            return f"{self._sender} sent bytes that are not a message: {fault}"
         if name in self._names:
             return f"the message {name} of {self._sender} is malformed: {fault}"
-        return f"{self._sender} sends no message {printable(name, 100)!r} here"
+        return f"{self._sender} may not send message {printable(name, 100)!r} here"
 
 
 class _Tag(Struct):
@@ -137,7 +137,7 @@ def authenticate(connection: AnySocket, secret: str, role: str, purpose: str) ->
         if not isinstance(connection, TlsSocket):
             raise
         # With TLS 1.3 the dialling side learns only now, if at all, that its certificate was refused.
-        reason = "it may not have accepted this side's certificate"
+        reason = "it may have rejected this side's certificate"
         raise AuthenticationError(f"no TLS connection (security.ssl.internal), {reason}: {error}") from error
     connection.settimeout(None)
 

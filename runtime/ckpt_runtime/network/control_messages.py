@@ -285,7 +285,7 @@ class TaskStateChanged(Message, frozen=True):
     def __post_init__(self) -> None:
         """Checks that a failed task has a cause."""
         if self.state is TaskState.FAILED and self.failure is None:
-            raise DocumentError("a task that failed names no failure")
+            raise DocumentError("a failed task does not name its failure")
 
 
 class EndOfDataReport(Message, frozen=True):
@@ -326,7 +326,7 @@ class DeclineCheckpoint(Message, frozen=True):
     def __post_init__(self) -> None:
         """Checks the reason, because unknown ones cannot be counted."""
         if self.reason not in CheckpointFailureReason.__members__:
-            raise DocumentError(f"there is no reason {self.reason!r} to decline a checkpoint")
+            raise DocumentError(f"{self.reason!r} is not a reason to decline a checkpoint")
 
 
 class SourceProgress(Message, frozen=True):

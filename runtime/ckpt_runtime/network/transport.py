@@ -184,8 +184,8 @@ def _listening(host: str, ports: tuple[int, int] | None) -> socket.socket:
                 raise
     raise OSError(
         errno.EADDRINUSE,
-        f"no port from {first} to {last} is free at {host}: set taskmanager.data.port-count to at least three for each "
-        "slot of a host",
+        f"no port from {first} to {last} is free on {host}: set taskmanager.data.port-count to at least three for "
+        "each slot of a host",
     )
 
 

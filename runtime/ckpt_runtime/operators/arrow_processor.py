@@ -22,9 +22,9 @@ from ckpt_runtime.operators.groups import normal_key
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.operators.stateful_processor import OUTPUT_ROWS, StatefulProcessorOperator
 from ckpt_runtime.processors import ArrowStatefulProcessor, ProcessorSchemas
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, plain
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import number_groups
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
 from ckpt_runtime.state.states import KeyedRows, RowBufferSpec

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.errors import EvaluationError, ServiceError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -110,6 +110,8 @@ class BadRows:
         """Yields the good rows in parts, in their order, with what was computed from them."""
         try:
             result = compute(batch)
+        except ServiceError:
+            raise
         except self._caught as error:
             if batch.num_rows == 1:
                 self._take_failed(batch, error)
@@ -157,7 +159,7 @@ class BadRows:
         now_ms, monotonic_ms = self._context.now_ms(), self._context.monotonic_ms()
         if monotonic_ms >= self._log_at_ms:
             self._log_at_ms = monotonic_ms + _LOG_EVERY_MS
-            _LOG.warning("%s: %d bad rows were left out; the last one: %s", self._context.uid, self.dropped, reason)
+            _LOG.warning("%s: %d bad rows were dropped; the last one: %s", self._context.uid, self.dropped, reason)
         if self._directory is None:
             return
         at = datetime.fromtimestamp(now_ms / 1000, UTC)

@@ -46,7 +46,9 @@ def conformed_result(batch: pa.RecordBatch, schema: pa.Schema, uid: str) -> pa.R
         raise output_schema_error(uid, batch.schema, schema) from error
     for column, field in zip(arrays, schema, strict=True):
         if not field.nullable and column.null_count:
-            raise OutputSchemaError(f"operator {uid!r} gave null in column {field.name!r}, which is declared not null")
+            raise OutputSchemaError(
+                f"operator {uid!r} returned null in column {field.name!r}, which is declared not null"
+            )
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -47,5 +47,6 @@ class ProcessorSchemaError(PySparkRuntimeError, OperatorError, StateSchemaError)
 def output_schema_error(uid: str, actual: pa.Schema, declared: pa.Schema) -> OutputSchemaError:
     """Builds the error that names uid and both schemas."""
     return OutputSchemaError(
-        f"operator {uid!r} gave a batch with columns [{schema_text(actual)}], declared are [{schema_text(declared)}]"
+        f"operator {uid!r} returned a batch with columns [{schema_text(actual)}], but [{schema_text(declared)}] are "
+        "declared"
     )

@@ -145,7 +145,7 @@ class FramesToBatch:
         for frame in frames:
             if not isinstance(frame, pd.DataFrame):
                 raise UserFunctionError(
-                    f"operator {self._uid!r} gave a {type(frame).__name__}, it must give pandas.DataFrame"
+                    f"operator {self._uid!r} returned a {type(frame).__name__}, it must return pandas.DataFrame"
                 )
             # A frame without rows gives nothing, whatever its columns are.
             if not len(frame):
@@ -187,14 +187,12 @@ class FramesToBatch:
         except (PySparkException, pa.ArrowException, TypeError, ValueError, LookupError) as error:
             names = [str(name) for name in frame.columns]
             raise OutputSchemaError(
-                f"operator {self._uid!r} gave a frame with the columns {names}, which do not fit {self._schema.names}: "
-                f"{error}"
+                f"operator {self._uid!r} returned a frame with the columns {names}, which do not fit "
+                f"{self._schema.names}: {error}"
             ) from error
         for field, column in zip(self._schema, batch.columns, strict=True):
             if column.null_count and not field.nullable:
-                raise OutputSchemaError(
-                    f"operator {self._uid!r}, output field {field.name!r}: null where none is allowed"
-                )
+                raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null is not allowed")
         return conformed(batch, self._schema, self._uid)
 
     def build(self) -> pa.RecordBatch:

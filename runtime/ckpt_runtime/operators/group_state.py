@@ -19,8 +19,8 @@ from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import number_groups
 from ckpt_runtime.state.states import KeyedRows, RowBufferSpec
 

@@ -23,10 +23,10 @@ from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import output_schema_error
 from ckpt_runtime.operators.group_state import GroupStateOperator
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
 from ckpt_runtime.state.hashing import hash_columns, variable_bytes
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.schema_evolution import evolve
 from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
 

@@ -40,8 +40,8 @@ class MapInArrowOperator(Operator):
         for part in result:
             if not isinstance(part, pa.RecordBatch):
                 raise UserFunctionError(
-                    f"the function of operator {self.context.uid!r} gave a {type(part).__name__}, "
-                    "it must give pyarrow.RecordBatch"
+                    f"the function of operator {self.context.uid!r} returned a {type(part).__name__}, it must return "
+                    "pyarrow.RecordBatch"
                 )
             conformed = conformed_result(part, self._schema, self.context.uid)
             if conformed.num_rows:

@@ -105,7 +105,7 @@ class HostedHandle(StatefulProcessorHandle):
         with _schema_errors():
             user_key_schema = arrow_schema(userKeySchema, stateName)
             if any(_holds_map(field.type) for field in user_key_schema):
-                raise StateSchemaError(f"state {stateName!r}: map keys cannot hold maps, they are {userKeySchema!r}")
+                raise StateSchemaError(f"state {stateName!r}: map keys cannot contain maps, but are {userKeySchema!r}")
             value_schema = arrow_schema(valueSchema, stateName)
             table = self._backend.map_state(stateName, self._key_schema, user_key_schema, value_schema, ttl)
         return self._handed_out(HostedMapState(self._cursor, table))
@@ -134,7 +134,7 @@ class HostedHandle(StatefulProcessorHandle):
     def _declare(self, name: str, ttl_ms: int | None) -> TimeToLive | None:
         self._check_initialising("asking for a state", name)
         if name in self._names:
-            raise ProcessorUsageError(f"operator {self._uid!r}: state {name!r} was asked for twice")
+            raise ProcessorUsageError(f"operator {self._uid!r}: state {name!r} was requested twice")
         if name.startswith(RESERVED_PREFIX):
             raise ProcessorUsageError(f"operator {self._uid!r}: state name {name!r} must not start with '$'")
         time_to_live = self._time_to_live(name, ttl_ms)
@@ -159,7 +159,7 @@ class HostedHandle(StatefulProcessorHandle):
         if not isinstance(name, str) or not name:
             raise ProcessorUsageError(f"operator {self._uid!r}: {name!r} is not a state name")
         if not self._initialising:
-            raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: {what} is possible in init() only")
+            raise ProcessorUsageError(f"operator {self._uid!r}, state {name!r}: {what} is only possible in init()")
 
     def _timers(self, what: str) -> KeyedTimers:
         if self.timers is None:

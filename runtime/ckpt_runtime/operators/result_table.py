@@ -29,8 +29,8 @@ from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, plain
-from ckpt_runtime.state.kernels.compiler import read_only
 
 _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 

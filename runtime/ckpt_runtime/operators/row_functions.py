@@ -153,6 +153,6 @@ def _text(value: Any) -> str:
     if isinstance(value, float):
         return double_text(value)
     raise UserFunctionError(
-        f"a function returned {type(value).__name__} where a string is declared; Spark would write it as Java does: "
-        "return str"
+        f"a function returned {type(value).__name__} where a string is declared; Spark would convert it with Java's "
+        "format: return str"
     )

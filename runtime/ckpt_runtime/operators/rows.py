@@ -161,8 +161,8 @@ class RowsToBatch:
 
     def _not_a_row(self, row: Any) -> UserFunctionError:
         return UserFunctionError(
-            f"operator {self._uid!r} gave a {type(row).__name__} ({row!r}), "
-            f"it must give pyspark.sql.Row with the named fields {self._names}"
+            f"operator {self._uid!r} returned a {type(row).__name__} ({row!r}), it must return pyspark.sql.Row with "
+            f"the named fields {self._names}"
         )
 
     def build(self) -> pa.RecordBatch:
@@ -180,5 +180,5 @@ class RowsToBatch:
                 f"operator {self._uid!r}, output field {field.name!r}: a value does not fit {field.type}: {error}"
             ) from error
         if array.null_count and not field.nullable:
-            raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null where none is allowed")
+            raise OutputSchemaError(f"operator {self._uid!r}, output field {field.name!r}: null is not allowed")
         return array

@@ -13,8 +13,8 @@ import pyarrow as pa
 from ckpt_runtime.graph.specs import GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.groups import GroupOperator, normal_key
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import arrow_from_numpy, int64_column
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.group_kernels import merge_sessions
 
 

@@ -422,9 +422,9 @@ class StatefulProcessorOperator(Operator):
         earliest = pc.min(times.cast(pa.int64())).as_py()
         if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
             raise LateResultError(
-                f"operator {self.context.uid!r} gave a row whose {self._spec.output_event_time} is {pc.min(times)}, "
-                f"but the watermark behind it is at {self._sent_watermark} ms since 1970: its rows must be later, or "
-                "have no event time"
+                f"operator {self.context.uid!r} returned a row whose {self._spec.output_event_time} is "
+                f"{pc.min(times)}, but the watermark after it is at {self._sent_watermark} ms since 1970: its rows "
+                "must be later, or have no event time"
             )
 
     @contextmanager

@@ -217,7 +217,7 @@ class Template:
         """
         with _connection() as (notices, theirs), nameless_file(document) as file:
             if self.connection.fileno() < 0:
-                raise BrokenPipeError("the template was asked to end")
+                raise BrokenPipeError("the template process was asked to end")
             socket.send_fds(self.connection, [b"fork"], [file.fileno(), theirs.fileno(), *descriptors])
         return ForkedProcess(notices, report_timeout_s)
 

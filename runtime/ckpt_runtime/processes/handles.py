@@ -68,7 +68,7 @@ def hold(pid: int, began: int) -> int:
     descriptor = os.pidfd_open(pid)
     try:
         if started(pid) != began:
-            raise ProcessLookupError(f"process {pid} is another one by now")
+            raise ProcessLookupError(f"pid {pid} now belongs to another process")
     except BaseException:
         os.close(descriptor)
         raise

@@ -386,7 +386,7 @@ def _read_some(pipe: int) -> bytes:
 def _answer(descriptor: int, code: int, limits: ProcessLimits, last_words: str) -> bytes:
     size = os.fstat(descriptor).st_size
     if size > limits.answer_bytes:
-        raise LimitedProcessError(f"its answer of {size} bytes is larger than the {limits.answer_bytes} allowed")
+        raise LimitedProcessError(f"its result of {size} bytes is larger than the {limits.answer_bytes} allowed")
     data = os.pread(descriptor, size, 0) if code == 0 else b""
     if data:
         return data

@@ -484,7 +484,7 @@ class ClosedBody(BaseModel):
         if not document:
             names = ", ".join(cls.model_fields)
             raise PydanticCustomError(
-                "empty", "The body names no field to change; it may hold {names}.", {"names": names}
+                "empty", "The body names no field to change; possible fields are {names}.", {"names": names}
             )
         return document
 

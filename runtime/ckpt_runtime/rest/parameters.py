@@ -89,7 +89,7 @@ OneSubtask = Annotated[
     int | None, Query(alias="subtaskindex", description="only samples of this subtask", ge=0, le=_MOST_SUBTASKS)
 ]
 FailureLabels = Annotated[
-    list[str] | None, Query(alias="failureLabelFilter", description="key:value; no failure has labels here")
+    list[str] | None, Query(alias="failureLabelFilter", description="key:value; failures have no labels here")
 ]
 MaxExceptions = Annotated[int, Query(alias="maxExceptions", ge=1, le=1000, description="maximum number of entries")]
 REQUESTER_HEADER = "Ckpt-Requester"
@@ -132,7 +132,7 @@ SavepointDirectory = Annotated[
     str | None,
     Query(
         alias="directory",
-        description="absolute path or URL; without it the configured savepoint directory",
+        description="absolute path or URL; default: the configured savepoint directory",
         min_length=1,
         max_length=4096,
         examples=["/data/savepoints"],

@@ -58,7 +58,9 @@ class _Snapshot(Collector):
             yield GaugeMetricFamily(_name("flink_jobmanager_", metric), _MEANINGS[metric], value=value)
         for metric, value in values(PROCESS, self._moment.driver).items():
             yield GaugeMetricFamily(_name("flink_jobmanager_", metric), _MEANINGS[metric], value=value)
-        states = GaugeMetricFamily("ckpt_jobs", "jobs in a state, with ended ones that are listed", labels=("state",))
+        states = GaugeMetricFamily(
+            "ckpt_jobs", "jobs in a state, including the ended ones that are listed", labels=("state",)
+        )
         for status in JobStatus:
             states.add_metric((status.value,), self._moment.cluster.jobs_by_status.get(status, 0))
         yield states
@@ -108,14 +110,16 @@ class _Snapshot(Collector):
 
     def _of_health(self) -> Iterator[GaugeMetricFamily]:
         verdict = GaugeMetricFamily(
-            "ckpt_job_health", "1 for the verdict that holds, 0 for the others", labels=(*_LABELS, "verdict")
+            "ckpt_job_health", "1 for the current verdict, 0 for the others", labels=(*_LABELS, "verdict")
         )
         age = GaugeMetricFamily("ckpt_job_lastCheckpointAge", "ms since the last checkpoint completed", labels=_LABELS)
         rate = GaugeMetricFamily(
-            "ckpt_job_checkpointSuccessRate", "share of the checkpoints in the history that completed", labels=_LABELS
+            "ckpt_job_checkpointSuccessRate",
+            "fraction of the checkpoints in the history that completed",
+            labels=_LABELS,
         )
         pressure = GaugeMetricFamily(
-            "ckpt_job_backpressure", "greatest share of time that a subtask could not send", labels=_LABELS
+            "ckpt_job_backpressure", "maximum fraction of time that a subtask could not send", labels=_LABELS
         )
         for job, _, health in self._jobs:
             labels = (job.job_id, job.name)

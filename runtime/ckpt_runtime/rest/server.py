@@ -145,7 +145,7 @@ class BoundedHttpProtocol(H11Protocol):
 
     def _refuse(self) -> None:
         """Answer 503 to a request that has begun: a client that still has to send it would lose an earlier answer."""
-        message = f"the server has {self._max_connections} connections already; try again"
+        message = f"the server already has {self._max_connections} connections; try again"
         self._answer_and_close(503, b"Service Unavailable", message, [(b"retry-after", b"1")])
 
     def _answer_and_close(self, status: int, reason: bytes, message: str, headers: list[tuple[bytes, bytes]]) -> None:

@@ -294,8 +294,8 @@ class ChangeOutcome(Enum):
 
     APPLIED = "applied"
     BUSY = "another update is in progress"
-    STALE = "it was made of a configuration or graph that is not the present one"
-    REFUSED = "the values are not possible, or do not fit together"
+    STALE = "it is based on a configuration or graph that is not the current one"
+    REFUSED = "the values are impossible or inconsistent"
     NOT_NOW = "the state of the job does not allow it"
     NOT_STORED = "nothing has changed"
     UNKNOWN = "it may have been stored, and is applied if it has been"

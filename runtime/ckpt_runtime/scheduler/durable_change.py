@@ -26,7 +26,7 @@ from ckpt_runtime.scheduler.replacement import (
     rescaled,
 )
 
-ANOTHER_LEADS = "another driver leads the job, ask it what is stored"
+ANOTHER_LEADS = "another driver is the leader, ask it what is stored"
 OUTCOME_UNKNOWN = (
     "it is unknown whether the change is stored; it is looked up as soon as storage answers, and applied if "
     "it is; look at the configuration, or repeat the request then"

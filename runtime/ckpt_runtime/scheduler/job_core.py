@@ -515,7 +515,7 @@ class JobCore:
         try:
             self._update.overrides.applied_to(event.plan.settings)
         except CheckpointConfigurationError as error:
-            text = f"the new settings do not go with the overrides in force: {error}"
+            text = f"the new configuration conflicts with the overrides: {error}"
             return [core.ChangeAnswered(request_id, ChangeOutcome.REFUSED, text)]
         return []
 
@@ -649,7 +649,7 @@ class JobCore:
         """Reports suspension: the end was never reported, and the next driver continues the job."""
         for output in self._unanswered:
             if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
-                message = "Another driver leads the job before its end could be stored."
+                message = "Another driver became the leader before the end of the job could be stored."
                 self._emit(job_out.StopFailed(output.request_id, message, output.location))
             elif isinstance(output, core.ChangeAnswered):
                 self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))

@@ -153,9 +153,9 @@ def _check_key_groups(state: NewState, keys: pa.Table, given: pa.ChunkedArray, g
     if wrong.size:
         place = int(wrong[0])
         raise StateValueError(
-            f"state {state.name!r} of operator {state.uid!r}: column 'key_group' is {given[place].as_py()} for the key "
-            f"{keys.slice(place, 1).to_pylist()[0]}, which is in key group {groups[place]} of {state.max_parallelism}; "
-            "leave the column out"
+            f"state {state.name!r} of operator {state.uid!r}: column 'key_group' is {given[place].as_py()} for the "
+            f"key {keys.slice(place, 1).to_pylist()[0]}, which is in key group {groups[place]} of "
+            f"{state.max_parallelism}; remove the column"
         )
 
 
@@ -167,7 +167,7 @@ def _check_open(target: Location, prefix: str, files: UnsharedFiles) -> None:
     """
     if not exists(_open_mark(target, prefix)):
         _take_back(target, files)
-        raise StorageError(f"a part of {target.url} came too late: the write had already ended", target.url)
+        raise StorageError(f"a part of {target.url} arrived after the write had ended", target.url)
 
 
 def _take_back(target: Location, files: UnsharedFiles) -> None:
@@ -191,7 +191,7 @@ def check_unique(state: NewState, rows: pa.Table) -> None:
         repeated = [row for row, number in found.most_common(1) if number > 1]
     if repeated:
         raise StateValueError(
-            f"state {state.name!r} of operator {state.uid!r} has one row for each key, and {repeated[0]} is there twice"
+            f"state {state.name!r} of operator {state.uid!r} has one row for each key, but {repeated[0]} occurs twice"
         )
 
 
@@ -268,12 +268,12 @@ def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files
         if published:
             delete_file(end)
         _take_back(target, files)
-        raise StorageError(f"{target.url} cannot be published: the write was given up", target.url)
+        raise StorageError(f"{target.url} cannot be published: the write was abandoned", target.url)
     discard(target, prefix, {*_referred_to(metadata.states), end.name})
     try:
         write_metadata(target, metadata.to_json())
     except AmbiguousWriteError as error:
-        message = f"{error}; its files stay: if it is there the savepoint is complete, otherwise delete the directory"
+        message = f"{error}; its files are kept: if it exists the savepoint is complete, otherwise delete the directory"
         raise AmbiguousWriteError(message, target.url, error) from error
     except StorageError:
         delete_file(end)
@@ -289,10 +289,10 @@ def check_base(base: Snapshot, uid: str) -> None:
     """
     url = base.directory.url
     if any(found.has_channel_state for found in base.metadata.states.values()):
-        raise InvalidLocationError(f"{url} holds data in flight; use a savepoint, which holds none", url)
+        raise InvalidLocationError(f"{url} contains in-flight data; use a savepoint, which contains none", url)
     finished = {vertex for vertex, _ in base.metadata.finished}
     if any(vertex.id in finished for vertex in base.metadata.vertices if uid in vertex.operator_uids):
-        raise InvalidLocationError(f"operator {uid!r} had finished in {url}: it has no state any more", url)
+        raise InvalidLocationError(f"operator {uid!r} had finished in {url} and no longer has state", url)
 
 
 def give_up(target: Location, prefix: str) -> None:

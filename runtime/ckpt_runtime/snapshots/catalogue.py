@@ -63,7 +63,8 @@ def find_places(
             return
         if at_most is not None and seen > at_most:
             message = (
-                f"there are more than {at_most} directories below {directory.url}; name one nearer to the savepoints"
+                f"there are more than {at_most} directories below {directory.url}; name a directory closer to the "
+                "savepoints"
             )
             raise InvalidLocationError(message, directory.url)
         found, levels = waiting.pop()
@@ -185,7 +186,7 @@ def open_savepoint(path: str | Location) -> Snapshot:
     snapshot = open_snapshot(snapshot_directory(path if isinstance(path, Location) else resolve(path)).real())
     if not snapshot.metadata.is_savepoint:
         url = snapshot.directory.url
-        raise InvalidLocationError(f"{url} is a checkpoint; the catalogue is one of savepoints", url)
+        raise InvalidLocationError(f"{url} is a checkpoint, but the catalogue only has savepoints", url)
     return snapshot
 
 
@@ -266,9 +267,9 @@ def look_at(place: Location) -> CataloguedSavepoint | None:
 
 def _problem_of(place: Location, entry: SavepointEntry) -> str | None:
     if entry.disposing is not None:
-        return "it is being deleted, or its deletion was broken off: dispose of it again"
+        return "its deletion is in progress or was interrupted: dispose of it again"
     if not has_metadata(place):
-        return "it has no metadata any more"
+        return "its metadata no longer exists"
     for kind, marks in (("verification", entry.verifications), ("drill", entry.drills)):
         if marks and not marks[-1].passed:
             return f"its newest {kind} failed: {marks[-1].detail or 'no reason was given'}"

@@ -83,8 +83,8 @@ def _backend_for(snapshot: Snapshot, savepoint_format: SavepointFormat, backend:
     url, written_by = snapshot.directory.url, snapshot.metadata.state_backend
     if any(state.has_channel_state for state in snapshot.metadata.states.values()):
         raise InvalidLocationError(
-            f"{url} is an unaligned checkpoint with in-flight data, which no savepoint holds; restore a job from it "
-            "and take a savepoint",
+            f"{url} is an unaligned checkpoint with in-flight data, which a savepoint cannot contain; restore a job "
+            "from it and take a savepoint",
             url,
         )
     if savepoint_format is SavepointFormat.NATIVE and written_by not in (ANY, backend):

@@ -126,7 +126,7 @@ def _copy_entry(source: Location, target: Location, positions: dict[str, str] | 
                 facts = replace(facts, repositioned=positions)
             change_entry(target, lambda _: facts, lambda: facts)
     except (StorageError, ValueError) as error:
-        logger.warning("the copy %s has no entry in the catalogue: %s", target.url, error)
+        logger.warning("the copy %s is not recorded in the catalogue: %s", target.url, error)
 
 
 def own_files(snapshot: Snapshot) -> list[StateFile]:

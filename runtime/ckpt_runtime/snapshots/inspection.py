@@ -146,5 +146,7 @@ def _misplaced(state: StoredState) -> Iterator[Problem]:
         hashes = hash_arrays([batch.column(name) for name in keys], keys)
         wrong = np.flatnonzero(key_groups_of(hashes, state.vertex.max_parallelism) != group)
         if wrong.size:
-            yield Problem(where, f"{wrong.size} of {batch.num_rows} rows stored in key group {group} belong to others")
+            yield Problem(
+                where, f"{wrong.size} of {batch.num_rows} rows stored in key group {group} belong to other key groups"
+            )
             return

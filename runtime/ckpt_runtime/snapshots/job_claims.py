@@ -49,8 +49,8 @@ class OwnedElsewhereError(AlreadyExistsError):
 
     def __init__(self, storage: CheckpointStorage, holder: str) -> None:
         message = (
-            f"{storage.location.url} belongs to the job of this id in the cluster {holder}; if that cluster is no "
-            f"more, delete {storage.owner.url}"
+            f"{storage.location.url} belongs to the job of this id in the cluster {holder}; if that cluster no longer "
+            f"exists, delete {storage.owner.url}"
         )
         super().__init__(message, storage.owner.url)
 
@@ -82,13 +82,15 @@ class JobClaims:
                 delete_state_file(shared_file_owner(file), file)
             return
         if not claim.owner.is_same_job(self.claimant):
-            logger.warning("%d files in %s stay: job %s has claimed them", len(files), place.url, claim.owner.job_id)
+            logger.warning(
+                "%d files in %s are kept: job %s has claimed them", len(files), place.url, claim.owner.job_id
+            )
             return
         named = set(claim.files)
         needed = self._needed_by_others(place, claim, first_id)
         for file in files:
             if claims.relative_path(place, file) not in named:
-                logger.warning("%s stays: it is not a file of the snapshot that was claimed", file.url)
+                logger.warning("%s is kept: it is not a file of the claimed snapshot", file.url)
             elif file.url not in needed:
                 delete_state_file(place, file)
         self.settle(place)
@@ -199,7 +201,7 @@ def claim_snapshot(
             # One by one, so that an error releases exactly what was acquired.
             made = replace(made, places=(*made.places, place.url))
         if not has_metadata(directory):  # its previous owner has just deleted it
-            raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} is gone", directory.url)
+            raise NotFoundError(f"cannot find checkpoint or savepoint: {directory.url} no longer exists", directory.url)
     except StorageError:
         made.release()
         raise
@@ -245,9 +247,11 @@ def _files_by_place(snapshot: CompletedCheckpoint, own: Location) -> Mapping[Loc
 def _check_is_claimable(place: Location, own: Location, written: Collection[str]) -> None:
     """Checks a place that the snapshot names: outside its own, it must be a job's directory or claimed before."""
     if any(identity(place) == identity(resolve(url)) for url in written):
-        raise InvalidLocationError(f"the snapshot cannot be claimed: a living job writes to {place.url}", place.url)
+        raise InvalidLocationError(f"the snapshot cannot be claimed: an active job writes to {place.url}", place.url)
     if place != own and not is_job_id(place.name) and claims.read_claim(place) is None:
-        message = f"the snapshot cannot be claimed: it refers to {place.url}, where no job's shared files lie"
+        message = (
+            f"the snapshot cannot be claimed: it refers to {place.url}, which does not contain shared files of a job"
+        )
         raise InvalidLocationError(message, place.url)
 
 

@@ -38,15 +38,15 @@ def start_position(text: str, now_ms: int) -> StartPosition:
         except RecursionError:
             raise ValueError("the offsets are nested too deeply") from None
         except ValueError as error:
-            raise ValueError(f"the offsets are no JSON: {error}") from None
+            raise ValueError(f"the offsets are not JSON: {error}") from None
         return StartPosition("offsets", offsets=offsets)
     try:
         at = datetime.fromisoformat(given)
     except ValueError:
-        raise ValueError(f"{given[:200]!r} is no position; allowed are {ALLOWED}") from None
+        raise ValueError(f"{given[:200]!r} is not a position; allowed are {ALLOWED}") from None
     time_ms = int((at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp() * 1000)
     if not 0 <= time_ms <= now_ms:
-        raise ValueError(f"{given!r} has to be a time between 1970 and now")
+        raise ValueError(f"{given!r} must be a time between 1970 and now")
     return StartPosition("timestamp", time_ms)
 
 
@@ -62,7 +62,7 @@ def repositioned(metadata: CompletedCheckpoint, positions: Mapping[str, StartPos
     check_positions(metadata, positions)
     if positions and any(state.has_channel_state for state in metadata.states.values()):
         url = metadata.directory
-        raise InvalidLocationError(f"{url} holds data in flight; take a savepoint, which holds none", url)
+        raise InvalidLocationError(f"{url} contains in-flight data; take a savepoint, which contains none", url)
     states = dict(metadata.states)
     for uid, position in positions.items():
         _set(metadata, states, uid, position)
@@ -149,7 +149,8 @@ def _check(
     item = known[uid]
     if item.get("reposition") is not None:
         raise InvalidLocationError(
-            f"the position of source {uid!r} was set in {url} before; set it in the snapshot that this one was made of",
+            f"the position of source {uid!r} was already set in {url}; set it in the snapshot from which this one was "
+            "created",
             url,
         )
     can = item.get("start_positions")

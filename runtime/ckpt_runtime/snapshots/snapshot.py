@@ -169,8 +169,8 @@ def open_in_place(path: str | Location) -> Snapshot:
     written_to = resolve(metadata.written_to or metadata.directory)
     if shared and identity(written_to) != identity(snapshot.directory):
         raise InvalidLocationError(
-            f"{snapshot.directory.url} is a moved or copied checkpoint, written to {written_to.url}; {len(shared)} "
-            f"of its files lie elsewhere, the first is {shared[0]}. Restore it from {written_to.url}, or take a "
+            f"{snapshot.directory.url} is a moved or copied checkpoint, written to {written_to.url}; {len(shared)} of "
+            f"its files are elsewhere, the first is {shared[0]}. Restore it from {written_to.url}, or take a "
             "savepoint, which may be moved and copied",
             snapshot.directory.url,
         )
@@ -328,7 +328,7 @@ def new_directory(target: Location, source: Location, discard: Callable[[], None
 def check_outside(target: Location, source: Location) -> None:
     """Raises :class:`InvalidLocationError` for a target inside the source snapshot, where no tool would find it."""
     if source.real().contains(target.real()):
-        raise InvalidLocationError(f"{target.url} lies in the snapshot {source.url}", target.url)
+        raise InvalidLocationError(f"{target.url} is inside the snapshot {source.url}", target.url)
 
 
 def _missing(target: Location) -> list[Location]:

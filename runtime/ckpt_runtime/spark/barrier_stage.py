@@ -66,10 +66,10 @@ class BarrierStageProvider:
             try:
                 capacity = self._task_slots()
             except Exception as error:  # the application is over, which ApplicationWatch reports
-                logger.debug("Spark tells its capacity no more: %s", error)
+                logger.debug("Spark no longer reports its capacity: %s", error)
                 return
             if capacity != self._capacity:
-                logger.info("Spark has %d task slots, it had %d", capacity, self._capacity)
+                logger.info("Spark has %d task slots, before %d", capacity, self._capacity)
                 self._capacity = capacity
                 changed()
 
@@ -121,7 +121,7 @@ def agent_task(driver_host: str, control_port: int, slot_id: str, log: LogSettin
         context = TaskContext.get()
         secret = None if context is None else context.getLocalProperty(CONTROL_SECRET)
         if secret is None:
-            raise RuntimeError(f"Spark has not passed on {CONTROL_SECRET}")
+            raise RuntimeError(f"Spark has not passed {CONTROL_SECRET} to the driver")
         run_agent(AgentParameters(driver_host, control_port, secret, slot_id, log))
         return partition
 

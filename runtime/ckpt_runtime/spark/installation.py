@@ -89,7 +89,7 @@ def check_pyspark(spark: HasVersion | None = None) -> str:
         )
         raise PySparkMismatchError(f"{message}; run: {_command(distribution)}")
     if spark is not None and spark.version != distribution:
-        message = f"PySpark is {distribution}, but the Spark it talks to is {spark.version}"
+        message = f"PySpark is {distribution}, but the Spark that it connects to is {spark.version}"
         raise PySparkMismatchError(f"{message}; unset SPARK_HOME or run: {_command(spark.version)}")
     return distribution
 

@@ -53,8 +53,8 @@ def protect(conf: SparkConf) -> None:
     given = conf.get(AUTHENTICATE)
     if given is not None and given.strip().lower() != "true":
         raise UnprotectedSparkError(
-            f"{AUTHENTICATE}: {given!r} is not acceptable, it must be true: without it everybody who reaches a port of "
-            "Spark takes over the session"
+            f"{AUTHENTICATE}: {given!r} is not acceptable, it must be true: otherwise anyone who can reach a port of "
+            "Spark can control the session"
         )
     conf.setAll(list(SETTINGS.items()))
     for key, value in _DEFAULTS.items():
@@ -64,8 +64,8 @@ def protect(conf: SparkConf) -> None:
         conf.setIfMissing(AUTHENTICATION_SECRET, secrets.token_hex(32))
     if master.startswith("spark://") and not (conf.get(AUTHENTICATION_SECRET) or os.environ.get(SECRET_VARIABLE)):
         raise UnprotectedSparkError(
-            f"{AUTHENTICATION_SECRET}: is not set, a standalone cluster has one secret for its master, its workers and "
-            f"its applications; set {AUTHENTICATE} and {AUTHENTICATION_SECRET} in the spark-defaults.conf of the "
+            f"{AUTHENTICATION_SECRET}: is not set. A standalone cluster has one secret for its master, its workers "
+            f"and its applications; set {AUTHENTICATE} and {AUTHENTICATION_SECRET} in the spark-defaults.conf of the "
             "cluster and of this session, in files that only their owner can read"
         )
 
@@ -77,7 +77,7 @@ def check_protected(context: SparkContext) -> None:
     # Spark gives up on a master without raising an error, and stops the application some time later.
     if (context.master or "").startswith("spark://") and not _is_registered(context.applicationId):
         raise UnprotectedSparkError(
-            f"the master {context.master} does not take the application in: it does not run, does not have "
+            f"the master {context.master} does not accept the application: it does not run, does not have "
             f"{AUTHENTICATE} set, or has another {AUTHENTICATION_SECRET}"
         )
 

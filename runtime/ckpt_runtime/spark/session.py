@@ -345,13 +345,13 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
 def parse_arguments(arguments: list[str] | None) -> SessionOptions:
     """Parse the command line. Raises SystemExit if it is malformed, ConfigurationError for a bad ``-D``."""
     parser = argparse.ArgumentParser(description="Runs a session cluster inside this Spark application.")
-    parser.add_argument("--rest-host", help="address to bind the REST API to; wins over rest.bind-address")
-    parser.add_argument("--rest-port", type=int, help="0 takes any free port; wins over rest.port")
+    parser.add_argument("--rest-host", help="address to bind the REST API to; takes precedence over rest.bind-address")
+    parser.add_argument("--rest-port", type=int, help="0 takes any free port; takes precedence over rest.port")
     parser.add_argument("--work-dir", type=Path, help="uploaded pipelines and default checkpoint directory")
     parser.add_argument("--configuration-file", type=Path, help="options as a JSON object; read once, then deleted")
-    parser.add_argument("--ready-file", type=Path, help="session file to write once the session leads")
+    parser.add_argument("--ready-file", type=Path, help="session file, written when the session is the leader")
     parser.add_argument("--properties-file", type=Path, help="Spark's settings; deleted once Spark has read them")
-    parser.add_argument("--log-file", type=Path, help="where spark-submit's output goes")
+    parser.add_argument("--log-file", type=Path, help="file for spark-submit's output")
     parser.add_argument("-D", dest="properties", action="append", default=[], metavar="key=value")
     given = parser.parse_args(arguments)
     configuration = Configuration.merge(

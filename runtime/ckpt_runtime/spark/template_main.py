@@ -112,7 +112,7 @@ def serve(connection: socket.socket) -> NoReturn:
             _become_supervisor(request)
         code = 0
     except BaseException:
-        logger.exception("a template or a supervisor ends")
+        logger.exception("a template or supervisor process has ended")
     finally:
         os._exit(code)
 
@@ -138,7 +138,7 @@ def _become_worker(start: WorkerStart, pipe: int, notices: socket.socket) -> NoR
         tempfile.tempdir = None
         work(start, pipe)
     except BaseException:
-        logger.exception("worker %s cannot begin", start.worker)
+        logger.exception("worker %s cannot be started", start.worker)
     finally:
         os._exit(1)
 

@@ -292,7 +292,7 @@ class _Part:
         metadata = file.metadata
         found = (metadata.metadata or {}).get(METADATA_KEY, b"")
         if found != description(state.uid, state.name, handle.key_groups, state.descriptor):
-            raise self._corrupt(f"it says of itself {found[:200]!r}")
+            raise self._corrupt(f"it describes itself as {found[:200]!r}")
         wanted = schema_as_read(state.schema)
         if not file.schema_arrow.equals(wanted):
             raise self._corrupt(f"its columns are [{schema_text(file.schema_arrow)}], not [{schema_text(wanted)}]")
@@ -300,7 +300,7 @@ class _Part:
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         written = [group.rows for group in handle.row_groups]
         if sizes != written or max(sizes, default=0) > ROWS_PER_GROUP:
-            raise self._corrupt(f"it has row groups of {sizes[:10]} rows, and should have those of {written[:10]}")
+            raise self._corrupt(f"it has row groups of {sizes[:10]} rows instead of {written[:10]}")
 
     def _checked(self, batch: pa.RecordBatch, expected: KeyGroupRange) -> tuple[AnyArray, pa.RecordBatch]:
         """The key group of each row, and the stored rows."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.arrays import read_only
 
 AnyArray: TypeAlias = np.ndarray[Any, Any]
 

@@ -66,7 +66,7 @@ def schema_mismatch(uid: str, state: str, reason: str, stored: object, wanted: o
         return schema_text(schema) if isinstance(schema, pa.Schema) else str(schema)
 
     return StateSchemaError(
-        f"state {state!r} of operator {uid!r}: {reason}; it has [{text(stored)}], asked for [{text(wanted)}]"
+        f"state {state!r} of operator {uid!r}: {reason}; it has [{text(stored)}], but [{text(wanted)}] was requested"
     )
 
 

@@ -30,8 +30,8 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import owner_of_key_group
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.errors import UnsupportedKeyTypeError
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.hash_kernels import (
     NULL_HASH,
     canonical_float_bits,

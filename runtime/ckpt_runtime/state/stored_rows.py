@@ -37,10 +37,10 @@ from msgspec import Struct
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.hashing import canonical_floats, variable_bytes
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.key_codec_kernels import (
     add_bytes_sizes,
     add_fixed_sizes,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from tests.simulation.schedules.choices import Choices, FaultKey
 from tests.simulation.schedules.schedule import Schedule
@@ -74,9 +74,15 @@ class Simulation(Generic[S]):
     shrink_runs: int
 
     def find_failure(
-        self, seed: int, scenario: S | None = None, muted: frozenset[FaultKey] = frozenset(), *, tracing: bool = True
+        self,
+        seed: int,
+        scenario: S | None = None,
+        muted: frozenset[FaultKey] = frozenset(),
+        *,
+        tracing: bool = True,
+        observe: Callable[[Any], None] | None = None,
     ) -> Failure[S] | None:
-        """Runs one schedule; None when it holds."""
+        """Runs one schedule; None when it holds. ``observe`` gets its world then."""
         chosen = self.scenario(seed) if scenario is None else scenario
         world: SimulatedWorld | None = None
         try:
@@ -87,20 +93,22 @@ class Simulation(Generic[S]):
             trace = () if world is None else tuple(world.trace)
             faults = () if world is None else tuple(world.choices.fired)
             return Failure(seed, chosen, text, _kind_of(text), trace, faults, muted)
+        if observe is not None:
+            observe(world)
         return None
 
     def first_failing(self, seeds: Sequence[int]) -> int | None:
         """The first of the seeds that fails; None when all hold."""
         return next(self._failing(seeds), None)
 
-    def failing_seeds(self, seeds: Sequence[int]) -> list[int]:
-        """The seeds that fail, in order."""
-        return list(self._failing(seeds))
+    def failing_seeds(self, seeds: Sequence[int], observe: Callable[[Any], None] | None = None) -> list[int]:
+        """The seeds that fail, in order. ``observe`` gets the world of each other one."""
+        return list(self._failing(seeds, observe))
 
-    def _failing(self, seeds: Sequence[int]) -> Iterator[int]:
+    def _failing(self, seeds: Sequence[int], observe: Callable[[Any], None] | None = None) -> Iterator[int]:
         with _collections_by_hand() as collect:
             for number, seed in enumerate(seeds):
-                if self.find_failure(seed, tracing=False) is not None:
+                if self.find_failure(seed, tracing=False, observe=observe) is not None:
                     yield seed
                 if number % _SCHEDULES_A_COLLECTION == 0:
                     collect()

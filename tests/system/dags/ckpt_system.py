@@ -19,20 +19,20 @@ from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 JOB = "{{ params.job_id }}"
 DIRECTORY = "{{ params.directory }}"
 PARAMS = {"job_id": "", "directory": ""}
-WAIT = {"defer_after": 0, "poll_interval": 0.5, "wait_timeout": 300}
+WAIT = {"defer_after": 0, "poll_interval": 0.5, "wait_timeout": 3600}
 SUBMIT = {
     "pipeline": str(Path(__file__).parents[2] / "support" / "pipelines"),
     "entry": "sequence:pipeline",
-    "args": ["--output", f"{DIRECTORY}/out", "--faults", f"{DIRECTORY}/faults", "--rate", "500", "--batch", "64"],
-    "parallelism": 2,
+    "args": ["--output", f"{DIRECTORY}/out", "--faults", f"{DIRECTORY}/faults", "--rate", "50", "--batch", "8"],
+    "parallelism": 1,
     "configuration": {
         "execution.checkpointing.dir": f"{DIRECTORY}/checkpoints",
-        "execution.checkpointing.interval": "250ms",
+        "execution.checkpointing.interval": "1 s",
         "restart-strategy.type": "none",
     },
     "wait_for_completion": True,
 }
-"""The ``sequence`` pipeline, which runs until it is stopped."""
+"""The ``sequence`` pipeline, which runs until it is stopped; slowly, because it runs for as long as Airflow needs."""
 
 
 with DAG("system_savepoint", schedule=None, params=PARAMS):
@@ -67,4 +67,4 @@ with DAG("system_rivals", schedule=None, params=PARAMS):
     UpgradeJobOperator(task_id="upgrade", job=JOB, pipeline=f"{DIRECTORY}/version", **WAIT)
 
 with DAG("system_sensor", schedule=None, params=PARAMS):
-    CheckpointCompletedSensor(task_id="checkpoint", job=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=300)
+    CheckpointCompletedSensor(task_id="checkpoint", job=JOB, count=2, defer_after=0, poke_interval=0.5, timeout=3600)

@@ -6,12 +6,14 @@ Airflow itself is imported with a home of its own, so that no test reads or writ
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import os
 import re
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -153,6 +155,21 @@ def job_manager(shared_job_manager: JobManager, monkeypatch: pytest.MonkeyPatch)
     shared_job_manager.reset()
     monkeypatch.setenv("AIRFLOW_CONN_CKPT_DEFAULT", shared_job_manager.connection)
     return shared_job_manager
+
+
+@pytest.fixture
+def commands_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ckpt snapshot`` runs here, and not in a process that imports everything; other tests start that process."""
+    from airflow_provider_ckpt.processes import SnapshotProcess
+    from ckpt_runtime.cli.main import main
+
+    def ended(_: SnapshotProcess, *arguments: str) -> tuple[int, str, str]:
+        output, errors = io.StringIO(), io.StringIO()
+        with redirect_stdout(output), redirect_stderr(errors):
+            code = main(arguments)
+        return code, output.getvalue(), errors.getvalue()
+
+    monkeypatch.setattr(SnapshotProcess, "_ended", ended)
 
 
 class Store(dict[str, Any]):

@@ -246,7 +246,7 @@ def test_ambiguous_job_name_does_not_end_the_watch(job_manager: JobManager, caps
         job_manager.gateway.add_job(OTHER, NAME)
         watching = Triggerer(store)
         waiting, said = asyncio.create_task(watching.next()), ""
-        while "2 living jobs" not in said:
+        while "2 active jobs" not in said:
             await asyncio.sleep(0.01)
             said += capsys.readouterr().out
         job_manager.gateway.move(OTHER, JobStatus.CANCELED)

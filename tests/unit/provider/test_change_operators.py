@@ -85,7 +85,7 @@ def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: 
     [
         ({"configuration": {}}, CkptArgumentInvalid, "^configuration: "),
         ({"configuration": ["a"]}, CkptArgumentInvalid, "^configuration: "),
-        ({"configuration": {"a": None}, "replace_all": True}, CkptArgumentInvalid, "leave out"),
+        ({"configuration": {"a": None}, "replace_all": True}, CkptArgumentInvalid, "omit options"),
         ({"configuration": {INTERVAL: "soon"}}, CkptRequestRejected, INTERVAL),
         ({"configuration": {RESTARTS: "true"}}, CkptRequestRejected, "allow-list"),
         ({"configuration": {INTERVAL: "7 s"}, "version": 9}, CkptOperationFailed, "version"),
@@ -101,7 +101,7 @@ def test_a_refused_change_names_the_option(
 
 def test_the_configuration_of_an_ended_job_does_not_change(open_job: JobManager, task: Task) -> None:
     open_job.gateway.move(JOB, JobStatus.FINISHED)
-    with pytest.raises(CkptJobFailed, match="is FINISHED, its configuration cannot change"):
+    with pytest.raises(CkptJobFailed, match="is FINISHED, so its configuration cannot be changed"):
         update(configuration={INTERVAL: "7 s"}).execute(task.context())
 
 
@@ -155,7 +155,7 @@ def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Ta
         with pytest.raises(CkptArgumentInvalid, match="^parallelism"):
             RescaleJobOperator(task_id="t", job=JOB, parallelism=wrong, **FAST).execute(task.context())
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
-    with pytest.raises(CkptJobFailed, match="is CANCELED, it cannot be rescaled"):
+    with pytest.raises(CkptJobFailed, match="is CANCELED, so it cannot be rescaled"):
         RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST).execute(task.context())
 
 
@@ -189,7 +189,7 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
     ("operator", "words"),
     [
         (update(configuration={RESTARTS: "true"}), "takes effect"),
-        (RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), "not taken back"),
+        (RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), "cannot be undone"),
         (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "continues"),
     ],
 )
@@ -206,7 +206,7 @@ def test_rescale_past_its_deadline_reports_that_it_continues(
 ) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=10_000)]
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST | {"wait_timeout": 0.2})
-    with pytest.raises(CkptWaitTimeout, match="not taken back; the next try of this task joins it"):
+    with pytest.raises(CkptWaitTimeout, match="cannot be undone; the next try of this task attaches to it"):
         finish(operator, task.context())
 
 

@@ -117,7 +117,7 @@ def test_a_function_inside_another_is_taken_as_it_is(tmp_path: Path) -> None:
         (with_nested, "uses 'LIMIT' of the DAG file", 3),
         (with_await, "plain function", None),
         (with_context, "no parameter 'ds'.*{{ ds }}", None),
-        (without_spark, "first parameter must be called spark", None),
+        (without_spark, "first parameter must be named spark", None),
         (lambda spark: None, "a function with a name", None),
     ],
 )

@@ -189,7 +189,7 @@ def test_the_leader_is_found_in_the_directory(
     assert hook.endpoint().options["high-availability.storageDir"] == str(tmp_path)
     found, message = hook.test_connection()
     assert not found
-    assert "no leader has been there yet" in message
+    assert "no leader has published its address there yet" in message
     assert hook.base_url() == ""
     lead(tmp_path, f"http://127.0.0.1:{job_manager.port}")
     expected = f"version {VERSION}, leader http://127.0.0.1:{job_manager.port}, 6 of 8 slots available, 1 jobs running"

@@ -104,6 +104,7 @@ def test_failed_task_reports_no_lineage(job_manager: JobManager, task: Task, fin
     assert (found.inputs, found.outputs, found.run_facets) == ([], [], {})
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_a_copy_has_an_input_and_an_output_with_its_size(tmp_path: Path) -> None:
     source, target = SAVEPOINT, tmp_path / "copy"
     operator = CopySavepointOperator(task_id="t", savepoint_path=str(source), target=target.as_uri())
@@ -115,6 +116,7 @@ def test_a_copy_has_an_input_and_an_output_with_its_size(tmp_path: Path) -> None
     assert output.outputFacets["outputStatistics"].size == size
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_a_damaged_savepoint_was_read_all_the_same(tmp_path: Path) -> None:
     path = tmp_path / "savepoint"
     shutil.copytree(SAVEPOINT, path)

@@ -75,7 +75,7 @@ def test_an_ambiguous_name_lists_the_candidates(
     job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]
 ) -> None:
     job_manager.gateway.add_job(OTHER, NAME)
-    with pytest.raises(CkptJobAmbiguous, match=rf"2 living jobs, .*{OTHER} .*RUNNING.*{JOB}.*Give the id"):
+    with pytest.raises(CkptJobAmbiguous, match=rf"2 active jobs, .*{OTHER} .*RUNNING.*{JOB}.*Give the id"):
         kind(task_id="t", job=NAME, **arguments).execute(task.context())
     assert {line.partition(" ")[0] for line in job_manager.received} == {"GET"}
 
@@ -84,7 +84,7 @@ def test_an_ambiguous_name_lists_the_candidates(
 def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
     job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]
 ) -> None:
-    with pytest.raises(CkptJobNotFound, match=f"no job is named 'nope'; living jobs are {JOB}.*if_not_found='skip'"):
+    with pytest.raises(CkptJobNotFound, match=f"no job is named 'nope'; active jobs are {JOB}.*if_not_found='skip'"):
         kind(task_id="t", job="nope", **arguments).execute(task.context())
     for job in ("nope", OTHER, None):  # the last is what a failed task gives that came to know no job
         with pytest.raises(AirflowSkipException):
@@ -93,7 +93,7 @@ def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
 
 def test_name_of_an_ended_job_fails_with_the_state_of_that_job(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
-    with pytest.raises(CkptJobNotFound, match=f"the latest one, {JOB}, is FINISHED; no job lives in this session"):
+    with pytest.raises(CkptJobNotFound, match=f"the latest one, {JOB}, is FINISHED; no job is active in this session"):
         TakeSavepointOperator(task_id="t", job=NAME, **FAST).execute(task.context())
     sensor = JobStatusSensor(task_id="t", job=NAME, **SENSOR)
     assert fire(deferral(sensor, task.context()))["result"]["job_id"] == JOB

@@ -89,9 +89,9 @@ def test_the_job_is_that_of_the_task_unless_it_is_given(job_manager: JobManager)
 def test_a_job_manager_that_is_away_or_knows_no_such_job_is_part_of_the_message(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "knows no job 'elsewhere'" in told(CkptNotifier(job="elsewhere"), {})["message"]
+    assert "does not know job 'elsewhere'" in told(CkptNotifier(job="elsewhere"), {})["message"]
     job_manager.gateway.add_job("3" * 32, NAME)
-    assert "is the name of 2 living jobs" in told(CkptNotifier(job=NAME), {})["message"]
+    assert "is the name of 2 active jobs" in told(CkptNotifier(job=NAME), {})["message"]
     monkeypatch.setattr("airflow_provider_ckpt.notifications.ckpt.RETRY_TIMEOUT_SECONDS", 0)
     job_manager.stop()
     away = told(CkptNotifier(job=NAME), {})["message"]
@@ -111,7 +111,7 @@ def test_own_message_is_a_template_and_one_that_fails_still_gives_a_message(job_
     given = CkptNotifier(job=NAME, message="{{ ckpt.job | upper }}: {{ params.who }}, look!")
     assert told(given, {"params": {"who": "Ada"}})["message"] == "CONTRACT-JOB: Ada, look!"
     broken = told(CkptNotifier(job=NAME, message="{{ nothing.at.all }}"), {})
-    assert "The template of the message fails" in broken["message"]
+    assert "The message cannot be rendered from its template" in broken["message"]
     assert JOB in broken["message"]
 
 

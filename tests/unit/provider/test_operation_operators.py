@@ -189,7 +189,7 @@ def test_operation_past_its_deadline_fails_the_task_and_reports_what_becomes_of_
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.polls_until_done = 10**9
-    with pytest.raises(CkptWaitTimeout, match="cannot be taken back.*attaches to it"):
+    with pytest.raises(CkptWaitTimeout, match="cannot be cancelled.*attaches to it"):
         finish(savepoint(wait_timeout=0.05), task.context())
 
 

@@ -139,7 +139,7 @@ def test_wait_without_a_change_is_logged_repeatedly(
     monkeypatch.setattr(progress, "INTERVAL_SECONDS", 0.05)
     log = Lines(lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED) if len(log.said) == 3 else None)
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
-    assert len(log.said) == 3
+    assert len(log.said) >= 3  # the end may arrive after the next interval
     assert all("it is RUNNING" in line for line in log.said)
 
 
@@ -162,7 +162,7 @@ CONDITIONS = [
     (JobStatusCondition(JOB, ["FINISHED"]), "it is RUNNING; last checkpoint 1 of"),
     (
         CheckpointCondition(JOB, CheckpointGoal(since_id=1, count=3)),
-        "0 of 3 came, the job is RUNNING; last checkpoint 1 of",
+        "0 of 3 completed, the job is RUNNING; last checkpoint 1 of",
     ),
 ]
 

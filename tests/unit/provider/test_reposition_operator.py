@@ -29,6 +29,7 @@ def savepoint(tmp_path: Path) -> str:
 
 
 @pytest.mark.row("ends.7")
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_a_savepoint_is_made_once_and_refusals_are_not_retried(savepoint: str, tmp_path: Path) -> None:
     def operator(position: object, uid: str = "orders") -> RepositionSavepointOperator:
         target = str(tmp_path / "new")

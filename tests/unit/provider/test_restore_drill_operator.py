@@ -207,9 +207,9 @@ def test_a_refused_drill_is_not_noted(job_manager: JobManager, task: Task, drill
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"latest_of": ""}, "savepoint_path: None is not acceptable, give either it or latest_of"),
-        ({"savepoint_path": "/s"}, "give either it or latest_of"),
-        ({"pipeline_id": "p"}, "give either pipeline, a path, or pipeline_id"),
+        ({"latest_of": ""}, "savepoint_path: None is not acceptable, set either it or latest_of"),
+        ({"savepoint_path": "/s"}, "set either it or latest_of"),
+        ({"pipeline_id": "p"}, "set either pipeline, a path, or pipeline_id"),
         ({"checkpoints": 0}, "checkpoints: 0 is not acceptable"),
         ({"checkpoint_interval": "soon"}, "checkpoint_interval: 'soon' is not acceptable"),
         ({"mark": "perhaps"}, "mark: 'perhaps' is not acceptable"),

@@ -113,6 +113,7 @@ def test_catalogue_lists_savepoints_and_proves_those_that_the_worker_cannot_read
     assert savepoints.count("POST /savepoint-disposal") == 2
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_newest_good_savepoint_of_each_lineage_is_kept(savepoints: JobManager) -> None:
     """One job is suspended, and goes on from its last savepoint; another one, which lives, takes newer ones."""
     gateway = savepoints.gateway
@@ -139,6 +140,7 @@ def test_newest_good_savepoint_of_each_lineage_is_kept(savepoints: JobManager) -
     assert result["deleted"] == [old, newest[2], newest[1]]
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_a_lineage_without_a_good_savepoint_keeps_all_it_has(savepoints: JobManager) -> None:
     found = savepoints.gateway.catalogue
     failed = found[1]
@@ -152,6 +154,7 @@ def test_a_lineage_without_a_good_savepoint_keeps_all_it_has(savepoints: JobMana
     assert result["deleted"] == [f"{SNAPSHOT}-old"]
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_only_savepoints_of_the_job_are_deleted(savepoints: JobManager) -> None:
     """The old one has no name in its entry."""
     assert clean(job="flights", keep=1)["deleted"] == [f"{SNAPSHOT}-failed"]
@@ -159,6 +162,7 @@ def test_only_savepoints_of_the_job_are_deleted(savepoints: JobManager) -> None:
     assert clean(job="another", keep=1)["deleted"] == []
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_without_a_proof_nothing_is_deleted(savepoints: JobManager) -> None:
     found = savepoints.gateway.catalogue
     assert found[0].entry is not None
@@ -168,6 +172,7 @@ def test_without_a_proof_nothing_is_deleted(savepoints: JobManager) -> None:
     assert savepoints.count("POST /savepoint-disposal") == 0
 
 
+@pytest.mark.usefixtures("commands_in_this_process")
 def test_without_a_catalogue_the_worker_reads_the_directory(job_manager: JobManager, tmp_path: Path) -> None:
     """As against Flink."""
     for name in ("one", "two"):

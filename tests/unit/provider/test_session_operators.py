@@ -158,7 +158,7 @@ def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task,
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
     wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
-    with pytest.raises(CkptWaitTimeout, match="to answer and to lead.*503"):
+    with pytest.raises(CkptWaitTimeout, match="to answer as the leader.*503"):
         finish(StartSessionOperator(**session | {"wait_timeout": 0.3}), Task().context())
     assert first.trigger.condition.process.is_alive, "it belongs to another task"
 
@@ -397,7 +397,7 @@ def test_an_unknown_spark_connection_is_not_yarn() -> None:
         submission("nosuch", {}, "/p", "/app.py", [])
     operator = StartSessionOperator(task_id="t", master="local[2]", spark_conn_id="spark_team")
     endpoint = Endpoint("http://127.0.0.1:8081", "127.0.0.1", 8081, token="geheim")
-    with pytest.raises(CkptArgumentInvalid, match="it must be left out, since spark_conn_id names one"):
+    with pytest.raises(CkptArgumentInvalid, match="it must not be set, because spark_conn_id names one"):
         operator.command_line(endpoint, SessionFiles(properties="/p", log="/l"))
 
 

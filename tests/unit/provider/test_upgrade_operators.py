@@ -60,7 +60,7 @@ def upgrade(**arguments: Any) -> UpgradeJobOperator:
         ({"args": "a b"}, "args: 'a b'"),
         ({"configuration": {"s3.secret-key": "x"}}, "configuration: 's3.secret-key' .* not recorded"),
         ({"pause_before_start": "perhaps"}, "pause_before_start: 'perhaps'"),
-        ({"source_positions": {"orders": "latest"}, "mode": "stateless"}, "source_positions: .* starts with nothing"),
+        ({"source_positions": {"orders": "latest"}, "mode": "stateless"}, "source_positions: .* starts without state"),
     ],
 )
 def test_bad_arguments_are_refused_before_anything_is_sent(
@@ -95,10 +95,10 @@ def test_missing_program_stops_nothing(job_manager: JobManager) -> None:
 
 def test_server_that_does_not_report_the_program_is_refused(job_manager: JobManager) -> None:
     """As a Flink cluster, which has no holds and no likeJob either."""
-    with pytest.raises(CkptUpgradeRefused, match="does not say which program"):
+    with pytest.raises(CkptUpgradeRefused, match="does not report which program"):
         SuspendJobOperator(task_id="t", job=JOB, **FAST).execute(Task().context())
     assert job_manager.gateway.jobs[JOB].status is JobStatus.RUNNING
-    with pytest.raises(CkptUpgradeRefused, match="does not say which program"):
+    with pytest.raises(CkptUpgradeRefused, match="does not report which program"):
         ResumeJobOperator(task_id="t", job=JOB, **FAST).execute(Task().context())
 
 
@@ -270,7 +270,8 @@ def test_killed_upgrade_logs_its_step(capsys: pytest.CaptureFixture[str]) -> Non
     trigger = CkptTrigger(ckpt_conn_id="c", condition=UpgradeCondition(paused()), deadline=None, poll_interval=1)
     asyncio.run(trigger.on_kill())
     assert (
-        f"PAUSED: job {JOB} has ended, and nothing runs; /s is the snapshot to continue from" in capsys.readouterr().out
+        f"PAUSED: job {JOB} has ended, and nothing runs; /s is the snapshot from which to continue"
+        in capsys.readouterr().out
     )
 
 

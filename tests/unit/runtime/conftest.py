@@ -8,6 +8,7 @@ from uuid import uuid4
 
 import pytest
 
+from ckpt_runtime.processes.limited_process import drop_templates, keep_templates
 from ckpt_runtime.storage.filesystem import Location, delete_tree, make_directory, memory_allowed, resolve
 from tests.support.object_store import IMPATIENT_S, ObjectStore, object_store
 
@@ -17,6 +18,14 @@ def memory_is_a_place() -> Iterator[None]:
     """As it is in no session."""
     with memory_allowed():
         yield
+
+
+@pytest.fixture(scope="module")
+def process_template() -> Iterator[None]:
+    """The limited processes of a module are forked, as those of a driver are; otherwise each imports everything."""
+    keep_templates()
+    yield
+    drop_templates()
 
 
 @pytest.fixture(scope="package")

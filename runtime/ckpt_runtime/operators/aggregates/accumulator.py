@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.stored_rows import fixed_array
 
 

@@ -21,9 +21,9 @@ from ckpt_runtime.operators.aggregates.accumulator import (
 )
 from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 
 _WIDE = 76
 _EXACT = Context(prec=80)
@@ -103,7 +103,7 @@ class Sum(GroupAccumulator):
             given = (rows.groups, column.values, column.bitmap, column.bit_offset)
             if (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
                 raise AggregateFailedError(
-                    f"{self.aggregate.name} left the range of 64 bits when it added {int(column.values[row])} to "
+                    f"{self.aggregate.name} exceeded 64 bits when it added {int(column.values[row])} to "
                     f"{int(sums[rows.groups[row]])}; use try_sum, or cast the column to a decimal"
                 )
         return [array_of(self.aggregate.result, sums, has)]

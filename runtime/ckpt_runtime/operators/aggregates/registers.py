@@ -8,9 +8,9 @@ import pyarrow as pa
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, integers
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.kernels import register_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 
 _NO_OFFSETS: AnyArray = read_only(np.empty(0, dtype=np.int64))
 _ALPHA = {4: 0.673, 5: 0.697, 6: 0.709}

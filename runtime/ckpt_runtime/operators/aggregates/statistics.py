@@ -8,9 +8,9 @@ import pyarrow as pa
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, filled, floats
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 
 
 class _MomentsAccumulator(GroupAccumulator):

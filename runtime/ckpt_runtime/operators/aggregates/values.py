@@ -13,9 +13,9 @@ from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
 from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.kernels import group_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 
 
 class FirstOrLastAccumulator(GroupAccumulator):

@@ -101,7 +101,7 @@ async def subtasks(
 
 def _not_incremental(value: object) -> object:
     if isinstance(value, str) and value.upper() == "INCREMENTAL":
-        raise refused("incremental checkpoints cannot be triggered, use CONFIGURED or FULL")
+        raise refused("incremental checkpoints cannot be triggered; use CONFIGURED or FULL")
     return value
 
 

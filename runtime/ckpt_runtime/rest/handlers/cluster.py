@@ -282,7 +282,7 @@ class JarRunRequestBody(Body):
     @classmethod
     def _arguments_in_a_list(cls, document: dict[str, Any]) -> dict[str, Any]:
         if document.get("programArgs") is not None:
-            raise PydanticCustomError("text", "programArgs: is not accepted, give a list of strings in programArgsList")
+            raise PydanticCustomError("text", "programArgs: is not accepted; pass a list of strings in programArgsList")
         return document
 
 
@@ -358,7 +358,7 @@ async def release(pipeline_id: PipelineId, owner: HoldOwner, dispatcher: TheDisp
 async def _no_parameters(request: Request) -> None:
     if request.query_params:
         names = ", ".join(sorted(request.query_params)[:10])
-        raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); give them in the body.")
+        raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); pass them in the body.")
 
 
 _SUBMISSION: dict[str, Any] = {

@@ -276,11 +276,11 @@ async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
 
 _Jobs = Annotated[
     list[Annotated[str, StringConstraints(pattern=HEX_ID_PATTERN)]] | None,
-    Query(alias="job", description="job id, may be repeated; all jobs without any", max_length=1_000),
+    Query(alias="job", description="job id, may be repeated; default: all jobs", max_length=1_000),
 ]
 _LastEventId = Annotated[
     str | None,
-    Header(alias="Last-Event-ID", description="id of the last event that the client has seen; later ones are sent"),
+    Header(alias="Last-Event-ID", description="id of the last event that the client has received; later ones are sent"),
 ]
 
 
@@ -348,7 +348,7 @@ async def release(
     dispatcher: TheDispatcher,
     owner: Annotated[
         str | None,
-        Query(description="owner whose upgrade ends; without it the upgrade of any owner ends", pattern=OWNER_PATTERN),
+        Query(description="owner whose upgrade ends; default: any owner", pattern=OWNER_PATTERN),
     ] = None,
 ) -> Nothing:
     """End an upgrade. Does nothing if no upgrade is in progress, or if it belongs to another owner."""

@@ -6,6 +6,6 @@ comparison.
 
 from __future__ import annotations
 
-from ckpt_runtime.state.kernels.compiler import CACHE_DIRECTORY_VARIABLE, read_only, warm_up
+from ckpt_runtime.state.kernels.compiler import CACHE_DIRECTORY_VARIABLE, warm_up
 
-__all__ = ["CACHE_DIRECTORY_VARIABLE", "read_only", "warm_up"]
+__all__ = ["CACHE_DIRECTORY_VARIABLE", "warm_up"]

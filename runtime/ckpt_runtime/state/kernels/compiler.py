@@ -1,7 +1,7 @@
 """Compiles kernels with numba, for fixed signatures, with a separate disk cache, on demand or in advance.
 
-Inputs of kernels are read-only C-contiguous arrays, outputs and state are writable ones; :func:`read_only` makes the
-former. Other array types would make numba compile a kernel again while a stream is running.
+Inputs of kernels are read-only C-contiguous arrays, which :func:`ckpt_runtime.state.arrays.read_only` makes; outputs
+and state are writable ones. Other array types would make numba compile a kernel again while a stream is running.
 The cache is in ``$CKPT_KERNEL_CACHE_DIR`` (default ``~/.cache/ckpt/kernels``; empty switches it off), in a folder
 named after the kernel sources and the versions of numba, NumPy and the CPU. Where it cannot be written, kernels are
 compiled in memory and a line is logged. This module never falls back to interpreted code.
@@ -25,6 +25,8 @@ import llvmlite.binding as llvm
 import numba
 import numpy as np
 from numba.core import config, types
+
+from ckpt_runtime.state.arrays import read_only as read_only  # noqa: PLC0414 - modules with kernels find it here, too
 
 CACHE_DIRECTORY_VARIABLE = "CKPT_KERNEL_CACHE_DIR"
 _PACKAGE = "ckpt_runtime.state.kernels"
@@ -59,15 +61,6 @@ U32 = _array(types.uint32, False)
 U16 = _array(types.uint16, False)
 F64 = _array(types.float64, False)
 U8 = _array(types.uint8, False)
-
-
-def read_only(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """A read-only view, which is the form of kernel inputs."""
-    if not array.flags.writeable:
-        return array
-    view = array.view()
-    view.flags.writeable = False
-    return view
 
 
 @cache

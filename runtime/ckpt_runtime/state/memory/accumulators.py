@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggregateError
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.states import AggregateColumn
 from ckpt_runtime.state.stored_rows import fixed_array
@@ -165,7 +165,7 @@ class SumAccumulator(_NumberAccumulator):
             kernels.update_sum_float64(*arguments, out, valid)
         elif (row := kernels.update_sum_int64(*arguments, out, valid)) >= 0:
             raise AggregateOverflowError(
-                f"sum of column {self.column.column!r} ({self.column.alias!r}) left the range of int64 when adding "
+                f"sum of column {self.column.column!r} ({self.column.alias!r}) exceeded int64 when adding "
                 f"{int(fixed.values[row])} to {int(self._arrays['numbers'][slots[row]])}; cast the column to float64"
             )
         return self._result(out, valid)

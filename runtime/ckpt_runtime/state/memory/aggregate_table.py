@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, plain
 from ckpt_runtime.state.errors import schema_mismatch
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.aggregate_kernels import first_touches, gather
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.hash_kernels import scatter
 from ckpt_runtime.state.memory.accumulators import Accumulator, accumulator_for
 from ckpt_runtime.state.memory.key_index import FrozenKeys, key_index

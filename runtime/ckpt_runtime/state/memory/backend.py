@@ -90,7 +90,9 @@ class MemoryKeyedStateBackend(TableBackend):
         known = self._states.get(name)
         if known is not None:
             if not isinstance(known, AggregateTable) or not known.is_like(table):
-                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
+                raise schema_mismatch(
+                    self.uid, name, "it is in use for something else", known.stored_schema(), list(columns)
+                )
             return known
         restored = self._claim(name, "aggregate")
         if restored is not None:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.hashing import check_key_types, hash_arrays
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
 from ckpt_runtime.state.kernels.index_kernels import (
     KEYS,

@@ -28,11 +28,11 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import columns, stored_rows
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import SnapshotReader
 from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, reading, schema_mismatch
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
 from ckpt_runtime.state.stored_rows import StateWriter, check_owned
 
@@ -180,7 +180,7 @@ def unclaimed_states(
         if not isinstance(handle, KeyedStateHandle):
             raise UnsupportedBackendError(
                 f"operator {uid!r}: its state was written by the backend {handle.backend!r}, which state.backend.type "
-                "has to name"
+                "must name"
             )
         for section in handle.sections:
             state = found.get(section.name)

@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.states import RowBufferSpec
@@ -386,7 +386,7 @@ def check_ends(uid: str, spec: RowBufferSpec, descriptor: dict[str, Any]) -> Non
     """Raises StateSchemaError when stored rows were removed by other rules: rows that are needed now may be missing."""
     stored = descriptor.get("rows")
     if stored != _ends(spec):
-        raise schema_mismatch(uid, spec.name, "its rows end otherwise", stored, _ends(spec))
+        raise schema_mismatch(uid, spec.name, "its rows end at an unexpected position", stored, _ends(spec))
 
 
 def _living(segments: Sequence[pa.RecordBatch], flags: AnyArray) -> list[tuple[pa.RecordBatch, AnyArray]]:

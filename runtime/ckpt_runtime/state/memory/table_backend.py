@@ -81,7 +81,7 @@ class TableBackend(KeyedStateBackend):
             return state
         wanted = state.stored_schema()
         if type(known) is not type(state) or not known.stored_schema().equals(wanted):
-            raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), wanted)
+            raise schema_mismatch(self.uid, name, "it is in use for something else", known.stored_schema(), wanted)
         return known
 
     def check_rows(self, specs: Sequence[RowBufferSpec]) -> None:

@@ -160,7 +160,9 @@ class RocksDBKeyedStateBackend(TableBackend):
         known = self._states.get(name)
         if known is not None:
             if not isinstance(known, CachedAggregates) or not known.is_like(table):
-                raise schema_mismatch(self.uid, name, "it is in use otherwise", known.stored_schema(), list(columns))
+                raise schema_mismatch(
+                    self.uid, name, "it is in use for something else", known.stored_schema(), list(columns)
+                )
             return known
         is_new = name not in self._catalog
         if not is_new and self._catalog[name].kind == "aggregate":

@@ -20,10 +20,10 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.key_codec_kernels import order_words
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix

@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.index_kernels import BLOCK_WORDS, filter_add, filter_test
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec

@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import columns
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.errors import CorruptStateError, reading
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.rocksdb.codec import ID_BYTES, PREFIX_BYTES, state_prefix
 from ckpt_runtime.state.schema_evolution import evolve
 from ckpt_runtime.state.stored_rows import KEY_PREFIX, MATCHED, check_encoded, check_owned, decode_rows, encode_rows

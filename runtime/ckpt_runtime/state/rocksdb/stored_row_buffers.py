@@ -18,9 +18,9 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, to_stored

@@ -189,7 +189,7 @@ def test_damage_gets_no_request_and_may_pass(directory: Directory, two: tuple[st
 
 
 def test_missing_leader_is_reported(directory: Directory, blocking: bool) -> None:
-    with pytest.raises(LeaderUnknown, match="no leader has been there yet"):
+    with pytest.raises(LeaderUnknown, match="no leader has published its address there yet"):
         ask(directory.source(), blocking)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 from typing import Any, cast
 
@@ -32,16 +33,20 @@ JOB = "ab" * 16
 
 
 class Clock:
-    """A clock that moves when something sleeps."""
+    """A clock that moves when the test's thread sleeps; loops of other threads really sleep."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.pauses: list[float] = []
+        self._thread, self._really_sleep = threading.get_ident(), asyncio.sleep
 
     def __call__(self) -> float:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
+        if threading.get_ident() != self._thread:
+            await self._really_sleep(seconds)
+            return
         self.pauses.append(seconds)
         self.now += seconds
 

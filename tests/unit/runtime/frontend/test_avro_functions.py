@@ -130,7 +130,7 @@ def test_message_of_an_older_schema_is_read_as_the_newer_one() -> None:
     }
     newer = {
         "type": "record",
-        "name": "O",
+        "name": "Other",
         "fields": [
             {"name": "id", "type": "long"},
             {"name": "country", "type": "string", "default": "DE"},
@@ -321,3 +321,27 @@ def test_operator_decodes_a_column_and_encodes_it_again() -> None:
         separated(
             [Call(FUNCTION, (Column(0, "string"),), result, settings=call(numbers[0], result).settings)], 1, given
         )
+
+
+@pytest.mark.row("ends.6")
+def test_malformed_message_is_left_out_and_none_is_because_the_registry_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    good = framed(7, encoded(FIRST, {"id": 1}))
+    values = pa.array([good, b"\x00", good], pa.binary())
+    batch = pa.RecordBatch.from_arrays([values, values], ["value", "_argument0"])
+    with registry({7: {"schema": json.dumps(FIRST)}}, [401]) as serving:
+        given = planned().called
+        function = FromAvro(json.dumps(FIRST), {"schema.registry.url": serving.url})
+        settings = {"name": "f", "number": given.number_of(function), "eval_type": 250, "deterministic": True}
+        call = Call(FUNCTION, (Column(0, "binary"),), function.result, settings=settings)
+        spec, _ = functions_spec(separated([call], 1, given)[0][0], [("value", pa.binary())], {})
+        operator = PythonFunctionsOperator(spec)
+        output = opened(operator, context(configuration={"execution.bad-rows.mode": "DROP"}))
+        with pytest.raises(RegistryError, match="status 401"):
+            operator.process_batch(batch, 0)
+        assert output.batches == []
+        operator.process_batch(batch, 0)
+    rows = [row for each in output.batches for row in each.column(1).to_pylist()]
+    assert (rows, operator.bad_rows_dropped) == ([{"id": 1}] * 2, 1)

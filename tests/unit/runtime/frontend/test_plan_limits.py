@@ -11,6 +11,8 @@ import pytest
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanFailure, PlanRequest, plan_in_process
 from tests.support.source_answers import planned
 
+pytestmark = pytest.mark.usefixtures("process_template")
+
 PIPELINE = "    spark.readStream.format('numbers').load().writeStream.format('noop').queryName('numbers').start()\n"
 
 
@@ -34,7 +36,7 @@ def test_the_archive_is_unpacked_in_the_process(tmp_path: Path) -> None:
 
 
 def test_a_pipeline_that_prints_much_is_planned(tmp_path: Path) -> None:
-    noise = "for _ in range(2_000):\n    sys.stdout.write('x' * 100_000)\n    sys.stderr.write('y' * 100_000)"
+    noise = "for _ in range(200):\n    sys.stdout.write('x' * 100_000)\n    sys.stderr.write('y' * 100_000)"
     assert plan(tmp_path, noise) is None
 
 

@@ -133,6 +133,7 @@ def test_errors_become_results_with_the_authors_frames_only(archive: Path) -> No
     assert str(option).startswith("parallelism.default: 'none' is not acceptable")
 
 
+@pytest.mark.usefixtures("process_template")
 def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) -> None:
     result = planned(request(archive, "job", "5"), plan_in_process)
     assert result.failure is None
@@ -141,6 +142,7 @@ def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) 
     assert "job" not in sys.modules
 
 
+@pytest.mark.usefixtures("process_template")
 def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:
     (archive / "sets.py").write_text(
         "def pipeline(spark):\n"
@@ -155,6 +157,7 @@ def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:
     assert result.job_graph.configuration == {"execution.checkpointing.interval": "5 s", "acme.region": "west"}
 
 
+@pytest.mark.usefixtures("process_template")
 def test_a_plan_process_that_dies_or_hangs_is_a_failure(archive: Path) -> None:
     (archive / "dies.py").write_text("import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(9)")
     died = plan_in_process(request(archive, "dies")).failure

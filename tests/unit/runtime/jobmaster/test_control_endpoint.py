@@ -172,13 +172,13 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"{not MessagePack", "is not a message"),
-        (b"\xff\xff", "is not a message"),
-        (b"", "is not a message"),
-        (b"\x91" * 100_000, "is not a message"),
-        (encode(WorkerHeartbeat(1)), "sends no message 'WorkerHeartbeat' here"),
-        (encode(WorkerExited("w", 1)), "sends no message 'WorkerExited' here"),
-        (encode(Ping()), "sends no message 'Ping' here"),
+        (b"{not MessagePack", "are not a message"),
+        (b"\xff\xff", "are not a message"),
+        (b"", "are not a message"),
+        (b"\x91" * 100_000, "are not a message"),
+        (encode(WorkerHeartbeat(1)), "may not send message 'WorkerHeartbeat' here"),
+        (encode(WorkerExited("w", 1)), "may not send message 'WorkerExited' here"),
+        (encode(Ping()), "may not send message 'Ping' here"),
         (b"\x82\xa4type\xadRegisterAgent\xa4slot\x01", "RegisterAgent .* malformed: Expected `str`, got `int`"),
         (b"\x81\xa4type\xaeRegisterWorker", "RegisterWorker .* malformed: Object missing required field"),
     ],
@@ -197,19 +197,19 @@ async def test_who_does_not_register_first_is_refused_by_name(
 @pytest.mark.parametrize(
     ("registration", "body", "told"),
     [
-        (AGENT, encode(AGENT), "a slot agent sends no message 'RegisterAgent' here"),
-        (AGENT, encode(WorkerHeartbeat(1)), "a slot agent sends no message 'WorkerHeartbeat' here"),
+        (AGENT, encode(AGENT), "a slot agent may not send message 'RegisterAgent' here"),
+        (AGENT, encode(WorkerHeartbeat(1)), "a slot agent may not send message 'WorkerHeartbeat' here"),
         (
             AGENT,
             b"\x83\xa4type\xacWorkerExited\xa6worker\xa1w\xa4code\xa1x",
             "WorkerExited of a slot agent is",
         ),
-        (AGENT, b"\xc1", "what a slot agent sent is not a message"),
-        (WORKER, encode(AGENT), "a worker sends no message 'RegisterAgent' here"),
-        (WORKER, encode(Ping()), "a worker sends no message 'Ping' here"),
-        (WORKER, b"\x81\xa4type\xa1\xff", "what a worker sent is not a message"),
+        (AGENT, b"\xc1", "a slot agent sent bytes that are not a message"),
+        (WORKER, encode(AGENT), "a worker may not send message 'RegisterAgent' here"),
+        (WORKER, encode(Ping()), "a worker may not send message 'Ping' here"),
+        (WORKER, b"\x81\xa4type\xa1\xff", "a worker sent bytes that are not a message"),
         (WORKER, b"\x82\xa4type\xafWorkerHeartbeat\xaadeployment\xc0", "WorkerHeartbeat of a worker is malformed"),
-        (WORKER, b"", "what a worker sent is not a message"),
+        (WORKER, b"", "a worker sent bytes that are not a message"),
     ],
 )
 async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_its_sender(
@@ -257,7 +257,7 @@ async def test_a_message_that_breaks_its_handler_costs_only_its_own_connection()
         writer.write(framed(AgentHeartbeat()))
         while not running.lost:
             await running.next()
-        assert running.lost == [("its message broke its handler: KeyError: 'type'", True)]
+        assert running.lost == [("handling its message failed: KeyError: 'type'", True)]
         assert await rest_of(reader) == b""
         running.error = None
         assert (await running.guest())[0].registration == AGENT

@@ -95,10 +95,12 @@ async def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> 
             dispatcher.operation_status(OperationKind.SAVEPOINT, "ab" * 16, JOB),
             dispatcher.patch_checkpoint_config(JOB, CheckpointOverrides(timeout_ms=20)),
         ):
-            with pytest.raises(NotReady, match="does not lead"):
+            with pytest.raises(NotReady, match="is not the leader"):
                 await call
         dispatcher.wait_for(LeaderInfo("http://elsewhere:8081", "app-7", "x", 3))
-        with pytest.raises(NotReady, match=r"does not lead.*\(http://elsewhere:8081 of application app-7 leads\)"):
+        with pytest.raises(
+            NotReady, match=r"is not the leader.*\(http://elsewhere:8081 of application app-7 is the leader\)"
+        ):
             await dispatcher.list_jobs()
         await dispatcher.take_over(session.store(1))
         assert await dispatcher.list_jobs() == ()

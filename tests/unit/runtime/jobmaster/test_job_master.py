@@ -382,17 +382,17 @@ class TestFailures:
     @pytest.mark.parametrize(
         ("body", "told"),
         [
-            (b"\x81\xa4type\xa8nonsense", "a worker sends no message 'nonsense' here"),
-            (encode(KillWorker("w")), "a worker sends no message 'KillWorker' here"),
+            (b"\x81\xa4type\xa8nonsense", "a worker may not send message 'nonsense' here"),
+            (encode(KillWorker("w")), "a worker may not send message 'KillWorker' here"),
             (
                 encode(RegisterWorker("0-0", "w", ("h", 1), ProcessIdentity("", 1, 0), "")),
-                "a worker sends no message 'RegisterWorker' here",
+                "a worker may not send message 'RegisterWorker' here",
             ),
             (
                 b"\x82\xa4type\xafEndOfDataReport\xaadeployment\xa1x",
                 "the message EndOfDataReport of a worker is malformed: Expected `int`, got `str`",
             ),
-            (b"\xff\x00 noise", "what a worker sent is not a message"),
+            (b"\xff\x00 noise", "a worker sent bytes that are not a message"),
         ],
     )
     async def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(

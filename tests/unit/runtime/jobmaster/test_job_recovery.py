@@ -766,7 +766,7 @@ class TestZombie:
                 worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
             with pytest.raises(OperationFailure, match="shutdown"):
                 await late
-            with pytest.raises(NotReady, match="another driver leads"):
+            with pytest.raises(NotReady, match="another driver is the leader"):
                 await job.patch_checkpoint_config(PATCH)
             for worker in world.active():
                 assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]
@@ -1063,12 +1063,12 @@ async def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store)
-        with pytest.raises(NotReady, match="stored already"):
+        with pytest.raises(NotReady, match="already stored"):
             world.submit_durably(store)
         await world.running(job)
         job.cancel()
         await world.until(lambda: store.jobs.list_ids() == [] and store.results.list_ids() == [JOB])
-        with pytest.raises(NotReady, match="ended before"):
+        with pytest.raises(NotReady, match="already ended"):
             world.submit_durably(store)
 
 

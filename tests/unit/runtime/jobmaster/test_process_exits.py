@@ -12,7 +12,10 @@ from ckpt_runtime.jobmaster.slots import describe_exit, hint_of
     [
         (None, "its process ended"),
         (3, "its process ended with exit code 3"),
-        (-9, "its process ended with exit code -9 (SIGKILL: killed from outside, most often by the kernel because"),
+        (
+            -9,
+            "its process ended with exit code -9 (SIGKILL: killed by another process, most often by the kernel because",
+        ),
         (137, "its process ended with exit code 137 (SIGKILL: killed"),
         (-11, "its process ended with exit code -11 (SIGSEGV: a crash in native code)"),
         (-15, "its process ended with exit code -15 (SIGTERM)"),

@@ -13,6 +13,8 @@ from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, Pipe
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.storage.ha_store import HaStore
 
+pytestmark = pytest.mark.usefixtures("process_template")
+
 SOURCE = b"def pipeline(spark):\n    pass\n"
 
 

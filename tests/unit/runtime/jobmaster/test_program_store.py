@@ -14,6 +14,8 @@ from ckpt_runtime.jobmaster import program_store
 from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
 from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, ProgramStore, modules_of
 
+pytestmark = pytest.mark.usefixtures("process_template")
+
 PIPELINE = b"def pipeline(spark):\n    pass\n"
 
 

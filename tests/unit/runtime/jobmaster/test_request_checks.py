@@ -81,7 +81,7 @@ def test_another_ones_form_is_refused_with_the_way_out(handles: list[KeyedHandle
         check(handles, backend)
     assert f"native form of the state backend '{written}'" in str(refused.value)
     assert f"state.backend.type is '{backend}'" in str(refused.value)
-    assert "only a savepoint in canonical form changes the backend" in str(refused.value)
+    assert "only a savepoint in canonical form can change the backend" in str(refused.value)
 
 
 def test_the_metadata_says_who_reads_it() -> None:

@@ -213,9 +213,9 @@ class TestQuestions:
             asked = asyncio.create_task(world.pool.ask("0", DumpThreads, ThreadDump))
             await settle()
             [question] = world.workers[first.worker.worker_id].of(DumpThreads)
-            with pytest.raises(MalformedMessageError, match="RecentLog answers no question"):
+            with pytest.raises(MalformedMessageError, match="RecentLog does not answer a request"):
                 world.pool.peer_message(first.worker.peer, RecentLog(question.question, ""))
-            with pytest.raises(MalformedMessageError, match="ThreadDump answers no question"):
+            with pytest.raises(MalformedMessageError, match="ThreadDump does not answer a request"):
                 world.pool.peer_message(second.worker.peer, ThreadDump(question.question, ()))
             asked.cancel()
 
@@ -573,7 +573,7 @@ class TestWorkers:
             world.pool.peer_message(world.agents["0"], exited)
             ((kind, _, reason),) = owner.events
             assert kind == "worker lost"
-            assert "exit code -9 (SIGKILL: killed from outside, most often by the kernel because memory" in reason
+            assert "exit code -9 (SIGKILL: killed by another process, most often by the kernel because memory" in reason
 
     async def test_log_of_a_worker_is_kept_if_its_end_was_not_ordered(self) -> None:
         async with opened() as world:
@@ -702,9 +702,9 @@ class TestWorkers:
             assert slot.worker is not None
             assert slot.spare is not None
             for worker in slot.workers:
-                with pytest.raises(MalformedMessageError, match="EndOfDataReport came from a worker that was"):
+                with pytest.raises(MalformedMessageError, match="EndOfDataReport came from a worker that has"):
                     world.pool.peer_message(worker.peer, ENDED)
-                with pytest.raises(MalformedMessageError, match="follows an agent without a request"):
+                with pytest.raises(MalformedMessageError, match="without a request that it follows an agent"):
                     world.pool.peer_message(worker.peer, Following())
             slot.worker.used = True
             world.pool.peer_message(slot.worker.peer, ENDED)

@@ -78,7 +78,7 @@ def test_every_checkpoint_in_the_directory_of_a_living_job_is_its_own(tmp_path: 
 
 
 def test_while_it_is_not_known_what_a_job_refers_to_nothing_goes(savepoint: Path) -> None:
-    with pytest.raises(SnapshotInUse, match="it is not known what that job refers to"):
+    with pytest.raises(SnapshotInUse, match="it is unknown which snapshots that job refers to"):
         dispose(str(savepoint), References("j", "not recovered yet", is_known=False))
 
 
@@ -91,7 +91,7 @@ def test_other_snapshots_may_be_deleted_and_unreadable_ones_do_not_block(tmp_pat
 
 @pytest.mark.row("203.12")
 def test_a_directory_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SnapshotNotFound, match="cannot be disposed of: it holds no checkpoint or savepoint"):
+    with pytest.raises(SnapshotNotFound, match="cannot be disposed of: it is not a checkpoint or savepoint"):
         dispose(str(tmp_path))
     assert dispose(str(tmp_path / "gone")), "which its deletion will say"
 
@@ -101,7 +101,7 @@ def test_the_checkpoint_of_a_job_that_another_cluster_may_be_running_is_refused(
     checkpoint = snapshot(tmp_path / ("ab" * 16) / "chk-3")
     owner = checkpoint.parent / "owner"
     owner.write_text("s3://ha/flights")
-    with pytest.raises(SnapshotInUse, match="the job of this id in the cluster s3://ha/flights; if that cluster is no"):
+    with pytest.raises(SnapshotInUse, match="the job of this id in the cluster s3://ha/flights; if that cluster no"):
         dispose(str(checkpoint))
     owner.write_text("this")
     assert dispose(str(checkpoint))
@@ -113,7 +113,7 @@ def test_the_checkpoint_of_a_job_that_another_cluster_may_be_running_is_refused(
     [
         ("this", "while job 1+ is RUNNING"),
         ("this", "is at its end"),
-        ("s3://ha", "is a job of s3://ha, of which nothing"),
+        ("s3://ha", "is a job of s3://ha, which is unknown"),
     ],
 )
 def test_a_snapshot_that_a_job_has_claimed_is_refused_with_what_is_known_of_it(
@@ -159,7 +159,7 @@ def test_a_claim_goes_to_the_next_job_when_the_session_of_its_owner_is_dead(save
     try:
         assert session.stdout is not None
         assert session.stdout.readline() == b"claimed\n"
-        with pytest.raises(SnapshotInUse, match="a job of session a, of which nothing is known here"):
+        with pytest.raises(SnapshotInUse, match="a job of session a, which is unknown here"):
             claim("2" * 32, "session b")
         os.kill(session.pid, signal.SIGSTOP)
         with pytest.raises(SnapshotInUse):

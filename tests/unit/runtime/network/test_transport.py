@@ -58,7 +58,7 @@ def test_worker_listens_at_the_first_free_port_of_its_range_and_says_when_there_
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(
-            OSError, match=rf"no port from {port} to {port} is free at 127\.0\.0\.1: set taskmanager\.data"
+            OSError, match=rf"no port from {port} to {port} is free on 127\.0\.0\.1: set taskmanager\.data"
         ):
             DataTransport("127.0.0.1", SECRET, (port, port))
     transport = DataTransport("127.0.0.1", SECRET, (port, port))

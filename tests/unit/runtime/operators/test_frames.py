@@ -114,11 +114,11 @@ def test_columns_have_the_types_that_rows_one_by_one_have(harness: type[Harness]
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        (pd.DataFrame({"k": ["x"], "n": [2**40]}), "operator 'op' gave a frame with the columns"),
-        (pd.DataFrame({"k": ["x"], "n": [1.5]}), "operator 'op' gave a frame with the columns"),
+        (pd.DataFrame({"k": ["x"], "n": [2**40]}), "operator 'op' returned a frame with the columns"),
+        (pd.DataFrame({"k": ["x"], "n": [1.5]}), "operator 'op' returned a frame with the columns"),
         (pd.DataFrame({"k": ["x"], "m": [1]}), "which do not fit \\['k', 'n'\\]"),
         (pd.DataFrame({0: ["x"]}), "which do not fit \\['k', 'n'\\]"),
-        (pd.DataFrame({"k": ["x"], "n": [None]}), "output field 'n': null where none is allowed"),
+        (pd.DataFrame({"k": ["x"], "n": [None]}), "output field 'n': null is not allowed"),
     ],
 )
 def test_what_does_not_fit_the_schema_is_refused(harness: type[Harness], given: Any, reason: str) -> None:
@@ -129,5 +129,5 @@ def test_what_does_not_fit_the_schema_is_refused(harness: type[Harness], given: 
 
 @pytest.mark.parametrize("given", [pd.DataFrame({"k": ["x"], "n": [1]}), [("x", 1)], None])
 def test_what_is_no_iterator_of_frames_is_refused(harness: type[Harness], given: Any) -> None:
-    with pytest.raises(UserFunctionError, match="it must (give|return an iterator of) pandas.DataFrame"):
+    with pytest.raises(UserFunctionError, match="it must return (|an iterator of )pandas.DataFrame"):
         harness(operator(lambda key, frames: given)).process(batch("x"))

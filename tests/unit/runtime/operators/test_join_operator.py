@@ -311,7 +311,7 @@ def test_columns_that_come_dictionary_encoded_after_all_are_decoded() -> None:
     join.operator.process_batch(encoded, LEFT)
     [row] = join.right({"k": "a", "rt": 1, "r": "y"})
     assert text(row) == text({"k": "a", "l": "x", "lt": 1, "r": "y", "rt": 1})
-    with pytest.raises(OutputSchemaError, match="operator 'join' gave a batch with columns"):
+    with pytest.raises(OutputSchemaError, match="operator 'join' returned a batch with columns"):
         join.operator.process_batch(pa.record_batch({"k": ["a"]}), LEFT)
 
 
@@ -326,8 +326,8 @@ def test_gates_of_a_united_left_side_come_first() -> None:
     [
         (join_spec("inner"), join_spec("inner", keys=[("k", pa.int32())]), "'key.k' cannot change from int64 to int32"),
         (join_spec("inner"), join_spec("inner", payload=pa.string()), "'value.l' cannot change from int64 to string"),
-        (join_spec("inner"), join_spec("inner", None), "its rows end otherwise"),
-        (join_spec("left_semi"), join_spec("inner"), "its rows end otherwise"),
+        (join_spec("inner"), join_spec("inner", None), "its rows end at an unexpected position"),
+        (join_spec("left_semi"), join_spec("inner"), "its rows end at an unexpected position"),
     ],
 )
 def test_state_that_does_not_fit_is_refused_with_operator_and_side(

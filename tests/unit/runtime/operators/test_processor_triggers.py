@@ -333,6 +333,6 @@ def test_a_result_at_or_before_the_watermark_behind_the_processor_fails_the_job(
     run.operator.process_watermark(20)
     restored = harness(with_event_time(), run.snapshot(), run.lists(), trigger)
     for subtask in (run, restored):
-        with pytest.raises(LateResultError, match="'op' gave a row whose at is 1970-01-01 00:00:00, but .* 20 ms"):
+        with pytest.raises(LateResultError, match="'op' returned a row whose at is 1970-01-01 00:00:00, but .* 20 ms"):
             subtask.operator.process_batch(rows(("x", -30)), 0)
             subtask.operator.finish()

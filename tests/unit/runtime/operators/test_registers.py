@@ -12,7 +12,7 @@ import pytest
 
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
-from ckpt_runtime.state.kernels.compiler import read_only
+from ckpt_runtime.state.arrays import read_only
 from tests.support.groups import aggregate
 
 NOTHING = Rows(read_only(np.empty(0, dtype=np.uint32)), [pa.nulls(0, pa.large_binary())])

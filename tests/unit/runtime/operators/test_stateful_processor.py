@@ -175,8 +175,8 @@ def test_what_spark_silently_nulls_is_an_error(
     ("result", "error", "text"),
     [
         (None, UserFunctionError, "handleInputRows of operator 'op' returned NoneType"),
-        ([("x", "a", 1)], UserFunctionError, "gave a tuple"),
-        ([Row("x", "a", 1)], UserFunctionError, "gave a Row"),
+        ([("x", "a", 1)], UserFunctionError, "returned a tuple"),
+        ([Row("x", "a", 1)], UserFunctionError, "returned a Row"),
         ([Row(k="x", what="a", n="one")], OutputSchemaError, "output field 'n'"),
     ],
 )
@@ -213,7 +213,7 @@ def test_handle_keeps_its_life_cycle(harness: type[Harness]) -> None:
     def late(self: Any, *_: Any) -> Any:
         self.handle.getValueState("late", "n int")
 
-    with pytest.raises(ProcessorUsageError, match="'late': asking for a state is possible in init"):
+    with pytest.raises(ProcessorUsageError, match="'late': asking for a state is only possible in init"):
         one(late, harness)
 
     class Twice(Simple):
@@ -221,7 +221,7 @@ def test_handle_keeps_its_life_cycle(harness: type[Harness]) -> None:
             handle.getValueState("s", "n int")
             handle.getListState("s", "n int")
 
-    with pytest.raises(ProcessorUsageError, match="'s' was asked for twice"):
+    with pytest.raises(ProcessorUsageError, match="'s' was requested twice"):
         harness(operator(Twice())).process(batch(("x", 1, "a")))
 
     class Early(Simple):

@@ -43,13 +43,13 @@ def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
         (
             iter([BATCH.select(["v", "k"])]),
             OutputSchemaError,
-            r"gave .*\[v: double, k: int64\], declared are \[k: int64",
+            r"returned .*\[v: double, k: int64\], but \[k: int64",
         ),
-        (iter([1]), UserFunctionError, "'op' gave a int"),
+        (iter([1]), UserFunctionError, "'op' returned a int"),
         (
             iter([BATCH.select(["k"])]),
             OutputSchemaError,
-            r"'op' gave .*\[k: int64\], declared are \[k: int64, v: double\]",
+            r"'op' returned .*\[k: int64\], but \[k: int64, v: double\]",
         ),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_map_gives_the_declared_types_in_forms_that_spark_takes(
         (pa.array([1], pa.timestamp("ns")), pa.field("x", ZONED), "ns"),
         (DECIMALS, pa.field("x", pa.decimal128(3, 0)), "decimal"),
         (pa.array([{"a": 1}]), pa.field("x", pa.struct([("b", pa.int64())])), "struct"),
-        (TEXTS, pa.field("x", pa.string(), False), "gave null in column 'x', which is declared not null"),
+        (TEXTS, pa.field("x", pa.string(), False), "returned null in column 'x', which is declared not null"),
     ],
 )
 def test_a_map_that_gives_other_values_than_declared_fails(

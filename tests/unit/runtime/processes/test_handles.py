@@ -46,7 +46,7 @@ def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[b
 
 
 def test_another_process_with_the_same_pid_is_not_taken_for_it(sleeper: subprocess.Popen[bytes]) -> None:
-    with pytest.raises(ProcessLookupError, match="is another one by now"):
+    with pytest.raises(ProcessLookupError, match="now belongs to another process"):
         handles.AdoptedProcess(sleeper.pid, started(sleeper.pid) - 1)
 
 

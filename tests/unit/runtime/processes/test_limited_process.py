@@ -85,7 +85,7 @@ def test_files_are_limited(tmp_path: Path) -> None:
 
 
 def test_the_answer_is_limited() -> None:
-    with pytest.raises(LimitedProcessError, match="answer of 1001 bytes is larger than the 1000 allowed"):
+    with pytest.raises(LimitedProcessError, match="result of 1001 bytes is larger than the 1000 allowed"):
         run("answer = b'x' * 1001")
 
 

@@ -542,7 +542,9 @@ class FakeGateway:
         try:
             changed.applied_to(job.submitted.settings)
         except CheckpointConfigurationError as error:
-            raise errors.InvalidRequest("checkpoint configuration", str(error), "values that fit together") from error
+            raise errors.InvalidRequest(
+                "checkpoint configuration", str(error), "values that are consistent with each other"
+            ) from error
         job.overrides = changed
         return await self.checkpoint_config(job_id)
 

@@ -230,7 +230,7 @@ async def test_a_connection_too_many_gets_503_until_another_one_ends() -> None:
             head, body = (await raw(port, REQUEST)).split(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 503 ")
             assert b"\r\nretry-after: 1" in head.lower()
-            assert json.loads(body) == {"errors": ["the server has 2 connections already; try again"]}
+            assert json.loads(body) == {"errors": ["the server already has 2 connections; try again"]}
         held[0][1].close()
         answer = REQUEST.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
         while not (await raw(port, answer)).startswith(b"HTTP/1.1 200 "):

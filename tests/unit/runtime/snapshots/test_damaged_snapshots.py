@@ -154,7 +154,7 @@ def test_rows_that_forged_metadata_puts_into_other_key_groups_are_found(savepoin
     assert {problem.state.split(",")[0] for problem in problems} == {
         f"operator {uid!r}" for uid in ("kept", "totals", "joined")
     }
-    assert all("belong to others" in problem.reason for problem in problems)
+    assert all("belong to other key groups" in problem.reason for problem in problems)
 
 
 def test_a_descriptor_that_does_not_fit_the_rows_is_found(savepoint: Path) -> None:

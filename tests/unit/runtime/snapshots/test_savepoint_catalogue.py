@@ -184,7 +184,7 @@ def test_an_interrupted_disposal_is_found_and_continues(base: Location, monkeypa
                 dispose_of(directory.url)
         (left,) = list_savepoints(base)
         assert (left.location, left.is_good) == (directory.url, False)
-        assert "deletion was broken off" in (left.problem or "")
+        assert "deletion is in progress or was interrupted" in (left.problem or "")
         assert latest_good(base) is None
         dispose_of(directory.url)
         assert list_names(base) == []
@@ -193,7 +193,7 @@ def test_an_interrupted_disposal_is_found_and_continues(base: Location, monkeypa
         if name != "catalogue":
             delete_file(alone.child(name))
     (left,) = list_savepoints(base)
-    assert left.problem == "it has no metadata any more"
+    assert left.problem == "its metadata no longer exists"
     dispose_of(alone.url)
     assert list_names(base) == []
     with pytest.raises(NotFoundError):
@@ -263,7 +263,7 @@ def test_too_many_directories_are_refused(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / str(number)).mkdir()
     assert list(find_places(resolve(tmp_path), at_most=6)) == []
-    with pytest.raises(InvalidLocationError, match="name one nearer to the savepoints"):
+    with pytest.raises(InvalidLocationError, match="name a directory closer to the savepoints"):
         list(find_places(resolve(tmp_path), at_most=5))
 
 

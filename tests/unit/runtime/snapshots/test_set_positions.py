@@ -70,12 +70,12 @@ def test_a_position_is_read_from_text(text: str, position: StartPosition) -> Non
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("yesterday", "'yesterday' is no position; allowed are earliest, latest, a time"),
-        ("2099-01-01", "has to be a time between 1970 and now"),
-        ("1969-12-31", "has to be a time between 1970 and now"),
-        ('{"orders"', "the offsets are no JSON"),
+        ("yesterday", "'yesterday' is not a position; allowed are earliest, latest, a time"),
+        ("2099-01-01", "must be a time between 1970 and now"),
+        ("1969-12-31", "must be a time between 1970 and now"),
+        ('{"orders"', "the offsets are not JSON"),
         ('{"a":' * 50_000, "offsets"),
-        ("", "is no position"),
+        ("", "is not a position"),
     ],
 )
 def test_a_text_that_is_no_position_is_refused(text: str, problem: str) -> None:
@@ -120,14 +120,14 @@ def test_a_position_is_refused_with_the_reason(savepoint: CompletedCheckpoint, b
     with pytest.raises(InvalidLocationError, match="no source 'behind'"):
         repositioned(savepoint, {"behind": EARLIEST})
     once = repositioned(savepoint, {"orders": EARLIEST})
-    with pytest.raises(InvalidLocationError, match="was set in .* before"):
+    with pytest.raises(InvalidLocationError, match="was already set in .*"):
         repositioned(once, {"orders": EARLIEST})
     with pytest.raises(InvalidLocationError, match="take a new savepoint"):
         repositioned(replace(savepoint, edges=()), {"orders": EARLIEST})
     state = savepoint.states["readers", 0]
     stream = ChannelStateStream(0, 0, "", (ChannelStateSegment(write_file(base), 0, 5),))
     in_flight = {**savepoint.states, ("readers", 0): replace(state, inputs=(stream,))}
-    with pytest.raises(InvalidLocationError, match="holds data in flight"):
+    with pytest.raises(InvalidLocationError, match="contains in-flight data"):
         repositioned(replace(savepoint, states=in_flight), {"orders": EARLIEST})
     with pytest.raises(InvalidLocationError):
         reposition_snapshot(savepoint.directory, base.child("none"), {"payments": EARLIEST})

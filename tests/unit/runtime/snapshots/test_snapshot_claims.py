@@ -194,7 +194,7 @@ def test_the_claim_of_another_job_is_respected(jobs: Jobs) -> None:
 def test_the_checkpoints_of_a_job_that_may_be_running_are_not_claimed(jobs: Jobs) -> None:
     snapshot = jobs.checkpoint(FIRST, 1, jobs.shared_file(FIRST, 1))
     storage = jobs.storage(FIRST)
-    with pytest.raises(InvalidLocationError, match="a living job writes to"):
+    with pytest.raises(InvalidLocationError, match="an active job writes to"):
         jobs.claim(snapshot, SECOND, "a", storage.location.url)
     storage.claim("s3://ha/other")
     with pytest.raises(OwnedElsewhereError, match="in the cluster s3://ha/other"):
@@ -206,7 +206,7 @@ def test_a_forged_snapshot_makes_nothing_elsewhere_deletable(jobs: Jobs, tmp_pat
     precious = tmp_path / "precious"
     precious.write_bytes(b"x")
     forged = jobs.checkpoint(FIRST, 1, StateFile(precious.as_uri(), 1, "xxh3-128:" + "0" * 32))
-    with pytest.raises(InvalidLocationError, match="where no job's shared files lie"):
+    with pytest.raises(InvalidLocationError, match="which does not contain shared files of a job"):
         jobs.claim(forged, SECOND)
     assert jobs.owner(FIRST) is None
     assert not (tmp_path / "claim").exists()

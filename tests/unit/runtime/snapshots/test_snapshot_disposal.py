@@ -162,7 +162,7 @@ def test_siblings_of_a_checkpoint_stay_whole_and_can_be_claimed_again(root: Path
     sibling = write_snapshot(storage.initialize_checkpoint(1), both)
     claimed = replace(write_snapshot(storage.initialize_checkpoint(2), both, own), directory=storage.checkpoint(2).url)
     claimed_by(root, claimed, RELEASED, OTHER)
-    with pytest.raises(StorageError, match="a living job writes to"):
+    with pytest.raises(StorageError, match="an active job writes to"):
         dispose_of_snapshot(claimed.directory, CLUSTER, (storage.location.url,))
     dispose_of_snapshot(claimed.directory, CLUSTER)
     assert storage.list_checkpoints() == [1]
@@ -203,7 +203,7 @@ def test_a_disposal_that_is_interrupted_at_any_step_continues(
             dispose_of_snapshot(savepoint.directory, CLUSTER)
     assert left_to_do == 0
     (left,) = list_savepoints(str(root))
-    assert "deletion was broken off" in (left.problem or "")
+    assert "deletion is in progress or was interrupted" in (left.problem or "")
     dispose_of_snapshot(savepoint.directory, "session c")
     assert list((root / "savepoints").iterdir()) == []
 

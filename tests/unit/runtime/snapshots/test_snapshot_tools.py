@@ -209,9 +209,9 @@ def test_a_snapshot_is_no_place_for_another_one(tmp_path: Path, into: str) -> No
     (tmp_path / "source-link").symlink_to(source)
     before = content(source)
     target = resolve(into.format(source))
-    with pytest.raises(InvalidLocationError, match="lies in the snapshot"):
+    with pytest.raises(InvalidLocationError, match="is inside the snapshot"):
         copy_snapshot(str(source), target)
-    with pytest.raises(InvalidLocationError, match="lies in the snapshot"):
+    with pytest.raises(InvalidLocationError, match="is inside the snapshot"):
         convert_snapshot(str(source), target, SavepointFormat.CANONICAL, "hashmap")
     assert content(source) == before
 

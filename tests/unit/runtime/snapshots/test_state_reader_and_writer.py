@@ -92,7 +92,7 @@ def test_what_is_given_up_leaves_nothing(base: Location) -> None:
     target = base.child("target")
     writer = writing(target, kind="value")
     messages = [writer.write(iter([batch((1, 1))])), writer.write(iter([batch((1, 2))]))]
-    with pytest.raises(StateValueError, match="has one row for each key, and {'key.id': 1} is there twice"):
+    with pytest.raises(StateValueError, match="has one row for each key, but {'key.id': 1} occurs twice"):
         writer.commit(messages)
     writer.abort(messages)
     assert not exists(target)

@@ -117,9 +117,9 @@ def test_a_key_that_is_there_twice_is_refused(
     tmp_path: Path, state: NewState, once: list[Any], twice: list[Any]
 ) -> None:
     assert sorted(content(write(resolve(tmp_path / "once"), state, [once])), key=str) == sorted(once, key=str)
-    with pytest.raises(StateValueError, match="state 'state' of operator 'op' has one row for each key, and"):
+    with pytest.raises(StateValueError, match="state 'state' of operator 'op' has one row for each key, but"):
         write(resolve(tmp_path / "within"), state, [twice])
-    with pytest.raises(StateValueError, match="is there twice"):
+    with pytest.raises(StateValueError, match="occurs twice"):
         write(resolve(tmp_path / "across"), state, [[row] for row in twice])
 
 
@@ -182,7 +182,7 @@ def test_the_order_of_lists_in_the_base_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["unaligned", "unaligned-files"])
 def test_data_in_flight_is_not_lost_silently(tmp_path: Path, name: str) -> None:
     snapshot = open_snapshot(str(placed(DIRECTORY / "format-2" / name, tmp_path)))
-    with pytest.raises(InvalidLocationError, match="holds data in flight; use a savepoint"):
+    with pytest.raises(InvalidLocationError, match="contains in-flight data; use a savepoint"):
         check_base(snapshot, "kept")
 
 
@@ -239,7 +239,7 @@ def test_a_part_that_comes_too_late_takes_itself_back(
             end_write()
 
     monkeypatch.setattr(CanonicalWriter, "write_table", writing)
-    with pytest.raises(StorageError, match="a part of .* came too late: the write had already ended"):
+    with pytest.raises(StorageError, match="a part of .* arrived after the write had ended"):
         write_part(target, PREFIX, state, table(state, [(1, 2), (2, 2)]))
     if end == "give up":
         assert not exists(target)
@@ -286,7 +286,7 @@ def test_a_write_is_not_given_up_while_its_savepoint_may_come(base: Location, mo
         raise AmbiguousWriteError("it is unknown whether it was written", directory.url)
 
     monkeypatch.setattr(authoring, "write_metadata", unanswered)
-    with pytest.raises(AmbiguousWriteError, match="its files stay: if it is there the savepoint is complete"):
+    with pytest.raises(AmbiguousWriteError, match="its files are kept: if it exists the savepoint is complete"):
         publish_savepoint(target, PREFIX, state, [part], None, 1)
     give_up(target, PREFIX)
     write_metadata(target, asked[0])
@@ -312,7 +312,7 @@ def test_a_write_that_was_given_up_is_not_published(
         give_up(target, PREFIX)
     if not target.is_object_store:
         make_directory(target)  # as a store has it that needs none
-    with pytest.raises(StorageError, match="cannot be published: the write was given up"):
+    with pytest.raises(StorageError, match="cannot be published: the write was abandoned"):
         publish_savepoint(target, PREFIX, state, [part], None, 1)
     give_up(target, PREFIX)
     assert not exists(target)

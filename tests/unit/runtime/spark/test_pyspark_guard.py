@@ -87,5 +87,5 @@ def test_a_missing_pyspark_is_reported(installed: dict[str, str]) -> None:
 @pytest.mark.usefixtures("installed")
 def test_another_version_of_spark_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     use_package(monkeypatch, "4.3.0")
-    with pytest.raises(PySparkMismatchError, match=r"the Spark it talks to is 4\.1\.1"):
+    with pytest.raises(PySparkMismatchError, match=r"the Spark that it connects to is 4\.1\.1"):
         check_pyspark(Spark("4.1.1"))

@@ -102,9 +102,9 @@ async def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
+        (b"\x81\xa4type\xa8nonsense", "the driver may not send message 'nonsense' here"),
         (b"\x82\xa4type\xabSpawnWorker\xa6worker\x05", "the message SpawnWorker of the driver is malformed"),
-        (b"noise", "what the driver sent is not a message"),
+        (b"noise", "the driver sent bytes that are not a message"),
     ],
 )
 async def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(

@@ -326,8 +326,8 @@ HOSTILE: dict[str, tuple[Callable[[], CanonicalKeyedStateHandle], str]] = {
     "text for numbers": (lambda: rewritten(lambda t: column(t, 1, t.column(1).cast(pa.string()))), "its columns are"),
     "a column too many": (lambda: rewritten(lambda t: t.append_column("x", t.column(1))), "its columns are"),
     "no key groups": (lambda: rewritten(lambda t: t.drop_columns("key_group")), "its columns are"),
-    "fewer rows": (lambda: rewritten(lambda t: t.slice(1)), "should have those of .500"),
-    "more rows": (lambda: structs.replace(valid(), row_groups=(RowGroup(10**18, ALL),)), "should have those of"),
+    "fewer rows": (lambda: rewritten(lambda t: t.slice(1)), "instead of .500"),
+    "more rows": (lambda: structs.replace(valid(), row_groups=(RowGroup(10**18, ALL),)), "instead of"),
     "a narrower range": (
         lambda: structs.replace(valid(), row_groups=(RowGroup(500, KeyGroupRange(3, 5)),)), "do not ascend from 3 to 5"
     ),
@@ -343,8 +343,8 @@ HOSTILE: dict[str, tuple[Callable[[], CanonicalKeyedStateHandle], str]] = {
     "bytes that are no text": (
         lambda: rewritten(lambda t: column(t, 2, pa.array([b"\xff"] * len(KEYS)).view(pa.string()))), "UTF-?8"
     ),
-    "another state's": (lambda: structs.replace(valid(), name="other"), "it says of itself"),
-    "another range": (lambda: structs.replace(valid(), key_groups=KeyGroupRange(0, 200)), "it says of itself"),
+    "another state's": (lambda: structs.replace(valid(), name="other"), "it describes itself as"),
+    "another range": (lambda: structs.replace(valid(), key_groups=KeyGroupRange(0, 200)), "it describes itself as"),
 }  # fmt: skip
 
 

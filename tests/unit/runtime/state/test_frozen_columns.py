@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory.aggregate_table import FrozenColumns
 
 

@@ -15,6 +15,7 @@ SCRIPT = """
 import logging, sys
 logging.basicConfig(level=logging.WARNING, stream=sys.stdout)
 import numpy as np
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.kernels import compiler
 
 @compiler.kernel((compiler.IN_I64,))
@@ -24,7 +25,7 @@ def total(numbers):
         found += number
     return found
 
-print(total(compiler.read_only(np.arange(5))))
+print(total(read_only(np.arange(5))))
 """
 """A kernel of its own: compiling those of the engine takes several seconds."""
 

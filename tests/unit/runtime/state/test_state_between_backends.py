@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.errors import UnsupportedBackendError
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec, TimeToLive
 from tests.support.inline_snapshots import CANONICAL, CHECKPOINT, handles_of
 from tests.unit.runtime.state.conftest import MAX_PARALLELISM, Snapshots, small_cache

@@ -19,6 +19,7 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
 from ckpt_runtime.task.diagnosis import Diagnosis, StackSampler
+from tests.support.patience import deadline
 from tests.unit.runtime.task.conftest import TaskKit
 
 TIMEOUT_S = 60.0
@@ -78,8 +79,8 @@ def test_a_thread_that_waits_is_off_cpu_and_one_that_computes_is_on_cpu(kit: Tas
         [(waiting.bench.subtask, waiting.thread.thread), (computing.bench.subtask, computing.thread.thread)]
     )
     # The kernel's clock of a thread decides, so that a look says something only behind some time of the thread.
-    pause = threading.Event()
-    for _ in range(200):
+    pause, is_over = threading.Event(), deadline(TIMEOUT_S)
+    while not is_over():
         pause.wait(0.01)
         sampler.look()
         if any(stack.on_cpu for stack in sampler.stacks()):

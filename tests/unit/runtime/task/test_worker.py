@@ -161,12 +161,12 @@ def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
 @pytest.mark.parametrize(
     ("body", "told"),
     [
-        (b"\x81\xa4type\xa8nonsense", "the driver sends no message 'nonsense' here"),
+        (b"\x81\xa4type\xa8nonsense", "the driver may not send message 'nonsense' here"),
         (
             b"\x82\xa4type\xb0CancelDeployment\xaadeployment\xa1x",
             "the message CancelDeployment of the driver is malformed",
         ),
-        (b"\xff", "what the driver sent is not a message"),
+        (b"\xff", "the driver sent bytes that are not a message"),
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
 )

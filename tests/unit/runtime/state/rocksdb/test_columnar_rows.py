@@ -16,9 +16,9 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
-from ckpt_runtime.state.kernels.compiler import read_only
 from ckpt_runtime.state.memory import row_buffer
 from ckpt_runtime.state.memory.row_buffer import RowBuffers
 from ckpt_runtime.state.registry import create_backend
@@ -216,7 +216,7 @@ def test_other_ends_of_rows_are_refused(make: Make) -> None:
     handles = written(backend.snapshot(1, CHECKPOINT))
     again = make()
     restore(again, handles)
-    with pytest.raises(StateSchemaError, match="state 'left' of operator 'op': its rows end otherwise"):
+    with pytest.raises(StateSchemaError, match="state 'left' of operator 'op': its rows end at an unexpected position"):
         again.row_buffers([RowBufferSpec("left", SCHEMA, ("k",))])
 
 
