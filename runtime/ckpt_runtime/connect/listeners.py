@@ -45,7 +45,8 @@ class _Watched:
             return None
         self._seen = report["batchId"]
         now_ms = round(datetime.fromisoformat(report["timestamp"]).timestamp() * 1000)
-        moved, self._event_time = report["eventTime"] != self._event_time, report["eventTime"]
+        event_time = report.get("eventTime", {})
+        moved, self._event_time = event_time != self._event_time, event_time
         if report["numInputRows"] or moved:
             event = Event(StreamingQueryEventType.QUERY_PROGRESS_EVENT, json.dumps({"progress": report}))
         elif now_ms - self._posted_at_ms >= _IDLE_MS:

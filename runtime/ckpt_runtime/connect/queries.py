@@ -50,6 +50,8 @@ def pipeline(spark: SparkSession) -> None:
 '''
 _MOST_PROGRESS = 100
 """Number of progress reports that a query keeps, as Spark does by default."""
+_READERS = frozenset({"source", "range_reader"})
+"""The kinds of operators that emit the rows of a source."""
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
 
@@ -217,8 +219,14 @@ class Queries:
             for subtask in vertex.subtasks
             if subtask.measures is not None and subtask.measures.input_watermark is not None
         ]
-        measures = [subtask.measures for vertex in sources for subtask in vertex.subtasks]
-        read = sum(measure.rows_out for measure in measures if measure is not None)
+        first = {vertex.id: vertex.operators[0].kind for vertex in details.graph.vertices}
+        read = sum(
+            subtask.measures.operator_rows[0]
+            for vertex in details.vertices
+            if first[vertex.vertex_id] in _READERS
+            for subtask in vertex.subtasks
+            if subtask.measures is not None and subtask.measures.operator_rows
+        )
         now = latest.trigger_timestamp
         rows, query.rows = max(0, read - query.rows), read
         since = query.reported_at_ms or details.overview.start_time_ms
@@ -237,7 +245,7 @@ class Queries:
             "batchId": latest.id,
             "batchDuration": latest.end_to_end_duration,
             "durationMs": {"triggerExecution": latest.end_to_end_duration},
-            "eventTime": _event_time(watermarks),
+            **({"eventTime": event_time} if (event_time := _event_time(watermarks)) else {}),
             "stateOperators": [],
             "numInputRows": rows,
             **rates,
