@@ -136,7 +136,7 @@ def test_first_bad_line_fails_in_mode_failfast_with_its_number(spark: SparkSessi
     options = {"header": "true", "mode": "FAILFAST", "columnPruning": "false"}
     with pytest.raises(Exception, match="MALFORMED_RECORD_IN_PARSING|FAILED_READ_FILE"):
         of_spark(spark, file, "n INT, name STRING", options)
-    with pytest.raises(FileFormatError, match=r"a\.csv: line 5: 'x' in column 'n' is no int32"):
+    with pytest.raises(FileFormatError, match=r"a\.csv: line 5: 'x' in column 'n' is not of type int32"):
         of_engine(file, "n INT, name STRING", options)
 
 

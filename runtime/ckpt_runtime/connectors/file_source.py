@@ -323,7 +323,7 @@ class FileReader(SplitReader):
             try:
                 value = pa.scalar(text, pa.string()).cast(field.type)
             except pa.ArrowException as error:
-                raise ValueError(f"{url}: {text!r} is not a {field.type} for column {field.name!r}") from error
+                raise ValueError(f"{url}: {text!r} is not of type {field.type} for column {field.name!r}") from error
             columns.append(pa.repeat(value, batch.num_rows))
         whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole

@@ -160,7 +160,7 @@ class CsvParser:
                     known[text] = _BAD
             value = None if text is None else known[text]
             if value is _BAD:
-                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is not a {type_}")
+                bad.setdefault(row, f"{text!r} in column {column.field.name!r} is not of type {type_}")
                 value = None
             results.append(value)
         if pa.types.is_timestamp(type_):

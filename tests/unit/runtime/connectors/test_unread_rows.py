@@ -70,7 +70,7 @@ def test_bad_records_are_kept_once_with_their_place_and_bytes_through_a_restart(
 @pytest.mark.parametrize("options", [{"badRows": "fail"}, {"mode": "FAILFAST", "columnPruning": "false"}], ids=str)
 def test_first_bad_record_fails_the_job_with_its_place(tmp_path: Path, options: dict[str, str]) -> None:
     source = written(tmp_path, "csv")
-    with pytest.raises(StorageError, match=r"a\.csv: line 2: 'x' in column 'n' is no int64"):
+    with pytest.raises(StorageError, match=r"a\.csv: line 2: 'x' in column 'n' is not of type int64"):
         Job("csv", {"path": str(source), **options}, NUMBERS).run()
 
 
