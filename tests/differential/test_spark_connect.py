@@ -78,7 +78,7 @@ def client(port: int, token: str, *arguments: str) -> subprocess.CompletedProces
 
 @pytest.mark.row("ps.7")
 def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
-    cluster: MiniCluster, port: int, orders: Path, tmp_path: Path
+    spark: SparkSession, cluster: MiniCluster, port: int, orders: Path, tmp_path: Path
 ) -> None:
     ended = client(port, TOKEN, str(orders), str(tmp_path))
     assert ended.returncode == 0, ended.stderr
@@ -97,6 +97,18 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert seen["in time"] is False
     assert seen["found"] == "running"
     assert seen["stopped"] == [False, []]
+    started, running, stopped = seen["listened"]
+    assert started == ["running"]
+    assert stopped == [[running, None]]
+    batches = [batch for batch, _, _ in seen["reports"]]
+    assert batches == sorted(set(batches))
+    assert len(batches) >= 2
+    assert all(report[1:] == [True, "running"] for report in seen["reports"])
+    assert_form_of_spark(spark, seen["report"])
+    assert "aggregate, no uid" in seen["plan of a frame"]
+    assert "query 'running'" in seen["plan of a query"]
+    assert "sink parquet" in seen["plan of a query"]
+    assert "DIVIDE_BY_ZERO" in seen["listened to a failure"]
     assert seen["raised"].startswith("StreamingQueryException")
     assert "FailureCause" not in seen["failure"]
     assert "DIVIDE_BY_ZERO" in seen["failure"]
@@ -108,6 +120,16 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert seen["batch error"].startswith("AnalysisException")
     assert "`nope`" in seen["batch error"]
     assert not (tmp_path / "refused").exists()
+
+
+def assert_form_of_spark(spark: SparkSession, report: dict[str, Any]) -> None:
+    """A report of progress has the keys of one of Spark's, for sources and sinks, too."""
+    query = spark.readStream.format("rate").load().writeStream.format("noop").trigger(availableNow=True).start()
+    query.awaitTermination()
+    wanted = json.loads(query.lastProgress.json)
+    assert set(report) == set(wanted)
+    assert set(report["sources"][0]) == {*wanted["sources"][0], "metrics"}  # those of Spark's sources that have some
+    assert set(report["sink"]) == set(wanted["sink"])
 
 
 @pytest.mark.row("ps.7")

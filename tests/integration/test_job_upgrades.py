@@ -180,7 +180,7 @@ def test_beside_an_upgrade_that_waits_for_approval_nothing_else_is_started_or_en
     again = FinishUpgradeOperator(task_id="finish", upgrade=paused, approve=True, **FAST)
     with pytest.raises(CkptUpgradeRefused, match="does not hold the lineage"):
         again.execute(Task().context())
-    with pytest.raises(Conflict, match=f"Job {job.job_id}, which is RUNNING, has the lineage {old} too"):
+    with pytest.raises(Conflict, match=f"Job {job.job_id}, which is RUNNING, also has the lineage {old}"):
         SequenceJob(job.cluster, tmp_path / "retried").start(savepoint=paused["savepoint_path"])
     assert upgraded.living() == job.job_id
     assert upgraded.holds() == []

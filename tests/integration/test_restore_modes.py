@@ -247,7 +247,7 @@ def test_a_job_of_another_cluster_that_claims_the_same_savepoint_is_refused_with
     job.start(snapshot, "CLAIM", interval="1h", rate=100)
     with MiniCluster() as other:
         before = content(snapshot)
-        with pytest.raises(SnapshotInUse, match="nothing is known here: it has claimed.*ckpt snapshot release file:/"):
+        with pytest.raises(SnapshotInUse, match="is unknown here: it has claimed.*ckpt snapshot release file:/"):
             submit(other, job.directory, snapshot, "CLAIM")
         with pytest.raises(SnapshotInUse, match="cannot be disposed of while job"):
             other.call(other.dispatcher.dispose_savepoint(str(snapshot), None))

@@ -12,7 +12,7 @@ import io
 import json
 import uuid
 import zipfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -49,9 +49,11 @@ def pipeline(spark: SparkSession) -> None:
         spark.client.execute_command(ParseDict(command, Command()))
 '''
 _MOST_PROGRESS = 100
+"""Number of progress reports that a query keeps, as Spark does by default."""
+_READERS = frozenset({"source", "range_reader"})
+"""The kinds of operators that emit the rows of a source."""
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
-"""Number of progress reports that a query keeps, as Spark does by default."""
 
 
 class QueryFailedError(Exception):
@@ -68,6 +70,7 @@ class Query:
     reported: int = 0
     rows: int = 0
     reported_at_ms: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
@@ -101,6 +104,10 @@ class Queries:
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )
         return Query(job_id, name)
+
+    async def listen(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Calls ``wake`` after each event of any job until the returned function is called."""
+        return (await self._dispatcher.event_log()).listen(wake)
 
     async def result(self, query: Query) -> ExecutionResult:
         """Returns the job's result; its status is None while the job has not ended."""
@@ -193,9 +200,15 @@ class Queries:
         A report is made when it is asked for and a checkpoint has completed since the last one. It counts the rows that
         the sources have read since then; its duration is that of the checkpoint.
         """
+        async with query.lock:
+            await self._report(query)
+        return query.progress
+
+    async def _report(self, query: Query) -> None:
+        """Adds a report if a checkpoint has completed since the last one."""
         latest = (await self._dispatcher.checkpoint_statistics(query.job_id)).latest_completed
         if latest is None or latest.id == query.reported:
-            return query.progress
+            return
         details = await self._dispatcher.job_details(query.job_id)
         edges = details.graph.edges
         sources = [vertex for vertex in details.vertices if all(edge.target != vertex.vertex_id for edge in edges)]
@@ -206,8 +219,14 @@ class Queries:
             for subtask in vertex.subtasks
             if subtask.measures is not None and subtask.measures.input_watermark is not None
         ]
-        measures = [subtask.measures for vertex in sources for subtask in vertex.subtasks]
-        read = sum(measure.rows_out for measure in measures if measure is not None)
+        first = {vertex.id: vertex.operators[0].kind for vertex in details.graph.vertices}
+        read = sum(
+            subtask.measures.operator_rows[0]
+            for vertex in details.vertices
+            if first[vertex.vertex_id] in _READERS
+            for subtask in vertex.subtasks
+            if subtask.measures is not None and subtask.measures.operator_rows
+        )
         now = latest.trigger_timestamp
         rows, query.rows = max(0, read - query.rows), read
         since = query.reported_at_ms or details.overview.start_time_ms
@@ -222,11 +241,11 @@ class Queries:
             "id": query.id,
             "runId": query.id,
             "name": query.name or None,
-            "timestamp": _time(now),
+            "timestamp": spark_time(now),
             "batchId": latest.id,
             "batchDuration": latest.end_to_end_duration,
             "durationMs": {"triggerExecution": latest.end_to_end_duration},
-            "eventTime": _event_time(watermarks),
+            **({"eventTime": event_time} if (event_time := _event_time(watermarks)) else {}),
             "stateOperators": [],
             "numInputRows": rows,
             **rates,
@@ -234,10 +253,10 @@ class Queries:
             "sink": {"description": ", ".join(vertex.name for vertex in sinks), "numOutputRows": -1},
         }
         query.progress = [*query.progress, json.dumps(report)][-_MOST_PROGRESS:]
-        return query.progress
 
 
-def _time(millis: int) -> str:
+def spark_time(millis: int) -> str:
+    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970."""
     return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
 
 
@@ -247,7 +266,7 @@ def _event_time(watermarks: Sequence[int]) -> dict[str, str]:
     The end of data is a watermark, too, which lies behind all times that have a text.
     """
     reached = min((watermark for watermark in watermarks if watermark <= _LATEST_MS), default=None)
-    return {} if reached is None else {"watermark": _time(max(0, reached))}
+    return {} if reached is None else {"watermark": spark_time(max(0, reached))}
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -22,7 +22,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
-from pyspark.sql.connect.proto import Command
+from pyspark.sql.connect.proto import Command, StreamingQueryListenerEventsResult
 from pyspark.sql.connect.proto import base_pb2 as messages
 from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
 from pyspark.sql.types import LongType
@@ -30,6 +30,7 @@ from pyspark.sql.types import LongType
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.connect.listeners import ListenerBus, started_event
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
 from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
@@ -94,6 +95,10 @@ _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 _NO_CODE = (
     "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`"
+)
+
+_ABOUT_QUERIES = frozenset(
+    {"streaming_query_command", "streaming_query_manager_command", "streaming_query_listener_bus_command"}
 )
 
 Call: TypeAlias = Any
@@ -248,7 +253,7 @@ class ConnectServer:
         otherwise."""
         session = self._sessions.of(request)
         kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else ""
-        queries = kind in ("streaming_query_command", "streaming_query_manager_command")
+        queries = kind in _ABOUT_QUERIES
         if not queries and kind != "write_stream_operation_start" and not reads_stream(request, session.views):
             async for response in self.pass_on_stream("ExecutePlan", request.SerializeToString(), call):
                 yield response
@@ -261,6 +266,15 @@ class ConnectServer:
         ids = {"session_id": request.session_id, "server_side_session_id": spark_session}
         ids["operation_id"] = request.operation_id
         response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+        last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+        last.result_complete.SetInParent()
+        if kind == "streaming_query_listener_bus_command":
+            async for events in self._listener_bus(session, request.plan.command.streaming_query_listener_bus_command):
+                response = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
+                response.streaming_query_listener_events_result.CopyFrom(events)
+                yield response
+            yield last
+            return
         match kind:
             case "write_stream_operation_start":
                 await self._start(session, request, call, response.write_stream_operation_start_result)
@@ -281,9 +295,23 @@ class ConnectServer:
                     f"{what} needs a batch; the result of a stream is written by a query that writeStream starts",
                 )
         yield response
-        last = messages.ExecutePlanResponse(**ids, response_id=str(uuid.uuid4()))
-        last.result_complete.SetInParent()
         yield last
+
+    async def _listener_bus(self, session: ClientSession, command: Any) -> AsyncIterator[Any]:
+        """Yields the events of the session's queries until the client removes its last listener."""
+        if session.listeners is not None:
+            session.listeners.remove()
+            session.listeners = None
+        if command.WhichOneof("command") == "remove_listener_bus_listener":
+            return
+        bus = session.listeners = ListenerBus(self._queries, session.queries)
+        await bus.skip_ended()
+        yield StreamingQueryListenerEventsResult(listener_bus_listener_added=True)
+        async for events in bus.events():
+            result = StreamingQueryListenerEventsResult()
+            for event in events:
+                result.events.add(event_type=event.kind, event_json=event.text)
+            yield result
 
     async def _start(self, session: ClientSession, request: Any, call: Call, result: Any) -> None:
         start = request.plan.command.write_stream_operation_start
@@ -297,6 +325,8 @@ class ConnectServer:
             session.options.own.to_dict(),
         )
         session.queries[query.id] = query
+        session.starts[query.id] = start
+        result.query_started_event_json = started_event(query)
         result.query_id.id = result.query_id.run_id = query.id
         result.name = query.name
 
@@ -359,8 +389,11 @@ class ConnectServer:
                     "a job cannot know whether it has read all available data: use trigger(availableNow=True) and "
                     "awaitTermination()",
                 )
+            case "explain":
+                start = session.starts[query.id]
+                result.explain.result = await session.explained(start, extended=command.explain.extended)
             case other:
-                raise PlanError("query", f"{other} is not supported; the page of job {query.job_id} shows its plan")
+                raise PlanError("query", f"{other} is not supported")
 
     async def _manager(self, session: ClientSession, command: Any, result: Any) -> None:
         """Answers ``spark.streams``."""
@@ -381,6 +414,7 @@ class ConnectServer:
                 ended = [key for key, query in session.queries.items() if not await queries.is_active(query)]
                 for key in ended:
                     del session.queries[key]
+                    session.starts.pop(key, None)
             case other:
                 raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
 

@@ -7,12 +7,15 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.connect.listeners import ListenerBus
 from ckpt_runtime.connect.queries import Query
 from ckpt_runtime.frontend.analysis import ANALYZER
-from ckpt_runtime.frontend.capture import Capture, Service
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, Service
+from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
-from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
 
 T = TypeVar("T")
 
@@ -23,8 +26,9 @@ MOST_SESSIONS = 200
 class ClientSession:
     """The state of one client's session.
 
-    ``views`` holds the commands that made views of streams, by the views' names, and ``operations`` the ids of the
-    operations that are answered here and that the client has not released.
+    ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
+    by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
+    released. ``listeners`` is the stream of events while the client has listeners.
     """
 
     def __init__(self) -> None:
@@ -32,12 +36,15 @@ class ClientSession:
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
+        self.starts: dict[str, Any] = {}
+        self.listeners: ListenerBus | None = None
         self.operations: set[str] = set()
         self._analyses: dict[str, str] = {}
         self._capture = Capture(
             self._analyses,
             lambda source: spark_columns(source, DataSources().resolve),
             self.options.set,
+            explain=self._explain,
         )
         self._service = Service(self._capture)
         self._lock = asyncio.Lock()
@@ -51,6 +58,21 @@ class ClientSession:
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
         return await self._with_spark(lambda: self._service.methods["AnalyzePlan"](request))
+
+    async def explained(self, start: Any, *, extended: bool) -> str:
+        """Returns the plan of a query by the command that started it. Raises PlanError."""
+
+        def explain() -> str:
+            capture = self._capture
+            query = CapturedQuery(start, capture.analysis_of(capture.request_of(start.input)))
+            return self._explain(capture, query, extended)
+
+        return await self._with_spark(explain)
+
+    def _explain(self, capture: Capture, of: Analysis | CapturedQuery, extended: bool) -> str:
+        capture.explained.clear()
+        parallelism = self.options.effective.get(PipelineOptions.PARALLELISM)
+        return explanation(capture, of, DataSources().resolve, parallelism, extended=extended)
 
     async def add_view(self, request: Any) -> None:
         """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
@@ -89,4 +111,6 @@ class ClientSessions:
 
     def release(self, request: Any) -> None:
         """Drops a session. Its jobs continue to run."""
-        self._sessions.pop((request.user_context.user_id, request.session_id), None)
+        session = self._sessions.pop((request.user_context.user_id, request.session_id), None)
+        if session is not None and session.listeners is not None:
+            session.listeners.remove()

@@ -5,10 +5,14 @@ python connect_client.py sc://localhost:15002/;token=... ORDERS OUTPUT
 
 import json
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
+from threading import Condition
 from typing import Any
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import StreamingQueryListener
 
 url, orders_path, output = sys.argv[1:]
 spark = SparkSession.builder.remote(url).getOrCreate()
@@ -21,6 +25,44 @@ def refusal(action: Any) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "not refused"
+
+
+class Listener(StreamingQueryListener):
+    """Keeps the events that it gets."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, Any]] = []
+        self.changed = Condition()
+
+    def onQueryStarted(self, event: Any) -> None:
+        self.keep("started", event.name)
+
+    def onQueryProgress(self, event: Any) -> None:
+        self.keep("progress", event.progress)
+
+    def onQueryIdle(self, event: Any) -> None:
+        self.keep("idle", str(event.id))
+
+    def onQueryTerminated(self, event: Any) -> None:
+        self.keep("ended", [str(event.id), event.exception])
+
+    def keep(self, kind: str, value: Any) -> None:
+        with self.changed:
+            self.events.append((kind, value))
+            self.changed.notify_all()
+
+    def wait(self, kind: str, count: int) -> list[Any]:
+        """The values of a kind, as soon as there are so many."""
+        with self.changed:
+            found = self.changed.wait_for(lambda: [v for k, v in self.events if k == kind][count - 1 :], 120)
+            assert found, self.events
+            return [v for k, v in self.events if k == kind]
+
+
+def shown(action: Any) -> str:
+    with redirect_stdout(StringIO()) as text:
+        action()
+    return text.getvalue()
 
 
 seen["batch"] = [row.id for row in spark.createDataFrame([(1,), (2,)], "id INT").where("id > 1").collect()]
@@ -49,18 +91,29 @@ seen["ended"] = [query.isActive, query.exception() is None, query.status["messag
 progress = query.lastProgress
 seen["progress"] = None if progress is None else [progress.name, progress.batchId >= 1]
 
+listener = Listener()
+spark.streams.addListener(listener)
+seen["plan of a frame"] = shown(spark.sql(totals.format("orders")).explain)
 numbers = spark.readStream.format("numbers").option("rowsPerSecond", "100").load()
 running = numbers.writeStream.format("parquet").queryName("running").start(f"{output}/running")
 seen["active"] = [active.name for active in spark.streams.active]
 seen["in time"] = running.awaitTermination(0.2)
+seen["plan of a query"] = shown(running.explain)
+listener.wait("progress", 2)
 seen["found"] = getattr(spark.streams.get(running.id), "name", None)
 running.stop()
 seen["stopped"] = [running.isActive, [active.name for active in spark.streams.active]]
 
+seen["listened"] = [listener.wait("started", 1), running.id, listener.wait("ended", 1)]
+reports = [json.loads(each.json) for each in listener.wait("progress", 1)]
+seen["reports"] = [[each["batchId"], each["numInputRows"] > 0, each["name"]] for each in reports]
+seen["report"] = reports[-1]
 spark.conf.set("restart-strategy.type", "none")
 failing = orders.selectExpr("1 DIV (quantity - quantity) AS x").writeStream.format("parquet").start(f"{output}/failing")
 seen["raised"] = refusal(failing.awaitTermination)
 seen["failure"] = str(failing.exception())
+seen["listened to a failure"] = listener.wait("ended", 2)[1][1]
+spark.streams.removeListener(listener)
 
 seen["unknown column"] = refusal(lambda: spark.sql("SELECT nope FROM orders").writeStream.start(f"{output}/refused"))
 seen["action"] = refusal(orders.collect)

@@ -52,7 +52,7 @@ def test_every_field_is_covered(field: str) -> None:
     ("token", "cluster", "now", "error", "said"),
     [
         ("other", "flights", NOW, UnprovenDocument, "does not match this token"),
-        ("token", "trains", NOW, UnprovenDocument, "the cluster 'flights', not of 'trains'"),
+        ("token", "trains", NOW, UnprovenDocument, "of cluster 'flights', not of 'trains'"),
         ("token", "flights", NOW + 21, OutdatedDocument, "no leader has renewed it"),
         ("token", "flights", NOW - 3600, OutdatedDocument, "clocks"),
     ],
