@@ -19,7 +19,8 @@ FILES = fast(
     state__storage__fs__memory_threshold="0",
     execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
 )
-
+MANUAL = {**FILES, "execution.checkpointing.interval": "600 s"}
+"""Only the tests take checkpoints."""
 
 DEFAULTS = {"execution.checkpointing.interval": "250 ms", "state.storage.fs.memory-threshold": "0"}
 """The restart strategy, retention and tolerance that a job has when nothing is said about them."""
@@ -72,6 +73,21 @@ def _content(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
+def _checkpoint(job: SequenceJob) -> Path:
+    """Takes checkpoints until both subtasks have state in one, because both have had rows."""
+    cluster = job.cluster
+
+    def taken() -> Path:
+        before = cluster.completed_checkpoints(job.job_id)
+        cluster.call(cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
+        cluster.wait_until(lambda: cluster.completed_checkpoints(job.job_id) > before, "the checkpoint")
+        return max((job.checkpoints / job.job_id).glob("chk-*"), key=lambda path: int(path.name.removeprefix("chk-")))
+
+    while len(_state_files(found := taken())) < 4:
+        pass
+    return found
+
+
 def _assert_refused(job: SequenceJob, names: list[str]) -> None:
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
     failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
@@ -94,9 +110,9 @@ def bystander(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) ->
 def savepoint(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A savepoint of the ``sequence`` pipeline at parallelism 2 with a file for each keyed state."""
     job = SequenceJob(cluster, tmp_path_factory.mktemp("savepoint"))
-    job.start(configuration=FILES)
+    job.start(configuration=MANUAL)
     job.running()
-    job.has_output()
+    _checkpoint(job)
     found = Path(cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True).removeprefix("file://"))
     assert len(_state_files(found)) == 4
     return found
@@ -179,9 +195,7 @@ def test_a_file_of_a_savepoint_that_is_missing_is_waited_for(job: SequenceJob, s
 def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: SequenceJob) -> None:
     job.start(configuration={**DEFAULTS, "execution.checkpointing.interval": "600 s"})
     job.running()
-    job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
-    job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) == 1, "the checkpoint")
-    (checkpoint,) = (job.checkpoints / job.job_id).glob("chk-*")
+    checkpoint = _checkpoint(job)
     victim = _state_files(checkpoint)[-1]
     aside = victim.rename(job.directory / "aside")
     job.inject("map-raise")
@@ -194,11 +208,9 @@ def test_a_file_of_the_latest_checkpoint_that_is_missing_is_waited_for(job: Sequ
 def test_a_running_job_whose_latest_checkpoint_is_damaged_fails_by_name_and_keeps_it(
     job: SequenceJob, savepoint: Path, tmp_path: Path, damage: str
 ) -> None:
-    job.start(configuration={**FILES, "execution.checkpointing.interval": "600 s"})
+    job.start(configuration=MANUAL)
     job.running()
-    job.cluster.call(job.cluster.dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
-    job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) == 1, "the checkpoint")
-    (checkpoint,) = (job.checkpoints / job.job_id).glob("chk-*")
+    checkpoint = _checkpoint(job)
     victim = _state_files(checkpoint)[-1]
     DAMAGES[damage](victim)
     before = _content(checkpoint)
