@@ -115,6 +115,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("generator", "json_tuple with names that are not constant"),
         ("observe", "observe: .*second query"),
         ("Python in a lambda", "lambda"),
+        ("Avro in SQL", r"UNRESOLVED_ROUTINE(.|\n)*`from_avro`"),
     ],
 )
 def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submitted(

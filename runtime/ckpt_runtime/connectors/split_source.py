@@ -237,7 +237,8 @@ class SplitReaderOperator(SplitHost):
         self._reader = self._source.open_reader(
             self._schema, subtask=context.subtask_index, parallelism=context.parallelism
         )
-        self._alignment = _Alignment.of(context, self._options, self._reader)
+        wanted = alignment_of(self._options)
+        self._alignment = None if wanted is None else _Alignment(context, wanted, self._reader)
         description = self._source.description_type
         stored_open = _StoredOpenSplit[description, self._source.position_type]  # type: ignore[valid-type, name-defined]
         stored_ended = _StoredEndedSplit[description]  # type: ignore[valid-type]
@@ -402,11 +403,6 @@ class _Alignment:
         self._held: frozenset[str] = frozenset()
         self._reported: Progress | None = None
         self._report_at = 0.0
-
-    @classmethod
-    def of(cls, context: OperatorContext, options: Mapping[str, str], reader: SplitReader) -> _Alignment | None:
-        wanted = alignment_of(options)
-        return None if wanted is None else cls(context, wanted, reader)
 
     def holds_reader(self) -> bool:
         """Called before each look for rows. Pauses splits; True if the reader has to wait as a whole."""

@@ -210,6 +210,8 @@ _EXPRESSIONS = frozenset(
 _KINDS = {"Relation": ("rel_type", _RELATIONS), "Expression": ("expr_type", _EXPRESSIONS)}
 _RUN_CODE = ("reflect", "java_method", "try_reflect")
 """Functions that call Java methods. Spark's analyzer evaluates some constants, and no program may run in the driver."""
+_NOT_LOADED = ("from_avro", "to_avro", "schema_of_avro", "from_protobuf", "to_protobuf")
+"""Functions of SQL whose package is not loaded, which Spark would advise to do. They are unknown instead."""
 
 
 def _checked(kind: str, given: bytes) -> bytes:
@@ -283,7 +285,7 @@ class _Planner:
         connect = jvm.org.apache.spark.sql.connect
         registry = session.sessionState().functionRegistry()
         option = jvm.scala.Option
-        for name in _RUN_CODE:
+        for name in (*_RUN_CODE, *_NOT_LOADED):
             place = (option.apply("builtin"), option.apply("system"))
             registry.dropFunction(jvm.org.apache.spark.sql.catalyst.FunctionIdentifier(name, *place))
         session.conf().set("spark.sql.runSQLOnFiles", "false")

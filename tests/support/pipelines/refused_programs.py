@@ -48,5 +48,6 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
         rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
     ),
     "distinct": lambda rows: rows.groupBy("country").agg(F.expr("corr(DISTINCT length(country), length(country))")),
+    "Avro in SQL": lambda rows: rows.select(F.expr("from_avro(CAST(country AS BINARY), '\"string\"', map()) AS text")),
     "pattern": lambda rows: rows.select(F.date_format("placed_at", "GGGG yyyy").alias("era")),
 }
