@@ -1,58 +1,48 @@
 """The gaps of session windows: calendar intervals that are constants become microseconds.
 
-Spark expresses the end of a session as a timestamp plus a calendar interval. The interval is a cast text, or one of
-several texts that CASE selects. The engine has no values of that type.
+Spark expresses the end of a session as a timestamp plus a calendar interval. The interval is often a cast text, or one
+of several texts that CASE selects: then the sum is one of integers, for which Arrow has a kernel.
 """
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
+from ckpt_runtime.expressions.texts import parse_interval
 
-_MICROSECONDS = {
-    "microsecond": 1,
-    "millisecond": 1_000,
-    "second": 1_000_000,
-    "minute": 60_000_000,
-    "hour": 3_600_000_000,
-    "day": 86_400_000_000,
-    "week": 604_800_000_000,
-}
-_PART = re.compile(r"([+-]?\d+)\s+([a-z]+?)s?(?:\s+|$)", re.IGNORECASE)
+_DAY = 86_400_000_000
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
 
 
-def with_gap(call: Call) -> Expression:
-    """Returns a ``TimestampAddInterval`` with microseconds in place of its calendar interval.
+def with_gap(call: Call) -> Call:
+    """Returns a ``TimestampAddInterval`` with microseconds in place of its calendar interval, if this is possible.
 
-    Raises UnsupportedExpressionError for an interval that is not made of constants, or has months or years.
+    It is not for an interval that is computed, has months, or has days of a zone in which these differ in length.
     """
     time, interval = call.arguments
-    if interval.type != "interval":
+    gap = _microseconds(interval, call.settings.get("zone", "")) if interval.type == "interval" else None
+    if gap is None:
         return call
-    gap = _microseconds(interval, call.settings.get("zone", ""))
     start = Call("PreciseTimestampConversion", (time,), "long")
     return Call("PreciseTimestampConversion", (Call("Add", (start, gap), "long"),), "timestamp")
 
 
-def _microseconds(tree: Expression, zone: str) -> Expression:
-    if isinstance(tree, Literal) and isinstance(tree.value, str):
-        return Literal(str(_parsed(tree.value, zone)), "long")
-    if isinstance(tree, Literal) and tree.value is None:
-        return Literal(None, "long")
-    if isinstance(tree, Call) and tree.function == "Cast":
+def _microseconds(tree: Expression, zone: str) -> Expression | None:
+    """Returns the length of an interval, None if it is not made of constants of equal length."""
+    if isinstance(tree, Literal):
+        return _length(tree, zone)
+    if not isinstance(tree, Call):
+        return None
+    if tree.function == "Cast":
         return _microseconds(tree.arguments[0], zone)
-    if isinstance(tree, Call) and tree.function in ("CaseWhen", "If", "Coalesce"):
-        arguments = tuple(
-            _microseconds(argument, zone) if _is_value(tree, at) else argument
-            for at, argument in enumerate(tree.arguments)
-        )
-        return msgspec.structs.replace(tree, arguments=arguments, type="long")
-    raise UnsupportedExpressionError("an interval that is computed", "choose among constants such as '5 minutes'")
+    if tree.function not in ("CaseWhen", "If", "Coalesce"):
+        return None
+    arguments = [
+        _microseconds(argument, zone) if _is_value(tree, at) else argument for at, argument in enumerate(tree.arguments)
+    ]
+    known = tuple(argument for argument in arguments if argument is not None)
+    return msgspec.structs.replace(tree, arguments=known, type="long") if len(known) == len(arguments) else None
 
 
 def _is_value(tree: Call, at: int) -> bool:
@@ -62,16 +52,16 @@ def _is_value(tree: Call, at: int) -> bool:
     return tree.function == "Coalesce" or at % 2 == 1 or at == len(tree.arguments) - 1
 
 
-def _parsed(text: str, zone: str) -> int:
-    total, end = 0, 0
-    text = text.strip().lower().removeprefix("interval ").strip()
-    for part in _PART.finditer(text):
-        unit = part[2].lower()
-        if part.start() != end or unit not in _MICROSECONDS:
-            break
-        if unit in ("day", "week") and zone not in _UTC:
-            raise UnsupportedExpressionError(f"the interval {text!r}", f"days differ in length in the zone {zone!r}")
-        total, end = total + int(part[1]) * _MICROSECONDS[unit], part.end()
-    if not text or end != len(text):
-        raise UnsupportedExpressionError(f"the interval {text!r}", "use whole weeks, days, hours, minutes, seconds")
-    return total
+def _length(literal: Literal, zone: str) -> Literal | None:
+    if literal.value is None:
+        return Literal(None, "long")
+    if literal.type == "interval":
+        months, days, micros = map(int, str(literal.value).split(","))
+    else:
+        parsed = parse_interval(str(literal.value))
+        if parsed is None:
+            return Literal(None, "long")  # as in Spark, whose cast gives null
+        months, days, micros = parsed["months"], parsed["days"], parsed["micros"]
+    if months or (days and zone not in _UTC):
+        return None
+    return Literal(str(days * _DAY + micros), "long")

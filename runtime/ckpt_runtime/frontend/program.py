@@ -26,7 +26,7 @@ from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import add_queries, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
-from ckpt_runtime.frontend.triggers import set_interval
+from ckpt_runtime.frontend.triggers import set_options
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.errors import PlanError
@@ -83,7 +83,7 @@ def load_plan(
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
-    set_interval([query.start for query in capture.queries], options)
+    set_options([query.start for query in capture.queries], options)
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,

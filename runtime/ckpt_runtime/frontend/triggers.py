@@ -1,4 +1,4 @@
-"""Derives a job's checkpoint interval, at which rows become visible, from the triggers of the program's queries.
+"""Derives options of a job from the triggers of the program's queries: the checkpoint interval, the end of event time.
 
 Spark's ``trigger`` says how often results become visible. Here that is the checkpoint interval. All queries of a
 program are one job, so the shortest interval counts. A checkpoint interval that the program or its submission sets
@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.value_types import parse_duration
 from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.graph.errors import PlanError
@@ -76,8 +77,11 @@ _FIELDS = {
 """Fields of Spark's request that hold an interval, with the arguments of ``trigger`` that set them."""
 
 
-def set_interval(starts: Sequence[Any], options: JobOptions) -> None:
+def set_options(starts: Sequence[Any], options: JobOptions) -> None:
     """Sets the checkpoint interval to that of the triggers, unless program or submission set one.
+
+    If all triggers end with the data that is there, event time does not end with it, as in Spark: rows and timers that
+    the watermark has not reached stay in state.
 
     ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
     keep.
@@ -86,6 +90,9 @@ def set_interval(starts: Sequence[Any], options: JobOptions) -> None:
     key = CheckpointingOptions.INTERVAL.key
     if intervals and not options.sets(key):
         options.set(key, f"{min(intervals)} ms")
+    ends = ExecutionOptions.EVENT_TIME_ENDS.key
+    if starts and all(start.available_now or start.once for start in starts) and not options.sets(ends):
+        options.set(ends, False)
 
 
 def _interval_ms(start: Any) -> int | None:

@@ -111,7 +111,7 @@ class Subtask:
         self._poll_size = SliceSize() if self._source is not None and len(chain.operators) > 1 else None
         self._timers: list[int | None] = [None] * len(chain.operators)
         self._next_timer: int | None = None
-        self._valve = WatermarkValve([channel.input_index for channel in gate.channels])
+        self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -153,7 +153,7 @@ class Subtask:
     @property
     def input_watermark(self) -> int | None:
         """The event time that all inputs have reached; None before that, and for a source."""
-        return self._valve.current
+        return self.valve.current
 
     # The task thread, from here on.
 
@@ -432,7 +432,7 @@ class Subtask:
                     self._restored = None
 
     def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
-        for combined in self._valve.advance(channel, timestamp_ms):
+        for combined in self.valve.advance(channel, timestamp_ms):
             if combined == IDLE_WATERMARK:
                 self.chain.end.emit_watermark(combined)
             else:
