@@ -571,7 +571,7 @@ class StorageEffects:
         """A savepoint is complete only once this driver has recorded it as the leader.
 
         The driver may have been paused while it wrote the metadata: a successor deletes a savepoint whose metadata it
-        does not find, and the metadata that comes afterwards makes nothing complete. Checkpoints have pointers for this.
+        does not find, and metadata that comes later makes nothing complete. Checkpoints have pointers for this.
         """
         if checkpoint.properties.is_savepoint:
             try:

@@ -221,7 +221,6 @@ class TestMetadata:
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert "gone" in bench.listener.answers[0].message
 
-
     async def test_a_savepoint_whose_record_fails_is_complete_once_it_is_recorded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
