@@ -104,7 +104,7 @@ def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 8_192), (0, 1.0, 5, 20)])
-def test_batches_become_smaller_if_their_rows_take_long_but_not_if_a_call_of_the_operators_behind_does(
+def test_batches_shrink_for_slow_rows_but_not_for_a_slow_call_of_later_operators(
     tmp_path: Path, call_ms: float, row_ms: float, least: int, most: int
 ) -> None:
     """Text files come in batches of 8,192 rows at most, from which the reader takes its share."""
@@ -197,7 +197,7 @@ def test_a_source_of_files_has_found_what_came_later_but_not_what_was_read(tmp_p
     assert not job.ended
 
 
-def test_a_file_with_a_known_name_in_another_directory_is_new_unless_names_alone_count(tmp_path: Path) -> None:
+def test_file_with_a_known_name_in_another_directory_is_new_unless_names_decide(tmp_path: Path) -> None:
     options = {"path": str(tmp_path), "recursiveFileLookup": "true"}
     jobs = [Job("text", options), Job("text", {**options, "fileNameOnly": "true"})]
     write(tmp_path, "text", "one/a", 0, 1)
