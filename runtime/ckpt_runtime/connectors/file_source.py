@@ -4,21 +4,30 @@ A split is a file; its position is the number of emitted rows. The enumerator li
 the names of the files that it has sent to readers. Like Spark, it takes files in the order in which they were written,
 ignores names that begin with ``_`` or ``.``, and expects a file to be complete when it appears. Never changes a file,
 except with ``cleanSource``, after the completion of the checkpoint that covers it.
+
+The source also counts the rows that wait to be read. A Parquet or ORC file is counted by its footer, others by their
+first lines.
+
+One thread counts the next files, while the reader reads rows: reading never waits for a count. Files further behind,
+and those that cannot be counted, are estimated from their sizes and from the rows per byte of the files that were
+counted or read. In an object store a count costs a HEAD and a GET of the last 64 kB or the first 256 kB; each file is
+counted at most once, and one at a time.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from itertools import islice
 from typing import Any, ClassVar, TypedDict
 from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import batch_of, open_rows
-from ckpt_runtime.connectors.waiting_rows import WaitingRows
+from ckpt_runtime.connectors.file_rows import batch_of, count_rows, open_rows
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
@@ -43,6 +52,84 @@ from ckpt_runtime.storage.filesystem import (
     move_file,
     resolve,
 )
+
+COUNTED_AHEAD = 32
+"""How many of the next files are counted; the others are estimated."""
+
+
+class WaitingRows:
+    """The number of rows in the files that one reader has been given and has not read to the end.
+
+    A file that cannot be counted is estimated like those behind: its fault is raised when its rows are read.
+    """
+
+    def __init__(self, format_: str, location: Callable[[Split], Location], options: dict[str, Any]) -> None:
+        """``location`` returns the file of a split; ``options`` are those of the format."""
+        self._format = format_
+        self._location = location
+        self._options = options
+        # Starts its thread with the first count.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows of files")
+        self._counts: dict[str, Future[int]] = {}
+        self._waiting_bytes = 0
+        self._rows_of_counted = 0
+        self._bytes_of_counted = 0
+
+    def added(self, split: Split) -> None:
+        self._waiting_bytes += split.description["size"]
+
+    def ended(self, split: Split, rows: int) -> None:
+        """A file was read to the end; it had so many rows."""
+        size = split.description["size"]
+        self._waiting_bytes -= size
+        counted = self._counts.get(split.id)
+        if counted is None or not counted.done() or counted.exception() is not None:
+            self._rows_of_counted += rows
+            self._bytes_of_counted += size
+
+    def count(self, waiting: Iterable[tuple[Split, int]]) -> int | None:
+        """Returns the rows of the waiting files, each given with its number of read rows; None before the first count.
+
+        The files come in the order in which they will be read.
+        """
+        if not self._waiting_bytes:
+            return 0
+        rows, estimated_bytes = 0, self._waiting_bytes
+        counts: dict[str, Future[int]] = {}
+        read_of_estimated = 0
+        for split, position in islice(waiting, COUNTED_AHEAD):
+            size = split.description["size"]
+            if not size:
+                continue
+            found = self._counts.get(split.id)
+            if found is None:
+                found = self._pool.submit(self._count, split)
+            counts[split.id] = found
+            if found.done() and found.exception() is None:
+                rows += max(0, found.result() - position)
+                estimated_bytes -= size
+            else:
+                read_of_estimated += position
+        self._counts = counts
+        if not estimated_bytes:
+            return rows
+        # The thread adds to both numbers; one that is a file ahead of the other makes the estimate a little worse.
+        if not self._bytes_of_counted:
+            return None
+        estimate = estimated_bytes * self._rows_of_counted // self._bytes_of_counted
+        return rows + max(0, estimate - read_of_estimated)
+
+    def close(self) -> None:
+        """Does not wait for a footer that is being read."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _count(self, split: Split) -> int:
+        size = split.description["size"]
+        rows = count_rows(self._format, self._location(split), size, self._options)
+        self._rows_of_counted += rows
+        self._bytes_of_counted += size
+        return rows
+
 
 _LOG = logging.getLogger(__name__)
 _LIST_EVERY_MS = 500

@@ -1,6 +1,6 @@
-"""Format ``csv``: which schemas and options it takes, and how lines are parsed to rows, as in Spark's reader.
+"""Formats ``csv`` and ``json``: which schemas and options they take, and how lines become rows, as in Spark's readers.
 
-``expressions/csv_values.py`` parses the records.
+``expressions/csv_values.py`` parses records of CSV. Values of JSON are read as ``from_json`` reads them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.csv_reader import fields_of
 from ckpt_runtime.expressions.csv_values import WHITE, CsvParser, TooManyFieldsError, character_option
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.functions.documents import record_reader
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.graph.bad_rows import BadLine, BadRecordError, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
@@ -123,3 +124,74 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
             f"{what}: in Spark, the columns that its optimizer keeps decide which records are bad; set columnPruning "
             "to false, so that all columns of the schema count in Spark and here",
         )
+
+
+JSON_OPTIONS = (
+    Option("lineSep"),
+    Option("mode", default="PERMISSIVE"),
+    Option("columnNameOfCorruptRecord", default="_corrupt_record"),
+    Option("dateFormat"),
+    Option("timestampFormat"),
+    Option("timestampNTZFormat"),
+    Option("timeZone", default="UTC"),
+)
+
+_FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
+
+
+class JsonRows:
+    """Parses lines of a file to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
+
+    A line with an array produces a row for each element, a blank line none.
+    """
+
+    def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        self._mode = checked_mode(options)
+        self._schema = schema
+        self._corrupt: str = options["columnNameOfCorruptRecord"]
+        check_corrupt_column(self._corrupt, schema)
+        type_ = from_arrow_schema(schema).jsonValue()
+        self._nothing = dict.fromkeys(schema.names)
+        type_["fields"] = [field for field in type_["fields"] if field["name"] != self._corrupt]
+        given = {key: options[key] for key in _FORMATS if options[key]}
+        try:
+            self._read = record_reader(type_, options["timeZone"], given)
+            self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
+        except UnsupportedExpressionError as error:
+            raise PlanError("schema", f"format 'json': {error}") from error
+
+    def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
+        """Returns the rows of lines. Raises BadRecordError in mode FAILFAST."""
+        return by_mode(*self.parsed(lines), self._mode)
+
+    def parsed(self, lines: Sequence[bytes]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
+        """Returns the rows of lines, bad ones too, and which are bad, by their places.
+
+        In other modes than PERMISSIVE a bad line is one row, whatever was read of it.
+        """
+        rows: list[dict[str, Any]] = []
+        bad: dict[int, BadLine] = {}
+        has_column, keeps = self._corrupt in self._nothing, self._mode == "PERMISSIVE"
+        for number, line in enumerate(lines):
+            text = line.decode("utf-8", "replace")
+            found, is_bad = self._read(text)
+            if is_bad:
+                bad[len(rows)] = BadLine(number, "it is not JSON of the schema's types", line)
+                found = (found if keeps else []) or [dict(self._nothing)]
+                if has_column:
+                    for row in found:
+                        row[self._corrupt] = text
+            rows += found
+        array = pa.array(rows, self._stored)
+        columns = [
+            column if column.type == field.type else column.cast(field.type)
+            for column, field in zip(array.flatten(), self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema), bad
+
+    def _kind(self, field: pa.Field) -> pa.DataType:
+        from pyspark.sql.pandas.types import from_arrow_type
+
+        return arrow_type(from_arrow_type(field.type).jsonValue())

@@ -11,10 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, CsvRows
+from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, JSON_OPTIONS, CsvRows, JsonRows
 from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.json_rows import JSON_OPTIONS, JsonRows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, duration_ms, parse_options
 from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
