@@ -114,7 +114,7 @@ def test_bad_record_fails_from_json_in_the_mode_failfast_as_in_spark(spark: Spar
             of_spark(spark, [bad], "n INT, name STRING", options)
 
 
-def test_what_spark_refuses_or_its_optimizer_changes_is_refused() -> None:
+def test_json_modes_that_spark_refuses_or_optimizes_away_are_refused() -> None:
     with pytest.raises(UnsupportedExpressionError, match="PERMISSIVE and FAILFAST"):
         of_engine([], "n INT", {"mode": "DROPMALFORMED"})
     with pytest.raises(UnsupportedExpressionError, match="columnNameOfCorruptRecord"):

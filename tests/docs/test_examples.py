@@ -213,7 +213,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     for link in links(page):
         if re.match(r"https?://", link):
             continue

@@ -280,7 +280,7 @@ class Claims(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-def test_no_complete_snapshot_ever_lacks_a_file() -> None:
+def test_complete_snapshots_never_lack_a_file() -> None:
     run_state_machine_as_test(
         Claims, settings=settings(max_examples=examples(12), stateful_step_count=25, deadline=None)
     )

@@ -284,7 +284,7 @@ junk = st.recursive(
 
 @given(st.data(), sent)
 @settings(deadline=None, max_examples=examples(500))
-def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
+def test_message_with_a_changed_byte_is_accepted_or_refused_by_name(
     data: st.DataObject, sent: tuple[MessageDecoder[Any], Message]
 ) -> None:
     decoder, message = sent

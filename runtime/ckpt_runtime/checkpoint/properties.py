@@ -1,5 +1,4 @@
-"""The kind of a snapshot, the options that its barriers carry to the tasks, and why it failed. Values only.
-"""
+"""The kind of a snapshot, the options that its barriers carry to the tasks, and why it failed. Values only."""
 
 from __future__ import annotations
 

@@ -563,9 +563,21 @@ class StorageEffects:
         crash_point("metadata-before")
         write_metadata(resolve(checkpoint.directory), checkpoint.to_json())
         crash_point("metadata-after")
+        return self._metadata_written(checkpoint)
+
+    def _metadata_written(self, checkpoint: CompletedCheckpoint) -> JobInput:
+        """A savepoint is complete only once this driver has recorded it as the leader.
+
+        The driver may have been paused while it wrote the metadata: a successor deletes a savepoint whose metadata it
+        does not find, and metadata that comes later makes nothing complete. Checkpoints have pointers for this.
+        """
         if checkpoint.properties.is_savepoint:
-            with suppress(StorageError):  # a later driver will see that it is complete
+            try:
                 self._record.settle_savepoint(checkpoint.id)
+            except NotLeaderError:
+                raise
+            except StorageError as error:
+                return on.MetadataUnknown(checkpoint.id, f"the savepoint is written, but not recorded: {error}")
         return on.MetadataWritten(checkpoint.id)
 
     def _resolve_metadata(self, checkpoint: CompletedCheckpoint) -> JobInput:
@@ -584,7 +596,7 @@ class StorageEffects:
             if directory.is_local:
                 return on.MetadataFailed(checkpoint.id, str(error))
             raise
-        return on.MetadataWritten(checkpoint.id)
+        return self._metadata_written(checkpoint)
 
     def _add_pointer(self, checkpoint: CompletedCheckpoint, owned: bool) -> JobInput:
         crash_point("pointer-before")

@@ -193,7 +193,7 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
         (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "continues"),
     ],
 )
-def test_killed_task_logs_what_becomes_of_the_change(
+def test_killed_task_logs_whether_the_change_continues(
     open_job: JobManager, task: Task, operator: Any, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator.on_kill()

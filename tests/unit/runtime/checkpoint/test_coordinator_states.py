@@ -133,7 +133,7 @@ def test_the_error_names_state_and_event():
         created().step(on.MetadataWritten(1))
 
 
-def test_something_that_is_no_event_is_refused():
+def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedEventError):
         created().step("hello")
 

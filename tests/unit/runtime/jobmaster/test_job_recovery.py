@@ -6,7 +6,7 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_record, known_jobs
+from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -54,7 +54,9 @@ from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.metadata import METADATA_NAME
 from ckpt_runtime.storage.versioned_document import encode_document
+from tests.support.patience import patient
 from tests.unit.runtime.jobmaster.drivers import (
     checkpoint,
     crash,
@@ -289,7 +291,6 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
     async with World.start(tmp_path) as world:
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
-        taking: asyncio.Future[Any] | None = None
         with monkeypatch.context() as patch:
             if crash_at == "the first file":
                 patch.setattr(world.slots.workers[0], "behaviour", writes_and_says_nothing)
@@ -298,7 +299,9 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
                 await world.until(lambda: savepoints.exists() and "state-0" in files_in(savepoints))
             else:
                 patch.setattr(DurableRecord, "settle_savepoint", dies)
-                await job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taken = job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taking = asyncio.ensure_future(taken)
+                await world.until(lambda: savepoints.exists() and METADATA_NAME in files_in(savepoints))
             await crash(job)
         assert len(driver(tmp_path).pointers(JOB).pending_savepoints()) == 1
         later = driver(tmp_path, 2)
@@ -307,9 +310,36 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
         kept = [directory for directory in savepoints.iterdir() if (directory / "_metadata").exists()]
         assert list(savepoints.iterdir()) == kept
         assert len(kept) == (crash_at == "the metadata")
-        if taking is not None:
-            taking.cancel()
-            await asyncio.gather(taking, return_exceptions=True)
+        with pytest.raises(OperationFailure, match="shutdown"):
+            await taking
+
+
+async def test_a_driver_that_was_paused_while_it_wrote_a_savepoints_metadata_does_not_call_it_complete(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, paused, resumed = storage_effects.write_metadata, threading.Event(), threading.Event()
+
+    def pauses(directory: Location, document: Mapping[str, Any]) -> str:
+        paused.set()
+        assert resumed.wait(patient(60))
+        Path(directory.path).mkdir(parents=True)  # an object store writes into a directory that is gone
+        return write(directory, document)
+
+    async with World.start(tmp_path) as world:
+        job = world.submit_durably(driver(tmp_path))
+        await world.running(job)
+        monkeypatch.setattr(storage_effects, "write_metadata", pauses)
+        taken = job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False)
+        taking = asyncio.ensure_future(taken)
+        await world.until(paused.is_set)
+        later = driver(tmp_path, 2)
+        await taken_over(world, later)
+        await world.until(lambda: not later.pointers(JOB).pending_savepoints())
+        resumed.set()
+        await world.until(lambda: job.status is JobStatus.SUSPENDED)
+        assert files_in(tmp_path / "savepoints") == [METADATA_NAME], "its state is gone"
+        with pytest.raises(OperationFailure, match="shutdown"):
+            await taking
 
 
 @pytest.mark.parametrize("end", ["complete", "aborted"])

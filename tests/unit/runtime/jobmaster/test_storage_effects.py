@@ -219,6 +219,24 @@ class TestMetadata:
             assert isinstance(bench.listener.answers[0], out.RequestFailed)
             assert "gone" in bench.listener.answers[0].message
 
+    async def test_a_savepoint_whose_record_fails_is_complete_once_it_is_recorded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        errors = [StorageError("away", "x"), AmbiguousWriteError("timeout", "x"), StorageError("away", "x")]
+
+        def settle(record: JobRecord, checkpoint_id: int) -> None:
+            if errors:
+                assert bench.listener.answers == []
+                raise errors.pop(0)
+
+        monkeypatch.setattr(JobRecord, "settle_savepoint", settle)
+        async with opened(tmp_path) as bench:
+            checkpoint_id, options = await bench.trigger(CheckpointType.SAVEPOINT, str(tmp_path / "savepoints"))
+            bench.acknowledge(checkpoint_id, options.directory)
+            await bench.until(lambda: bool(bench.listener.answers))
+            assert isinstance(bench.listener.answers[0], out.RequestCompleted)
+            assert errors == []
+
 
 class TestPointers:
     async def test_one_that_cannot_be_added_fails_the_checkpoint(self, tmp_path: Path) -> None:

@@ -413,6 +413,6 @@ def test_state_and_event(state, event):
     assert bool(ended) is (job.machine.state.is_terminal and not state.is_terminal)
 
 
-def test_something_that_is_no_event_is_refused():
+def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedJobEventError):
         Job().step("hello")
