@@ -1,4 +1,4 @@
-"""Filters, projections and generators of typed expressions, compiled once and called for each batch. They never block."""
+"""Filters, projections and generators of typed expressions, compiled once and called per batch. They never block."""
 
 from __future__ import annotations
 
