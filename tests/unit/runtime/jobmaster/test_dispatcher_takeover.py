@@ -305,12 +305,12 @@ async def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_
 async def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking, go_on = threading.Event(), threading.Event()
+    looking, go_on, find_jobs = threading.Event(), threading.Event(), known_jobs.find_jobs
 
     def find(*arguments: Any) -> Any:
         looking.set()
         go_on.wait()
-        return known_jobs.find_jobs(*arguments)
+        return find_jobs(*arguments)
 
     monkeypatch.setattr(known_jobs, "find_jobs", find)
 
