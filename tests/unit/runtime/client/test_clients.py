@@ -188,7 +188,7 @@ def test_errors_by_status(client: Both, gateway: FakeGateway) -> None:
         client.wait_for_state(JOB, {"RUNNING"}, timeout_s=180)
 
 
-def test_a_failed_job_tells_why(client: Both, gateway: FakeGateway) -> None:
+def test_result_of_a_failed_job_has_its_failure(client: Both, gateway: FakeGateway) -> None:
     cause = FailureCause("ckpt.TaskFailed", "boom", "ckpt.TaskFailed: task\nCaused by: ValueError: boom")
     gateway.jobs[JOB].exceptions = [ExceptionEntry(cause, gateway.now, "count (1/2)", "h:1", "a")]
     gateway.move(JOB, JobStatus.FAILED)

@@ -50,7 +50,7 @@ def test_an_older_key_is_kept_under_the_present_one_which_wins() -> None:
     assert Configuration(dict(reversed(both.items())))["state.backend"] == "hashmap"
 
 
-def test_later_layers_win_whatever_spelling_they_use() -> None:
+def test_later_layers_win_in_any_spelling_of_the_key() -> None:
     lower = Configuration({StateOptions.BACKEND_TYPE.key: "hashmap", "user.key": "1"})
     upper = Configuration({"state.backend": "rocksdb"})
     assert Configuration.merge(lower, upper).to_dict() == {"state.backend.type": "rocksdb", "user.key": "1"}
@@ -90,7 +90,7 @@ def test_two_spellings_of_an_option_mean_the_same_in_any_order(changes: dict[str
             )
 
 
-def test_numbers_and_truth_values_become_texts_and_nothing_else_does() -> None:
+def test_only_numbers_and_truth_values_are_converted_to_texts() -> None:
     configuration = Configuration.from_values(
         {INTERVAL.key: 1000, "execution.checkpointing.checkpoints-after-tasks-finish": True}
     )

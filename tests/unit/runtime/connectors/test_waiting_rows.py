@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ckpt_runtime.connectors import file_source
+from ckpt_runtime.connectors import waiting_rows
 from ckpt_runtime.connectors.file_rows import FileFormatError, count_rows
 from ckpt_runtime.connectors.file_source import FileReader
 from ckpt_runtime.graph.formats import source_options
@@ -69,7 +69,7 @@ def test_rows_of_waiting_files_become_fewer_as_they_are_read_and_are_none_in_the
     reader.close()
 
 
-def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice(
+def test_files_after_the_counted_ones_are_estimated_and_footers_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[str] = []
@@ -78,9 +78,9 @@ def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice
         counted.append(location.name)
         return count_rows(format_, location, size, options)
 
-    monkeypatch.setattr(file_source, "count_rows", counting)
+    monkeypatch.setattr(waiting_rows, "count_rows", counting)
     reader = reader_of("parquet", tmp_path)
-    ahead = file_source.COUNTED_AHEAD
+    ahead = waiting_rows.COUNTED_AHEAD
     for number in range(ahead + 8):
         reader.add(write(tmp_path / f"{number:03}.parquet", 100), None)
 
@@ -97,7 +97,7 @@ def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice
     reader.close()
 
 
-def test_file_that_cannot_be_counted_is_no_backlog_and_fails_when_it_is_read(tmp_path: Path) -> None:
+def test_file_that_cannot_be_counted_does_not_count_as_backlog_and_fails_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"no Parquet at all")
     reader = reader_of("parquet", tmp_path)
     reader.add(split_of(tmp_path / "bad.parquet"), None)

@@ -125,7 +125,7 @@ def test_a_field_of_structs_with_dictionaries_is_null_where_the_struct_is() -> N
         assert found.validate(full=True) is None
 
 
-def test_a_part_that_stands_in_several_trees_is_evaluated_once_for_each_frame() -> None:
+def test_expression_that_several_trees_share_is_evaluated_once_for_each_frame() -> None:
     doubled = call("Add", "long", NUMBER, NUMBER)
     first, second = compile_all([doubled, call("Multiply", "long", doubled, doubled)])
     frame = Frame([pa.nulls(2), pa.nulls(2), pa.array([1, 2])], 2)

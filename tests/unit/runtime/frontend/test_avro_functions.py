@@ -169,7 +169,7 @@ def test_malformed_message_fails_or_is_a_struct_of_nulls(message: bytes) -> None
         ('"int"', {"schema.registry.basic.auth.user.info": "u:p"}, "needs schema.registry.url"),
     ],
 )
-def test_what_spark_reads_otherwise_or_not_at_all_is_refused(
+def test_avro_that_spark_reads_differently_or_not_at_all_is_refused(
     schema: str, options: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(PlanError, match=problem):

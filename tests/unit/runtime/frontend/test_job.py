@@ -153,7 +153,7 @@ def test_a_registered_data_source_is_found_by_name() -> None:
     assert classes.resolve("unknown") == "unknown"
 
 
-def test_what_is_no_data_source_and_the_name_of_a_built_in_format_are_refused() -> None:
+def test_object_that_is_not_a_data_source_and_the_name_of_a_built_in_format_are_refused() -> None:
     class Numbers(Mine):
         @classmethod
         def name(cls) -> str:

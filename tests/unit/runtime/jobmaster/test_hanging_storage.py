@@ -157,7 +157,7 @@ async def test_the_outcome_of_a_hanging_call_is_not_requested_again(tmp_path: Pa
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
 
 
-async def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
+async def test_savepoints_to_storage_that_never_answers_do_not_affect_checkpoints(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
     async with opened(tmp_path) as (bench, _):

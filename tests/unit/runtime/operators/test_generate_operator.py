@@ -46,7 +46,7 @@ def rows(emitted: Emitted) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("outer", [False, True])
-def test_slice_of_an_array_with_values_behind_nulls_is_exploded_from_its_own_offset(outer: bool) -> None:
+def test_slice_of_an_array_with_values_under_nulls_is_exploded_from_its_own_offset(outer: bool) -> None:
     offsets, hidden = pa.array([0, 2, 3, 3, 5], pa.int32()), pa.array([7, 8, 9, 1, None], pa.int32())
     column = pa.ListArray.from_arrays(offsets, hidden, mask=pa.array([False, True, False, False])).slice(1)
     emitted = generated(

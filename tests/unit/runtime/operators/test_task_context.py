@@ -41,7 +41,7 @@ def test_a_task_is_known_to_its_thread_while_it_runs() -> None:
     assert one.taskAttemptId() != other.taskAttemptId()
 
 
-def test_what_a_task_hands_to_threads_of_its_own_tells_the_same_there() -> None:
+def test_threads_started_by_a_task_have_its_context() -> None:
     with running(new_task(5, 1)), ThreadPoolExecutor(1) as pool:
         task = TaskContext.get()
         assert task is not None

@@ -78,7 +78,7 @@ def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, mon
     assert values["ckpt_metrics_series_left_out", None] == 3
 
 
-def test_metrics_of_task_managers_are_aggregated_over_the_selected_ones(send: Send) -> None:
+def test_metrics_of_the_selected_task_managers_are_aggregated(send: Send) -> None:
     path = "/taskmanagers/metrics?get=Status.JVM.Memory.Heap.Used&agg=sum&taskmanagers="
     assert send("GET", f"{path}0-1,0-2").json() == [{"id": "Status.JVM.Memory.Heap.Used", "sum": 600}]
     assert send("GET", f"{path}0-0").json() == []
@@ -124,7 +124,7 @@ def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: Fa
 
 
 @pytest.mark.row("203.8")
-def test_a_savepoint_shows_how_far_it_has_come_and_what_it_was_made_of(send: Send, gateway: FakeGateway) -> None:
+def test_savepoint_shows_its_progress_and_its_reused_files(send: Send, gateway: FakeGateway) -> None:
     job = gateway.jobs[JOB]
     number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     vertex = VERTICES[0]

@@ -78,7 +78,7 @@ def savepoint(root: Path) -> CompletedCheckpoint:
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"], ids=["nobody", "own", "other"])
-def test_while_the_owner_may_live_nothing_is_touched(
+def test_snapshot_is_not_disposed_of_while_its_owner_may_live(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:
     claimed_by(root, savepoint, process)
@@ -92,7 +92,7 @@ def test_while_the_owner_may_live_nothing_is_touched(
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("process", [None, own_mark()])
-def test_an_ended_job_of_this_cluster_needs_its_claim_no_more(
+def test_ended_job_of_this_cluster_releases_its_claim(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:
     """But for what its retained checkpoint needs. A job of the same id of another cluster is another one."""
@@ -113,7 +113,9 @@ def test_an_ended_job_of_this_cluster_needs_its_claim_no_more(
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("subsumed", [False, True])
-def test_what_a_dead_owner_has_left_goes_as_a_whole(root: Path, savepoint: CompletedCheckpoint, subsumed: bool) -> None:
+def test_directory_left_by_a_dead_owner_is_deleted_as_a_whole(
+    root: Path, savepoint: CompletedCheckpoint, subsumed: bool
+) -> None:
     claimed_by(root, savepoint, RELEASED)
     if subsumed:  # by the owner, which got no further
         disposal_of(savepoint.directory, claimed=True).execute()
@@ -123,7 +125,7 @@ def test_what_a_dead_owner_has_left_goes_as_a_whole(root: Path, savepoint: Compl
 
 
 @pytest.mark.row("203.12")
-def test_what_a_checkpoint_of_the_dead_owner_needs_stays_and_is_claimed_by_it(
+def test_files_that_a_checkpoint_of_the_dead_owner_needs_stay_and_are_claimed_by_it(
     root: Path, savepoint: CompletedCheckpoint
 ) -> None:
     claimed_by(root, savepoint, RELEASED)
@@ -141,7 +143,9 @@ def test_what_a_checkpoint_of_the_dead_owner_needs_stays_and_is_claimed_by_it(
 
 
 @pytest.mark.row("203.12")
-def test_what_was_left_for_a_checkpoint_goes_when_that_has_gone(root: Path, savepoint: CompletedCheckpoint) -> None:
+def test_files_left_for_a_checkpoint_are_deleted_after_that_checkpoint(
+    root: Path, savepoint: CompletedCheckpoint
+) -> None:
     claimed_by(root, savepoint, RELEASED)
     needed, _ = shared_files(savepoint)
     checkpoint = retained(root, OWNER, needed)
