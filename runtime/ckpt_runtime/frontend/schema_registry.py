@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from ckpt_runtime.expressions.errors import ServiceError
+from ckpt_runtime.expressions.types import ServiceError
 
 _ATTEMPTS, _PAUSE_S, _TIMEOUT_S = 5, 0.5, 10.0
 _MOST_BYTES = 1 << 20
