@@ -16,7 +16,7 @@ async def serve(
     scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
 ) -> None:
     """The application behind the pages, made at the first request."""
-    from airflow_provider_ckpt.plugins.application import application
+    from airflow_provider_ckpt.plugins.views import application
 
     await application()(scope, receive, send)
 

@@ -14,10 +14,15 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import is_day_time, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    UnsupportedExpressionError,
+    is_day_time,
+    is_fractional,
+    is_integral,
+)
 from ckpt_runtime.frontend.generators import columns_of
 
 _SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000

@@ -3,7 +3,6 @@
 from ckpt_runtime.expressions.functions import (
     arithmetic,
     casts,
-    clocks,
     conditionals,
     csv_texts,
     datetimes,
@@ -16,14 +15,12 @@ from ckpt_runtime.expressions.functions import (
     nested,
     number_formats,
     predicates,
-    searches,
     strings,
 )
 
 __all__ = [
     "arithmetic",
     "casts",
-    "clocks",
     "conditionals",
     "csv_texts",
     "datetimes",
@@ -36,6 +33,5 @@ __all__ = [
     "nested",
     "number_formats",
     "predicates",
-    "searches",
     "strings",
 ]

@@ -9,7 +9,7 @@ from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.triggers import set_options
+from ckpt_runtime.frontend.program import set_options
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
