@@ -267,7 +267,7 @@ class CheckpointStats(AcknowledgedTotals):
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpointStats:
-    """What the current attempt (or the last one that restored anything) started from."""
+    """The snapshot from which the current attempt (or the last one that restored a snapshot) started."""
 
     id: int
     restore_timestamp: int

@@ -60,7 +60,7 @@ class OrphanedJobs:
         return len(self._reasons)
 
     def reason(self, job_id: str) -> str:
-        """What is wrong with which file, as a text for users."""
+        """The file and its problem, as a text for users."""
         return self._reasons[job_id]
 
     def add(self, job_id: str, reason: str) -> None:

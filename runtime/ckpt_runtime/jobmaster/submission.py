@@ -115,7 +115,7 @@ class JobSubmission:
         return f"{self.job_id}@{self.submitted_at_ms}"
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
-        """The execution plan in its stored form; the archive is stored beside it."""
+        """The execution plan in its stored form; the archive is stored next to it."""
         properties = StoredProperties(
             program_id=self.program_id,
             entry=self.entry,
