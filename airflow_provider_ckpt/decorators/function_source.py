@@ -1,7 +1,7 @@
 """The source of a function of the DAG file as a program that runs without that file.
 
-Only text is taken: nothing is pickled, and the function is never called here. What the program would lack is found in
-the text, when the DAG file is parsed.
+Only text is taken: nothing is pickled, and the function is never called here. Names that the program would lack are
+found in the text when the DAG file is parsed.
 """
 
 from __future__ import annotations

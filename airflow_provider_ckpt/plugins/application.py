@@ -1,8 +1,8 @@
 """The pages inside Airflow: their files, and a way through to the job manager that a connection names.
 
-Airflow mounts it without any protection of its own. Here each request asks Airflow whether its user may read the
-connection: a user who sees the pages sees what the connection's token opens, but never the token. It only reads: GET,
-and only the paths that the pages request.
+Airflow mounts it without any protection. Each request therefore checks in Airflow whether its user may read the
+connection: a user who sees the pages sees all data that the connection's token gives access to, but never the token. It
+only reads: GET, and only the paths that the pages request.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ async def _theme() -> Response:
 
 
 async def _through(request: Request, connection_id: str, path: str) -> Response:
-    """What the job manager answers to the same path."""
+    """The answer of the job manager to the same path."""
     if not is_allowed(path):
         return _refusal(404, "The pages do not request this path.")
     try:

@@ -1,7 +1,7 @@
-"""Pages beside Airflow's own DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
+"""Pages for Airflow's DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
 
-Which job a task is about, the task itself has stored as XComs as soon as it knew it, so that this works while it is
-deferred. Like the other pages they show what the user may read: the DAG, and the connection of the job.
+A task stores the id of its job as an XCom as soon as it knows it, so the page also works while the task is deferred.
+Like the other pages they show only data that the user may read: the DAG, and the connection of the job.
 """
 
 from __future__ import annotations
@@ -224,7 +224,7 @@ async def _overview(conn_id: str) -> tuple[dict[str, dict[str, Any]], str]:
 def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The jobs of an overview by their ids, each with ``replaced``: whether a later job has its name.
 
-    What has become of a replaced job needs no attention. A restore drill replaces nothing.
+    The end of a replaced job needs no attention. A restore drill replaces nothing.
     """
     latest: dict[str, int] = {}
     for line in lines:
@@ -366,7 +366,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
 
 
 async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
-    """The answers in the order of the items; at most eight are asked for at a time."""
+    """The answers in the order of the items; at most eight are requested at a time."""
     free = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: Any) -> Any:
