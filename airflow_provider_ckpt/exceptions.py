@@ -59,7 +59,7 @@ class CkptJobNotResumable(AirflowFailException):
 
 
 class CkptUpgradeRefused(AirflowFailException):
-    """An upgrade was not begun, or it failed; the old job is unchanged, or keeps running. The message gives the reason."""
+    """An upgrade did not begin or failed; the old job is unchanged, or keeps running. The message gives the reason."""
 
 
 class CkptUpgradeRolledBack(AirflowFailException):

@@ -214,7 +214,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class EarlierJob:
-    """The journal's record, and the answer of the job manager: ``state`` is ``None`` for a job that it does not know."""
+    """The journal's record, and the job manager's answer: ``state`` is ``None`` for a job that it does not know."""
 
     record: Json
     state: str | None

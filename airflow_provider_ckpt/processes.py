@@ -58,7 +58,7 @@ _SNAPSHOT_GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SessionProcess:
-    """The leader of a session's process group. ``start_ticks`` distinguishes it from a later process with the same pid."""
+    """The leader of a session's process group. ``start_ticks`` distinguishes it from a later process of that pid."""
 
     session_id: str
     hostname: str

@@ -27,10 +27,9 @@ class CkptRetryPolicy(RetryPolicy):
     not start. The number of tries is always that of ``retries``.
 
     :param retry_delay: the pause before a retry while the session does not answer; default the task's own
-    ``retry_delay``.
+        ``retry_delay``.
     :param retry_conflicts: also retry requests that the present state of a job forbids, such as a change during an
-    upgrade. The
-        operators have repeated a change for ``[ckpt] request_retry_timeout`` by then.
+        upgrade. The operators have repeated a change for ``[ckpt] request_retry_timeout`` by then.
     """
 
     def __init__(self, *, retry_delay: timedelta | None = None, retry_conflicts: bool = False) -> None:

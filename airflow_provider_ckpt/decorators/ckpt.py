@@ -172,8 +172,7 @@ def ckpt_task(
     :param python_callable: the function.
     :param multiple_outputs: whether each field of the result is an XCom of its own; default true.
     :param job_name: the job's name, default ``<dag>.<task>``; ``{parameter}`` in it is replaced by an argument of the
-    call.
-        Mapped tasks need one. (templated)
+        call. Mapped tasks need one. (templated)
     :param files: further files and directories that the program needs: modules that it imports, data that it reads
         below ``Path(__file__).parent``. Paths start at the folder of the DAG file. (templated)
     """

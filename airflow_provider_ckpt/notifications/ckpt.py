@@ -53,7 +53,7 @@ class CkptNotifier(BaseNotifier):
 
     :param job: the job, by name or id. By default it is the job of the callback's task. (templated)
     :param ckpt_conn_id: the Airflow connection of the job manager. By default it is the connection of the task.
-    (templated)
+        (templated)
     :param message: the message, a template; by default one line with all of this.
     :param notifiers: other notifiers or callbacks, such as those of the Slack provider, which deliver the message. They
         are called one after the other; if one of them fails, the others still get the message.

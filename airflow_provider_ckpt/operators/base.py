@@ -93,7 +93,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager did not answer, or could not serve the request, for longer than ``[ckpt]
-    request_retry_timeout``
+        request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptOperationFailed: the requested operation failed
     :raises CkptConflict: the present state of the job forbids the request; the default ``retry_policy``,

@@ -88,7 +88,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         job has not completed anything yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
     :param fork: the job has another output than the job whose snapshot it starts from, and both may run at the same
-    time. (templated)
+        time. (templated)
     :param source_positions: where sources continue, not where they were in the snapshot: by uid ``earliest``,
         ``latest``, a time such as ``2026-11-01T09:00``, or offsets. All other state is as it was. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without a limit unless ``wait_timeout`` is
@@ -97,7 +97,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         cleared, since its next try attaches to the job, or marked successful.
     :param cancel_on_timeout: cancel the job when the deadline, or ``execution_timeout``, passes.
     :param start_over: if the job of an earlier try has ended, start as the other arguments say, although this repeats
-    output that the earlier job has committed. (templated)
+        output that the earlier job has committed. (templated)
     :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
         ``reuse``
     :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, in a state other than FINISHED

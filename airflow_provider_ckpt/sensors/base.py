@@ -53,7 +53,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
     :raises CkptUnavailable: the job manager did not answer, or could not serve the request, for longer than ``[ckpt]
-    request_retry_timeout``
+        request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptJobNotFound: no job of this name lives; the message lists those that do
     :raises CkptJobAmbiguous: several living jobs have the name; the message lists them

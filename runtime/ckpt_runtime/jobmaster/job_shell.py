@@ -384,7 +384,7 @@ class JobShell:
             self.tell(checkpoint_on.BacklogChanged(backlog))
 
     def _align(self, is_grouped: bool) -> None:
-        """Announces soon how far the slowest sources are; reports of many subtasks in the meantime become one message."""
+        """Announces the progress of the slowest sources soon; reports of many subtasks until then are one message."""
         if is_grouped and _ALIGNMENT not in self._timers:
             self._timers[_ALIGNMENT] = self._host.call_later(_ALIGN_AFTER_MS, self._announce_minima)
 
