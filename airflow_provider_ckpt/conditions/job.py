@@ -20,8 +20,7 @@ from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_o
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.configuration import Bounds
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, root_cause_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),

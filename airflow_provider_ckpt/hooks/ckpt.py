@@ -24,8 +24,7 @@ from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
-from ckpt_runtime.client.leader import LeaderSource
-from ckpt_runtime.client.transport import InvalidToken, check_token
+from ckpt_runtime.client.transport import InvalidToken, LeaderSource, check_token
 from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S
 from ckpt_runtime.contract.checkpoints import Savepoint
 from ckpt_runtime.secret_keys import without_credentials

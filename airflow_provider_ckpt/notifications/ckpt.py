@@ -18,8 +18,7 @@ from airflow_provider_ckpt.jobs import chosen
 from airflow_provider_ckpt.links import CkptJobLink, pages_path
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
-from ckpt_runtime.contract.jobs import JobLine
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import JobLine, root_cause_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -25,8 +25,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
-from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions, root_cause_line
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS, PATCHABLE, CheckpointRetention
 from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS as MINIMUM_MS
-from ckpt_runtime.configuration.checkpointing_options import CheckpointRetention
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 
 __all__ = ["MINIMUM_MS", "CheckpointConfiguration", "CheckpointConfigurationError", "CheckpointRetention"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 
 

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.configuration import SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.state_handles import SharedStateConflictError, SharedStateRegistry
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.executions import ExecutionView
 from ckpt_runtime.checkpoint.instant import Instant
 
 

@@ -14,19 +14,19 @@ from typing import Protocol
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completion import CheckpointFailures
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
-from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import TimerId, TimerKind
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import (
+from ckpt_runtime.checkpoint.completion import (
+    CheckpointFailures,
     PendingCheckpoint,
     PendingCheckpoints,
     PendingState,
     TriggerRequest,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.executions import ExecutionView
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule

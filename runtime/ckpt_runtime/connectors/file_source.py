@@ -18,7 +18,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.file_rows import batch_of, open_rows
 from ckpt_runtime.connectors.partition_values import partition_of, partition_value
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms

@@ -20,8 +20,8 @@ from pyarrow import csv
 
 from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.csv_reader import NO_CHARACTER, Dialect, Record, fields_of
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.rows import EXACT
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 CSV_DEFAULTS: Mapping[str, Any] = {
     "sep": ",",

@@ -10,9 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.functions.documents import record_reader
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.graph.bad_rows import BadLine, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option

@@ -71,7 +71,7 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences
-from ckpt_runtime.jobmaster.submissions import Submissions
+from ckpt_runtime.jobmaster.submission import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails

@@ -20,9 +20,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
@@ -91,8 +90,7 @@ from ckpt_runtime.scheduler.replacement import (
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.snapshots.catalogue import SavepointFacts, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.driver_pools import DriverPools
+from ckpt_runtime.storage.driver_pools import DriverPools, crash_point
 from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
 from ckpt_runtime.failure_report import summary_of
@@ -59,7 +59,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.watermark_alignment import AlignmentGroups, Progress
 from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import crash_point
+from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.structured_log import about
 

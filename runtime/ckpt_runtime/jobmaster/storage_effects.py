@@ -43,16 +43,14 @@ from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import (
     CheckpointStorage,
+    SnapshotDisposal,
+    delete_checkpoint,
     initialize_savepoint,
     is_savepoint_of,
     shared_file_checkpoint,
 )
 from ckpt_runtime.storage.claims import place_of_snapshot
-from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.disposal import (
-    SnapshotDisposal,
-    delete_checkpoint,
-)
+from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     CorruptFileError,

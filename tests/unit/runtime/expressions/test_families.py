@@ -12,11 +12,10 @@ import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions import patterns
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import DEEPEST
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 
 
 def computed(tree: Expression, *columns: pa.Array, moment: int | None = None) -> list[Any]:

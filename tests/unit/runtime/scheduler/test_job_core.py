@@ -14,11 +14,9 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core

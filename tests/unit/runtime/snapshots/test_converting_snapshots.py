@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.convert import convert_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.snapshots.catalogue import (
@@ -26,7 +25,7 @@ from ckpt_runtime.snapshots.catalogue import (
     record_savepoint,
 )
 from ckpt_runtime.snapshots.copying import copy_snapshot
-from ckpt_runtime.storage import disposal, versioned_document
+from ckpt_runtime.storage import checkpoint_storage, versioned_document
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -178,8 +177,8 @@ def test_an_interrupted_disposal_is_found_and_continues(base: Location, monkeypa
 
         deletions = 0
         with monkeypatch.context() as patch:
-            patch.setattr(disposal, "delete_file", delete)
-            patch.setattr(disposal, "delete_entry", delete)
+            patch.setattr(checkpoint_storage, "delete_file", delete)
+            patch.setattr(checkpoint_storage, "delete_entry", delete)
             with pytest.raises(StorageError, match="storage is away"):
                 dispose_of(directory.url)
         (left,) = list_savepoints(base)

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     SubtaskState,
 )
-from ckpt_runtime.connectors.part_names import PartName, owner_of
+from ckpt_runtime.connectors.part_directory import PartName, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.snapshots.clean_up import clean_up_sinks, sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage

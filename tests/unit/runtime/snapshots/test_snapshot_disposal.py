@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.process_mark import RELEASED, own_mark
 from ckpt_runtime.snapshots.catalogue import described, list_savepoints
 from ckpt_runtime.snapshots.job_claims import claim_snapshot, dispose_of_snapshot
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
-from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claim, Claimant, ClaimedError, acquire, read_claim
 from ckpt_runtime.storage.errors import StorageError
@@ -201,8 +200,8 @@ def test_a_disposal_that_is_interrupted_at_any_step_continues(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(disposal, "delete_file", counting(delete_file))
-        patch.setattr(disposal, "delete_entry", counting(delete_entry))
+        patch.setattr(checkpoint_storage, "delete_file", counting(delete_file))
+        patch.setattr(checkpoint_storage, "delete_entry", counting(delete_entry))
         with pytest.raises(StorageError, match="storage is away"):
             dispose_of_snapshot(savepoint.directory, CLUSTER)
     assert left_to_do == 0

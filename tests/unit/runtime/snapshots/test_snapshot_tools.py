@@ -17,8 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.catalogue import find_places
-from ckpt_runtime.snapshots.convert import convert_snapshot
-from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot, copy_snapshot
 from ckpt_runtime.snapshots.inspection import states_of, summarized, verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot

@@ -14,17 +14,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.ddl import parse_ddl
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.convert import convert_snapshot
-from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot, copy_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.state.errors import StateSchemaError, StateValueError, UnsupportedKeyTypeError
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, resolve
 from pyspark_ckpt.columns import TableError
-from pyspark_ckpt.options import OptionError
-from pyspark_ckpt.reading import StateListReader, StateReader, reader_of
-from pyspark_ckpt.writing import StateDataWriter, writer_of
+from pyspark_ckpt.source import OptionError, StateDataWriter, StateListReader, StateReader, reader_of, writer_of
 from tests.support.golden import DIRECTORY, SOURCES
 from tests.support.snapshots import write_keyed_state
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.process_id import ProcessId
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.spark import launch, session
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments

@@ -25,6 +25,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import (
+    ATTEMPTS,
     Location,
     check_bucket,
     delete_empty_directory,
@@ -39,7 +40,6 @@ from ckpt_runtime.storage.filesystem import (
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.publish import publish, replace
-from ckpt_runtime.storage.retrying import ATTEMPTS
 from ckpt_runtime.storage.state_files import StateFileWriter
 from tests.support.object_store import ObjectStore, Wanted, keys, unfinished_uploads
 

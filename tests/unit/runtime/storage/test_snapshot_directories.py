@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from msgspec import convert, to_builtins
 
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
-from ckpt_runtime.storage.disposal import (
+from ckpt_runtime.storage.checkpoint_storage import (
+    CheckpointStorage,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
+    initialize_savepoint,
     release_job_directory,
 )
 from ckpt_runtime.storage.errors import (

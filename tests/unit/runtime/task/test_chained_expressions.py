@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
+from ckpt_runtime.expressions.types import EvaluationError
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator

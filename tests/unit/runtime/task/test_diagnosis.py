@@ -16,9 +16,9 @@ from ckpt_runtime.network.control_messages import (
     ThreadDump,
     WorkerAnswer,
 )
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
-from ckpt_runtime.task.diagnosis import Diagnosis, StackSampler
+from ckpt_runtime.task.worker import Diagnosis, StackSampler
 from tests.support.patience import deadline
 from tests.unit.runtime.task.conftest import TaskKit
 

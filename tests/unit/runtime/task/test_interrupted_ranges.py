@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.connectors import split_host
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import values_of
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import Partitioning

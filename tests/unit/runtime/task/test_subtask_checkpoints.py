@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus

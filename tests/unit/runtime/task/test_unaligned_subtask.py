@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend

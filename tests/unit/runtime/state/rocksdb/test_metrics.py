@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import InvalidOptionError
 from ckpt_runtime.configuration.state_options import rocksdb_metrics
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
