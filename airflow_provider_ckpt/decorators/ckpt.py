@@ -1,7 +1,7 @@
 """``@task.ckpt``: a pipeline as a function of the DAG file, deployed by :class:`DeployJobOperator`.
 
 The source of the function becomes a program that runs without the DAG file. Only text is taken: nothing is pickled, and
-the function is never called here. What the program would lack is found in the text, when the DAG file is parsed.
+the function is never called here. Names that the program would lack are found in the text when the DAG file is parsed.
 """
 
 from __future__ import annotations

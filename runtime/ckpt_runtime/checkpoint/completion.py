@@ -76,8 +76,8 @@ class AckResult(Enum):
 class PendingCheckpoint:
     """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic time its timeout was armed.
 
-    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is what the rescue policy
-    has added to the timeout so far, ``progress_at_extension`` the progress at the last extension.
+    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is the time that the
+    rescue policy has added to the timeout so far, ``progress_at_extension`` the progress at the last extension.
     """
 
     id: int

@@ -63,7 +63,7 @@ _PERMANENT = (NotFoundError, *_LASTING)
 
 
 class RecoveryError(RuntimeError):
-    """A job cannot be recovered now; its message says what is wrong with which file.
+    """A job cannot be recovered now; its message names the file and the problem.
 
     ``may_pass``: no file is proven damaged, so that a retry may help.
     """

@@ -257,7 +257,7 @@ class Submissions:
                 # Shielded: a waiter that gives up must not cancel the first caller's submission.
                 await asyncio.shield(submitting)
             return
-        # Before anything is awaited: an identical request that comes meanwhile must find it.
+        # Before anything is awaited: an identical request that arrives in the meantime must find it.
         self._requests[job_id] = request
         done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
         try:
