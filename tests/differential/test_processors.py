@@ -230,7 +230,7 @@ def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode
 
 
 @pytest.mark.long
-def test_a_processor_behind_another(both: Both) -> None:
+def test_processor_after_another_processor_gives_the_rows_of_spark(both: Both) -> None:
     batches = [words(("x", 1), ("y", 2), ("x", 3)), words(("x", 5), ("y", 1)), words(("z", 1))]
     theirs, ours = both(Case("Total", batches, SCHEMA, mode="Append", second="Total"))
     assert ours == theirs

@@ -171,7 +171,7 @@ def _killed_whole(job: FlightsJob) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) -> None:
+def test_driver_ends_with_its_jvm_and_releases_the_leadership(tmp_path: Path) -> None:
     """What is left of it would renew its lease for ever, without a slot."""
     storage = tmp_path / "ha"
     options = {"high-availability.type": "filesystem", "high-availability.storageDir": str(storage)}

@@ -135,7 +135,7 @@ def table_bytes(job: FileBackedJob) -> list[float]:
     return [m[name] for m in subtasks for name in m if name.endswith(".rocksdb.total-sst-files-size")]
 
 
-def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job: FileBackedJob) -> None:
+def test_later_checkpoints_reuse_files_of_earlier_ones_and_unused_files_are_deleted(job: FileBackedJob) -> None:
     cluster = job.cluster
     retained = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
     job.start(2, rate=300, state__backend__rocksdb__metrics__total_sst_files_size="true", **retained)
@@ -195,7 +195,7 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
 
 
 @pytest.mark.parametrize("job", [pytest.param("files", marks=pytest.mark.long), "rocksdb"], indirect=True)
-def test_local_files_go_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
+def test_local_files_are_removed_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
     cluster = job.cluster
     job.start(2)
     cluster.wait_for_checkpoints(job.job_id, 2)

@@ -32,10 +32,11 @@ from ckpt_runtime.client.errors import (
     is_passing,
 )
 from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
-from ckpt_runtime.client.leader import Leader, LeaderSource
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
+    Leader,
+    LeaderSource,
     check_certificates,
     check_token,
     client_options,

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from ckpt_runtime.contract.base import read, reader
 from ckpt_runtime.contract.checkpoints import (
     CanceledJob,
     Checkpoint,
@@ -37,6 +36,7 @@ from ckpt_runtime.contract.jobs import (
     UpgradeInProgress,
     VertexDetails,
 )
+from ckpt_runtime.contract.spelling import read, reader
 
 T_co = TypeVar("T_co", covariant=True)
 

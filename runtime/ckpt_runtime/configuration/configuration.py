@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import ConfigOption, InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, OPTIONS, canonical_key, find_option
 from ckpt_runtime.secret_keys import MASK, shown, without_credentials
 

@@ -23,8 +23,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 from msgspec import Struct
 
-from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
-from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_rows import (
+    records_to_batches,
+    restored_items,
+    struct_type,
+    values_of,
+    versioned,
+)
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative

@@ -18,12 +18,10 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type, values_of
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import new_data_source
-from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.task_context import HelperThread, new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _NewWriter: TypeAlias = Callable[[pa.Schema], Any]

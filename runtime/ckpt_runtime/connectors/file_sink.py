@@ -21,8 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, sync_and_close
-from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden, partition_directory
+from ckpt_runtime.connectors.part_directory import (
+    CommitError,
+    PartDirectory,
+    PartName,
+    owner_of,
+    parse_hidden,
+    partition_directory,
+    sync_and_close,
+)
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 

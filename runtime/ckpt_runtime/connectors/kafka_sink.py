@@ -45,7 +45,7 @@ from ckpt_runtime.graph.kafka_columns import (
     sink_topic,
     transaction_settings,
 )
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _FLUSH_SECONDS = 1.0

@@ -32,7 +32,7 @@ from ckpt_runtime.graph.kafka_options import (
     subscription,
 )
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
     Source,

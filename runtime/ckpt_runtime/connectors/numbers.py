@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.connectors import kernels
-from ckpt_runtime.connectors.pacing import Pacer
-from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, Pacer, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus

@@ -29,7 +29,7 @@ from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
     Source,

@@ -20,8 +20,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
-from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_rows import (
+    records_to_batches,
+    restored_items,
+    struct_type,
+    values_of,
+    versioned,
+)
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.pacing import Pacer
-from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, Pacer, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import is_parquet_name, source_options, source_schema, split_columns
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SourceSpec

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.connectors.datasource_values import restored_items, versioned
+from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed

@@ -18,14 +18,14 @@ from msgspec import Struct, to_builtins
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.connectors.datasource_values import restored_items
-from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.datasource_rows import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.connectors.splits import Pacer
 from ckpt_runtime.graph.bad_rows import reader_policy
+from ckpt_runtime.graph.event_time import Alignment, alignment_of
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
-from ckpt_runtime.graph.watermark_alignment import Alignment, alignment_of
 from ckpt_runtime.operators.bad_rows import BadRows
 from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize

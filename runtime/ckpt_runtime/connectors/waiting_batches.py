@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.connectors.sink_operators import CHECK_EVERY_MS, CommitterOperator, PreparingSinkOperator
-from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.operator import OperatorContext, Output
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import Transaction
 
 _LOOK_EVERY_MS = 100

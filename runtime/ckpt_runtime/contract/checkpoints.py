@@ -7,8 +7,8 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from ckpt_runtime.contract import spelling
-from ckpt_runtime.contract.base import always
 from ckpt_runtime.contract.jobs import QueueStatus, RemoteFailure
+from ckpt_runtime.contract.spelling import always
 
 # --- statistics
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from ckpt_runtime.contract import spelling
-from ckpt_runtime.contract.base import always
+from ckpt_runtime.contract.spelling import always
 
 
 class Nothing(Struct, frozen=True):

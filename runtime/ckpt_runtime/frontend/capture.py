@@ -22,7 +22,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend import avro_functions
+from ckpt_runtime.frontend import avro_functions, protobuf_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -66,6 +66,10 @@ _ONLY_VALUES = {
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
+_MESSAGE_FUNCTIONS = {
+    **dict.fromkeys(avro_functions.NAMES, avro_functions.function_of),
+    **dict.fromkeys(protobuf_functions.NAMES, protobuf_functions.function_of),
+}
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -209,8 +213,9 @@ class Capture:
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
-        elif name == "Expression" and message.unresolved_function.function_name.lower() in avro_functions.NAMES:
-            self.called.replace_call(message, avro_functions.function_of(message.unresolved_function))
+        elif name == "Expression" and message.unresolved_function.function_name.lower() in _MESSAGE_FUNCTIONS:
+            call = message.unresolved_function
+            self.called.replace_call(message, _MESSAGE_FUNCTIONS[call.function_name.lower()](call))
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.errors import EvaluationError, ServiceError
+from ckpt_runtime.expressions.types import EvaluationError, ServiceError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output

@@ -25,8 +25,8 @@ from ckpt_runtime.graph.schemas import join_bounds, join_output_schema, shared_j
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
-from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.states import KeyedRowBuffer, RowBufferSpec
 

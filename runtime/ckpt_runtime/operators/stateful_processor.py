@@ -31,12 +31,12 @@ from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
-from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
 from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import decoded_type
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from msgspec import structs, to_builtins
 
 from ckpt_runtime.contract import jobs as contract
-from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.spelling import read
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.completed_checkpoint import VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
@@ -26,7 +26,6 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     StateFile,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles

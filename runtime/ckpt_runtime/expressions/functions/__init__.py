@@ -3,7 +3,6 @@
 from ckpt_runtime.expressions.functions import (
     arithmetic,
     casts,
-    clocks,
     conditionals,
     csv_texts,
     datetimes,
@@ -15,14 +14,12 @@ from ckpt_runtime.expressions.functions import (
     nested,
     number_formats,
     predicates,
-    searches,
     strings,
 )
 
 __all__ = [
     "arithmetic",
     "casts",
-    "clocks",
     "conditionals",
     "csv_texts",
     "datetimes",
@@ -34,6 +31,5 @@ __all__ = [
     "nested",
     "number_formats",
     "predicates",
-    "searches",
     "strings",
 ]

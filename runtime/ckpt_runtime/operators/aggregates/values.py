@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.graph.aggregates import GroupAggregate
-from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, taken
+from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, ranks, taken
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
-from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy

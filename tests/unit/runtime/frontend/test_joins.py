@@ -41,7 +41,7 @@ def conditions(*parts: Expression, how: str = "Inner", event_time: int | None = 
     return conditions_of(Join(columns=(), how=how, condition=condition), *sides)
 
 
-def test_equality_of_columns_of_both_sides_is_a_key_whichever_comes_first() -> None:
+def test_equality_of_columns_of_both_sides_is_a_key_in_either_order() -> None:
     for one, other in ((K, KEY), (KEY, K)):
         found = conditions(compared("EqualTo", one, other))
         assert (found.left.keys, found.right.keys) == ([K], [Column(0, "string")])
@@ -114,7 +114,7 @@ def test_equality_in_which_nulls_match_compares_whether_values_are_null_and_a_co
 @pytest.mark.parametrize(
     ("function", "fails", "kept"), [("GreaterThan", "Left", "Right"), ("LessThan", "Right", "Left")]
 )
-def test_bound_of_one_side_is_enough_for_inner_joins_and_for_outer_ones_whose_rows_it_removes(
+def test_bound_of_one_side_suffices_for_inner_joins_and_for_outer_joins_of_that_side(
     function: str, fails: str, kept: str
 ) -> None:
     bound = compared(function, THEN, AT)

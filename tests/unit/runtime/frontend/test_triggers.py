@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.triggers import set_interval
+from ckpt_runtime.frontend.program import set_interval
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"

@@ -136,7 +136,7 @@ def test_sessions_that_touch_are_one_and_those_with_a_moment_between_them_are_tw
 
 
 @BACKENDS
-def test_complete_sessions_never_end_and_tell_the_table_which_ones_became_part_of_earlier_ones(backend: str) -> None:
+def test_complete_sessions_never_end_and_report_the_sessions_that_they_absorbed(backend: str) -> None:
     spec = GroupSpec(SESSIONS, ("k",), (COUNT, SUM), "complete", None, ("start", "end"))
     job, table = GroupJob(spec, backend=backend), GroupJob(TableSpec(spec), backend=backend)
 
