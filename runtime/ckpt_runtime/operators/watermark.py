@@ -87,9 +87,9 @@ class WatermarkOperator(Operator):
     comes again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row or the end of data. At another parallelism it starts without a watermark: the rows may come from
-    a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a
-    drained savepoint continues with new data.
+    operator}``, none before the first row or the end of data. At another parallelism it starts without a watermark: the
+    rows may come from a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is
+    started from a drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
