@@ -24,10 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.graph.specs import REMOVED, GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
-from ckpt_runtime.operators.aggregates.accumulator import Rows
-from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from ckpt_runtime.graph.specs import REMOVED, LimitSpec, SortOrder, SortSpec, TableSpec
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
+from ckpt_runtime.operators.groups import row_of_none
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, plain
@@ -81,7 +80,7 @@ class ResultTableOperator(GroupStateOperator):
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
         if self._total and not len(self._buffer):
-            yield _of_no_rows(self._group, self._table_schema)
+            yield row_of_none(self._group, self._table_schema)
             return
         held: list[pa.RecordBatch] = []
         for batch in self._buffer.stored():
@@ -91,25 +90,6 @@ class ResultTableOperator(GroupStateOperator):
                 held = []
         if held:
             yield pa.concat_batches(held)
-
-
-def _of_no_rows(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
-    """The result of aggregates over no rows: a count of 0, a sum of null.
-
-    Aggregates over a row of nulls give the same result, except for a count of rows.
-    """
-    one, none = (read_only(np.zeros(rows, dtype=np.uint32)) for rows in (1, 0))
-    arrays = [pa.array([0], schema.field(name).type) for name in spec.keys]
-    for aggregate in spec.aggregates:
-        if not aggregate.columns:
-            arrays.append(pa.array([0], aggregate.result))
-            continue
-        accumulator = accumulator_for(aggregate, spec.schema)
-        given = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
-        old = Rows(none, [pa.nulls(0, field.type) for field in accumulator.stored])
-        new = Rows(one, [pa.nulls(1, spec.schema.field(name).type) for name in given])
-        arrays.append(accumulator.result(accumulator.combined(1, old, new)))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class SortOperator(Operator):

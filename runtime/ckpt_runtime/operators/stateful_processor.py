@@ -147,7 +147,7 @@ class StatefulProcessorOperator(Operator):
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
-        self._fires_at_end = configuration.get(ExecutionOptions.PROCESSOR_TIMERS_AT_END)
+        self._fires_at_end = configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         self._now = context.now_ms()
         self._task = new_task(context.subtask_index, context.attempt)
         if self._input_schema is not None:
