@@ -41,6 +41,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Analysis,
     AnalysisRequest,
     CatalogTable,
+    CreatedView,
     Filter,
     Generate,
     Join,
@@ -205,7 +206,7 @@ def _with_event_time(reader: PlanReader, plan: Any, input_: int) -> int:
     return input_
 
 
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit"})
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit", "PipeOperator"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -318,6 +319,8 @@ def _analyze(
     try:
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
+        if request.statement is not msgspec.UNSET:
+            return Analysis(view=_created_view(session, request.statement))
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(
                 f"the option {min(refused)}", "a program cannot set this option for the analyzer"
@@ -339,6 +342,18 @@ def _analyze(
         return PlanReader(spark._jvm, ansi, static).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
+
+
+def _created_view(session: Any, statement: str) -> CreatedView:
+    """Parses a statement that creates a temporary view, which does not run. Raises UnsupportedExpressionError."""
+    plan = session.sessionState().sqlParser().parsePlan(statement)
+    if jvm_name(plan) != "CreateViewCommand" or jvm_name(plan.viewType()) != "LocalTempView":
+        raise UnsupportedExpressionError(
+            f"the statement {jvm_name(plan)}", "a program may create temporary views; run other statements in Spark"
+        )
+    columns = tuple(str(column._1()) for column in items(plan.userSpecifiedColumns()))
+    query = str(plan.originalText().get())
+    return CreatedView(str(plan.name().table()), query, columns, bool(plan.replace()), bool(plan.allowExisting()))
 
 
 _RELATIONS = frozenset(

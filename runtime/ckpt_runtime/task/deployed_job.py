@@ -388,6 +388,7 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
+        subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
