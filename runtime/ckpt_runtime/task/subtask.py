@@ -132,7 +132,7 @@ _OPERATOR_ASKED_EVERY_MS = 20.0
 
 
 class SubtaskHost(Protocol):
-    """The services that a subtask needs from its worker. All calls come from the subtask's thread and return at once."""
+    """The services that a subtask needs from its worker. Calls are made by the subtask's thread and return at once."""
 
     def now_ms(self) -> int:
         """Wall clock, ms since epoch."""
