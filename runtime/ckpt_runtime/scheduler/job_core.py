@@ -567,7 +567,7 @@ class JobCore:
             self._limit_sources(before.configuration)
 
     def _give_up_change(self, reason: str) -> None:
-        """Answers the requester and records the reason in the exception history, as requesters may have disconnected."""
+        """Answers the requester and records the reason in the exception history, as requesters may disconnect."""
         message = f"{self._change.refusal}: {reason}"
         outputs = self._change.given_up(message)
         if outputs and not self.machine.state.is_terminal:
