@@ -5,7 +5,7 @@ each group of a batch. Rows of groups that have ended are dropped as late. ``com
 groups that have changed, in large batches, for the operator that keeps the whole result (``result_table.py``); groups
 never end. Never blocks.
 
-In front of the shuffle, :class:`Combiner` aggregates each batch, where the result does not depend on that. It makes
+Before the shuffle, :class:`Combiner` aggregates each batch, if the result does not depend on that. It makes
 partial rows: the keys of a group, the columns that each aggregate stores, and the number of rows. They have the form of
 rows in state, and are combined with them as rows of state are combined with each other. Channels carry either partial
 rows or the input's own ones, and so does in-flight data.
@@ -173,7 +173,7 @@ class GroupAggregates:
         return self.combined(groups, Rows(joined(old.groups, partial.groups), columns), self._no_rows)
 
     def of_rows(self, groups: int, new: Rows) -> list[pa.Array]:
-        """The stored columns of rows that come first."""
+        """The stored columns of the first rows."""
         return self.combined(groups, self._nothing_stored, new)
 
     def results(self, stored: list[pa.Array]) -> list[pa.Array]:

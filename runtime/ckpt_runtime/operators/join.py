@@ -5,8 +5,7 @@ arrival of its partners. A null in a key or in event time matches nothing. Late 
 row is removed from state when the watermark has passed everything that it could match, and an outer join then emits it
 with nulls if it has no match. Without bounds (inner only) every row that is not late is kept forever. Never blocks.
 
-The emitted watermark is held back by the greater bound, so that no result row is late by the event time of either
-side.
+The emitted watermark is delayed by the greater bound, so that no result row is late by the event time of either side.
 """
 
 from __future__ import annotations
@@ -288,7 +287,7 @@ class _Side:
         return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
 
     def last_ended(self, watermark_ms: int) -> int:
-        """The latest event time, in its own unit, at which a row can match nothing that comes after the watermark."""
+        """The latest event time, in its own unit, at which a row can match no row after the watermark."""
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
         return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)

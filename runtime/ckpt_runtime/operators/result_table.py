@@ -1,9 +1,9 @@
-"""Output mode ``complete``: the whole result of an aggregation, sorted and limited if the query says so.
+"""Output mode ``complete``: the whole result of an aggregation, sorted and limited as the query requests.
 
 The aggregation emits the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
 latest row of each group as keyed state. Before a barrier, if a row has changed since the last emission, it emits all
 rows and then the end of a range. The operators up to the sink run in the same thread and forward the table in one step,
-so that a whole table lies between two barriers:
+so that a whole table is between two barriers:
 
 * After an aborted checkpoint, its sink has prepared a whole table, which the next checkpoint commits as a batch of its
   own, or no table at all. No commit gets parts of two tables, or the same table twice.
@@ -142,7 +142,7 @@ PASSED = "passed"
 class LimitOperator(Operator):
     """Built from a :class:`LimitSpec`: passes the first rows of each table, or of the stream, in its one subtask.
 
-    What is left of the rows of a stream is part of the state.
+    The rest of the rows of a stream is part of the state.
     """
 
     requires_final_checkpoint = False
