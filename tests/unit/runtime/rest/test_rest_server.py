@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.rest import server
+from ckpt_runtime.rest import exchange, server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB
