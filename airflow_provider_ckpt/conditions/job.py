@@ -1,6 +1,7 @@
-"""Conditions on a job and on what was requested of it: a savepoint or stop, a configuration, a rescale, a disposal.
+"""Conditions on a job and on operations that were requested of it: a savepoint or stop, a configuration, a rescale, a
+disposal.
 
-Also what a task's log has of a job: its last checkpoint, and why it failed.
+It also has the lines about a job in a task's log: its last checkpoint, and why it failed.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class JobCondition(Condition):
         return await progress_of(client, self.job_id, self._state)
 
     async def details(self, client: AsyncCalls) -> JobDetails:
-        """The job's details; a job that answers is there, whatever the requests that follow say."""
+        """The job's details; a job that has answered exists, whatever the following requests return."""
         job = await client.job_details(self.job_id)
         self.absence.seen()
         return job
@@ -107,7 +108,7 @@ class JobStatusCondition(JobCondition):
         return await self.ended(client, job, f"job {self.job_id} is {job.state}, not {self._names}", job_facts(job))
 
     async def on_kill(self, task: KilledTask) -> None:
-        """Cancel the job if asked to and no other try continues with it."""
+        """Cancel the job, if this is configured and no other try continues with it."""
         if self.cancel_on_kill and await task.is_given_up():
             await task.cancel(self.job_id, "job")
         else:
@@ -164,7 +165,7 @@ def _standing(job: JobDetails) -> str:
 
 
 def job_facts(job: JobDetails) -> Json:
-    """What tasks return about a job."""
+    """The result of tasks about a job."""
     return {
         "job_id": job.job_id,
         "name": job.name,
@@ -238,7 +239,7 @@ def checkpoint_line(statistics: CheckpointStatistics) -> str:
 
 
 def shortened(trace: str) -> str:
-    """Both ends of a long trace: this engine's cause comes first, Java's innermost cause comes last."""
+    """Both ends of a long trace: this engine prints the cause first, Java prints the innermost cause last."""
     if len(trace) <= MAX_TRACE_CHARS:
         return trace
     half = MAX_TRACE_CHARS // 2
@@ -388,7 +389,7 @@ def _fits(parallelism: int, wanted: int | Bounds) -> bool:
 
 
 def in_words(wanted: int | Bounds) -> str:
-    """A parallelism, or the bounds that it has to lie between."""
+    """A parallelism, or its bounds."""
     if isinstance(wanted, int):
         return str(wanted)
     lower, upper = wanted

@@ -1,7 +1,7 @@
 """``@task.ckpt``: a pipeline as a function of the DAG file, deployed by :class:`DeployJobOperator`.
 
 The source of the function becomes a program that runs without the DAG file. Only text is taken: nothing is pickled, and
-the function is never called here. What the program would lack is found in the text, when the DAG file is parsed.
+the function is never called here. Names that the program would lack are found in the text when the DAG file is parsed.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
         return json.encode(given, order="sorted").decode()
 
     def _name(self, context: Context) -> str:
-        """The job's name, in which ``{parameter}`` stands for the argument of that name."""
+        """The job's name, in which ``{parameter}`` is replaced by the argument of that name."""
         given = arguments.optional_text("job_name", self.job_name)
         instance: Any = context["ti"]
         if given is None:
@@ -251,7 +251,7 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
             raise CkptArgumentInvalid("job_name", given, allowed) from error
 
     def packed(self) -> tuple[str, bytes]:
-        """The program: the function's source alone, or a reproducible archive with the files beside it."""
+        """The program: only the function's source, or a reproducible archive with the additional files."""
         if self._content is None:
             self._content = _packed(self._source, self._files())
         return self._content
@@ -306,18 +306,18 @@ def ckpt_task(
 ) -> TaskDecorator:
     """Make a task of a function that builds a pipeline: a job runs it, which the task starts, finds or upgrades.
 
-    The function's source is the program. So everything that it uses is imported or defined inside it, given as an
-    argument, or in one of ``files``. Its first parameter is called ``spark``, and is not given in the call. Arguments
-    of the call are JSON values, and may be templates.
+    The function's source is the program. Everything that it uses is therefore imported or defined inside it, given as
+    an argument, or in one of ``files``. Its first parameter is called ``spark``, and is not given in the call.
+    Arguments of the call are JSON values, and may be templates.
 
     The task is a :class:`~airflow_provider_ckpt.operators.deploy.DeployJobOperator`, whose arguments it takes, and
     gives the same result.
 
     :param python_callable: the function.
     :param multiple_outputs: whether each field of the result is an XCom of its own; default true.
-    :param job_name: the job's name, default ``<dag>.<task>``; ``{parameter}`` in it stands for an argument of the call.
-        Mapped tasks need one. (templated)
-    :param files: files and directories that the program needs beside it: modules that it imports, data that it reads
+    :param job_name: the job's name, default ``<dag>.<task>``; ``{parameter}`` in it is replaced by an argument of the
+        call. Mapped tasks need one. (templated)
+    :param files: further files and directories that the program needs: modules that it imports, data that it reads
         below ``Path(__file__).parent``. Paths start at the folder of the DAG file. (templated)
     """
     return task_decorator_factory(

@@ -1,12 +1,12 @@
-"""Pages beside Airflow's own DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
+"""Pages for Airflow's DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
 
-Which job a task is about, the task itself has stored as XComs as soon as it knew it, so that this works while it is
-deferred. Like the other pages they show what the user may read: the DAG, and the connection of the job.
+A task stores the id of its job as an XCom as soon as it knows it, so the page also works while the task is deferred.
+Like the other pages they show only data that the user may read: the DAG, and the connection of the job.
 
 The application also serves the files of the session's pages, and passes their requests on to the job manager that a
-connection names. Airflow mounts it without any protection of its own. Here each request asks Airflow whether its user
-may read the connection: a user who sees the pages sees what the connection's token opens, but never the token. It only
-reads: GET, and only the paths that the pages request.
+connection names. Airflow mounts it without any protection. Each request therefore checks in Airflow whether its user
+may read the connection: a user who sees the pages sees all data that the connection's token gives access to, but never
+the token. It only reads: GET, and only the paths that the pages request.
 """
 
 from __future__ import annotations
@@ -229,7 +229,7 @@ async def _overview(conn_id: str) -> tuple[dict[str, dict[str, Any]], str]:
 def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The jobs of an overview by their ids, each with ``replaced``: whether a later job has its name.
 
-    What has become of a replaced job needs no attention. A restore drill replaces nothing.
+    The end of a replaced job needs no attention. A restore drill replaces nothing.
     """
     latest: dict[str, int] = {}
     for line in lines:
@@ -371,7 +371,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
 
 
 async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
-    """The answers in the order of the items; at most eight are asked for at a time."""
+    """The answers in the order of the items; at most eight are requested at a time."""
     free = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: Any) -> Any:
@@ -430,7 +430,7 @@ async def _theme() -> Response:
 
 
 async def _through(request: Request, connection_id: str, path: str) -> Response:
-    """What the job manager answers to the same path."""
+    """The answer of the job manager to the same path."""
     if not is_allowed(path):
         return _refusal(404, "The pages do not request this path.")
     try:

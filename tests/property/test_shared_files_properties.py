@@ -290,7 +290,16 @@ class SharedFilesOfRocksDB(SharedFilesOfCheckpoints):
     }
 
 
+class SharedPartsInMemory(SharedFilesOfCheckpoints):
+    """The in-memory backend, whose increments are parts."""
+
+    backend_name = "hashmap"
+    configuration: ClassVar[dict[str, str]] = {"execution.checkpointing.incremental": "true"}
+
+
 TestSharedFilesOfCheckpoints = SharedFilesOfCheckpoints.TestCase
 TestSharedFilesOfCheckpoints.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 TestSharedFilesOfRocksDB = SharedFilesOfRocksDB.TestCase
 TestSharedFilesOfRocksDB.settings = settings(max_examples=examples(12), stateful_step_count=30, deadline=None)
+TestSharedPartsInMemory = SharedPartsInMemory.TestCase
+TestSharedPartsInMemory.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -41,6 +41,9 @@ class InlineFiles:
 
     shared = private
 
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        return dict(files)
+
     def shared_from(self, path: Path) -> StateFile:
         content = path.read_bytes()
         return StateFile("", len(content), "", content)
@@ -73,12 +76,12 @@ def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
 
 
 def handles_of(
-    backends: Iterable[KeyedStateBackend], properties: CheckpointProperties = CHECKPOINT
+    backends: Iterable[KeyedStateBackend], properties: CheckpointProperties = CHECKPOINT, number: int = 1
 ) -> list[KeyedHandle]:
     """What all of them hold."""
-    return [handle for backend in backends for handle in written(backend.snapshot(1, properties))]
+    return [handle for backend in backends for handle in written(backend.snapshot(number, properties))]
 
 
-def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle]) -> None:
+def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle], *, owned: bool = True) -> None:
     """Loads what there is."""
-    backend.restore(handles, InlineReader(), owned=True)
+    backend.restore(handles, InlineReader(), owned=owned)

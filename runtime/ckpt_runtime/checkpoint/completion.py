@@ -167,7 +167,7 @@ class CheckpointFailures:
         """Ends a checkpoint without completing it. ``reporter`` is the task that declined, if one did."""
         message = f"{reason.message} {detail}".rstrip()
         # Subtasks of a bounded job end while checkpoints are taken. The next checkpoint contains their end (FLIP-147),
-        # so one that was too late for them is no failure, except for a user who has requested it.
+        # so a checkpoint that came too late for them does not count as failed, unless a user has requested it.
         asked_for = pending.request.request_id is not None
         is_failure = reason is not Reason.CHECKPOINT_DECLINED_TASK_CLOSING or asked_for
         self._pending.aborted(pending, now.abs_ms, message, is_failure=is_failure)
@@ -357,7 +357,7 @@ class Completion:
                     self._failures.abort(older, Reason.CHECKPOINT_SUBSUMED, now)
             # Only now may sinks commit: a failure from here on restores this checkpoint or a later one.
             self._emit(out.NotifyComplete(pending.id, pending.timestamp, pending.plan.to_wait_for))
-        # Last: the files it duplicated may belong to a checkpoint that was subsumed meanwhile.
+        # Last: the files it duplicated may belong to a checkpoint that has been subsumed in the meantime.
         self._retention.unpin(pending.id)
 
 

@@ -62,7 +62,7 @@ class _Restore:
 
 
 class Restoring:
-    """Answers what the next deployment starts from, once no further checkpoint can complete.
+    """Answers with the checkpoint that the next deployment starts from, once no further checkpoint can complete.
 
     Owns the waiting request; ``emit`` takes the effects. A savepoint that the job starts from gets its pointer before
     the request is answered.

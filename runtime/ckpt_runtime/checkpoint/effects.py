@@ -1,7 +1,7 @@
-"""Everything that a checkpoint coordinator asks its shell to do: its only output type. Values only.
+"""The effects that a checkpoint coordinator requests from its shell: its only output type. Values only.
 
-The shell starts effects in the order given. An effect with an answer names the event; exactly one answer comes, at any
-later time and in any order. The others have no answer.
+The shell starts effects in the order given. An effect with an answer names the event; it gets exactly one answer, at
+any later time and in any order. The others have no answer.
 """
 
 from __future__ import annotations

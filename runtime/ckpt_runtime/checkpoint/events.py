@@ -76,7 +76,8 @@ class EndOfDataReached:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequested:
-    """All tasks are gone; asks what the next deployment starts from. Answered by RestoreFrom or RestoreFailed.
+    """All tasks have ended; requests the checkpoint that the next deployment starts from. Answered by RestoreFrom or
+    RestoreFailed.
 
     A later request replaces one that is still unanswered. ``savepoint`` is the one that the job was submitted with; it
     is used only while the store has no checkpoint.
@@ -266,7 +267,7 @@ class StoreUnknown:
 
 @dataclass(frozen=True, slots=True)
 class StoreRemoved:
-    """Answers RemoveFromStore: the pointer is certainly gone."""
+    """Answers RemoveFromStore: the pointer is certainly removed."""
 
     checkpoint_id: int
 

@@ -172,7 +172,7 @@ class CheckpointSchedule:
         self._final_requested = False
 
     def undeployed(self) -> None:
-        """The deployment is gone: no task waits for a final checkpoint."""
+        """The deployment has ended: no task waits for a final checkpoint."""
         self._emit(out.CancelTimer(_FINAL))
         # The timer may have fired already and its event be queued: it must not count for the next deployment.
         self._final_generation += 1

@@ -267,7 +267,7 @@ class CheckpointStats(AcknowledgedTotals):
 
 @dataclass(frozen=True, slots=True)
 class RestoredCheckpointStats:
-    """What the current attempt (or the last one that restored anything) started from."""
+    """The snapshot from which the current attempt (or the last one that restored a snapshot) started."""
 
     id: int
     restore_timestamp: int
@@ -531,7 +531,7 @@ class CheckpointStatsTracker:
             self._on_change(stats)
 
     def report_withdrawn(self, checkpoint_id: int) -> None:
-        """A checkpoint ended without a result and without a failure: nothing shows or counts it any more."""
+        """A checkpoint ended without a result and without a failure: it is neither shown nor counted from then on."""
         if self._running.pop(checkpoint_id, None) is not None:
             self._count(total=-1, in_progress=-1)
 

@@ -81,8 +81,8 @@ class AckResult(Enum):
 class PendingCheckpoint:
     """``timestamp`` is the wall clock of the trigger; ``started_at`` the monotonic time its timeout was armed.
 
-    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is what the rescue policy
-    has added to the timeout so far, ``progress_at_extension`` the progress at the last extension.
+    ``persisted`` are the bytes that subtasks have reported to be in storage. ``extension_ms`` is the time that the
+    rescue policy has added to the timeout so far, ``progress_at_extension`` the progress at the last extension.
     """
 
     id: int
@@ -547,7 +547,7 @@ class Triggering:
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
         if request.properties.is_savepoint and request.properties.is_incremental:
-            # Pinned before any task is triggered: files that it will copy must not be deleted meanwhile.
+            # Pinned before any task is triggered: files that it will copy must not be deleted until then.
             self._retention.pin(pending.id)
         # Kept apart from `pending`, which drops an aborted checkpoint although its directory is still created.
         self._locating.add(pending.id)
@@ -599,8 +599,8 @@ class Triggering:
 
 def rescued_until(pending: PendingCheckpoint, configuration: CheckpointConfiguration, now_ms: int) -> int | None:
     """The new deadline in monotonic milliseconds of a checkpoint whose timeout has passed; None if it has to expire.
-
-    Automates what a user does by hand with FLIP-571. Called only when a timeout passes, so none expires earlier.
+    This automates a change that a user would make with FLIP-571. Called only when a timeout passes, so none expires
+    earlier.
 
     A checkpoint is nearly done if at least ``rescue_min_progress`` percent of its subtasks have acknowledged. It gets
     ``rescue_extension_ms`` more, repeatedly as long as data is persisted in each extension, but never more than

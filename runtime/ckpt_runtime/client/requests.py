@@ -358,7 +358,7 @@ def cancel_job(job_id: str, *, owner: str | None = None, incarnation: int | None
 def cancel_and_retain(
     job_id: str, *, owner: str | None = None, incarnation: int | None = None
 ) -> Call[RetainedCheckpoint | None]:
-    """Cancel as :func:`cancel_job` and retain the job's checkpoints, whatever its options say.
+    """Cancel as :func:`cancel_job` and retain the job's checkpoints, regardless of its options.
 
     Returns the latest checkpoint so far. Flink ignores the argument and answers with an empty body, which is an error.
     """

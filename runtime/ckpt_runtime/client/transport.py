@@ -3,8 +3,9 @@
 Nothing is retried or waited for here.
 
 A client that follows the leader is given a :class:`LeaderSource` in place of an address. It asks again after every
-failure and as soon as the last answer has expired. So it neither stays with a driver that has lost its leadership, nor
-sends a token to a process that later took a dead driver's port. Lookups block, and run in threads of their own.
+failure and as soon as the last answer has expired. Therefore it neither stays with a driver that has lost its
+leadership, nor sends a token to a process that later took a dead driver's port. Lookups block, and run in threads of
+their own.
 """
 
 from __future__ import annotations

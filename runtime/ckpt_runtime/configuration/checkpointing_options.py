@@ -139,8 +139,8 @@ class CheckpointingOptions:
         BOOLEAN,
         False,
         "Checkpoints write only the changes since the last completed one, and native savepoints duplicate the files "
-        "that a completed checkpoint already has in storage. Has an effect only with backends whose snapshots "
-        "consist of several files, such as RocksDB; the in-memory backend always writes all of its state.",
+        "that a completed checkpoint already has in storage. RocksDB's files are its tables; the in-memory backend "
+        "writes a file with the keys that have changed. Without this option it writes all of its state each time.",
         fallback_keys=("state.backend.incremental",),
     )
     SAVEPOINT_DUPLICATION = ConfigOption(

@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Configuration:
     """Maps keys of options to texts. Deprecated keys are stored under the current key, which wins when both are given.
 
-    Values are kept as they were written, so that a client reads back what it gave; :meth:`get` parses them.
+    Values are kept as they were written, so that a client reads back the text that it gave; :meth:`get` parses them.
     """
 
     __slots__ = ("_values",)

@@ -38,7 +38,7 @@ class Event(NamedTuple):
 
 
 class _Watched:
-    """What the listeners of a client know about one query."""
+    """The state of one query as reported to a client's listeners."""
 
     def __init__(self, query: Query) -> None:
         self.query = query
@@ -97,7 +97,7 @@ class ListenerBus:
                     yield events
                 if removed:
                     return
-                # A completed checkpoint is no event of the log.
+                # A completed checkpoint is not an event of the log.
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._changed.wait(), _LOOK_S)
         finally:

@@ -5,8 +5,8 @@ since the last one, its message goes to the committer before the barrier, and ``
 id)`` follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark. When
 committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover. They do not
 call it when a checkpoint is aborted, because a later one covers its messages, nor while the outcome of a checkpoint is
-unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier came, and with
-None if it raised or was interrupted.
+unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier, and with None
+if it raised or was interrupted.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Epoch:
         self.raise_error()
 
     def complete(self) -> str:
-        """Ends the rows and returns the encoded message of ``write``; raises what it raised."""
+        """Ends the rows and returns the encoded message of ``write``; raises its error."""
         self._put(None)
         self._thread.join()
         self.raise_error()
@@ -91,7 +91,8 @@ class _Epoch:
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
             try:
-                # With a timeout: a writer that has ended meanwhile takes no more items and never wakes this thread.
+                # With a timeout: a writer that has ended in the meantime takes no further items and never wakes this
+                # thread.
                 self._queue.put(item, timeout=_CHECK_SECONDS)
                 return
             except queue.Full:

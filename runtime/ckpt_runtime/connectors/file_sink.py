@@ -1,8 +1,8 @@
 """File formats: writes each row to exactly one visible file of a directory, by two-phase commit.
 
 Rows are written to a hidden file. Before a checkpoint the file is closed and renamed to a hidden pending name; when the
-checkpoint completes, it is renamed to its visible name. With ``partitionBy``, each value has files of its own, which
-become visible in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, so that a
+checkpoint completes, it is renamed to its visible name. With ``partitionBy``, each value has its own files, which
+become visible in its directory (``country=AT``); hidden files are always in the directory of the sink itself, so that a
 clean-up finds them. Files that an earlier attempt left behind and the snapshot does not cover are recognized by their
 names and deleted, and so are those of ended jobs that had the same sink before this one. Never touches files of another
 sink or of a job that may still be running. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
@@ -98,7 +98,7 @@ class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileSink(Sink):
-    """The sink behind the formats of files. ``format_`` is the format's name."""
+    """The sink of the file formats. ``format_`` is the format's name."""
 
     committable: ClassVar[type[msgspec.Struct]] = PendingFile
     single_committer = False

@@ -25,7 +25,7 @@ _NO_LIMIT = (1 << 63) - 1
 
 
 class NumbersSource(SourceOperator):
-    """The operator behind format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
+    """The operator of format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
     requires_final_checkpoint = False
 

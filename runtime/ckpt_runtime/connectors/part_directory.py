@@ -192,7 +192,7 @@ class PartDirectory:
         return False if exists(visible) else None
 
     def delete(self, name: str) -> None:
-        """Deletes one file; no error when it is gone."""
+        """Deletes one file; not an error if it is missing."""
         delete_file(self.location.child(name))
 
     def hidden_parts(self) -> list[PartName]:
@@ -233,7 +233,7 @@ class HiddenFile:
 
 
 def find_hidden_files(url: str) -> list[HiddenFile]:
-    """Lists hidden files in name order, without files that vanish meanwhile.
+    """Lists hidden files in name order, without files that disappear during the listing.
 
     Raises NotFoundError when there is no such directory, InvalidLocationError, or StorageError.
     """

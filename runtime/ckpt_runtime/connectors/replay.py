@@ -89,7 +89,7 @@ class ParquetRows:
 
 
 def _files(location: Location) -> list[str]:
-    """The Parquet files that a location stands for, in name order: itself, or the visible ones in the directory."""
+    """The Parquet files of a location, in name order: itself, or the visible ones in the directory."""
     if not is_directory(location):
         return [location.path]
     return [location.child(name).path for name in list_names(location) if is_parquet_name(name)]
@@ -112,7 +112,7 @@ class ReplayChangedError(ValueError):
 
 
 class ReplaySource(SourceOperator):
-    """The operator behind format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
+    """The operator of format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
     requires_final_checkpoint = False
 
@@ -139,7 +139,7 @@ class ReplaySource(SourceOperator):
             else:
                 self._check_restored(item, total)
                 self._next[split] = item.position
-        if not self._partition_by:  # otherwise the rows' keys say which rows belong to this subtask
+        if not self._partition_by:  # otherwise the rows' keys determine which rows belong to this subtask
             ends = ((split + 1) * total // SPLITS for split in splits)
             self.pending_rows = sum(
                 max(0, end - int(self._next[split])) for split, end in zip(splits, ends, strict=True)

@@ -1,6 +1,6 @@
 """Splits: the fixed pieces of a source whose positions are its state, and their assignment to subtasks.
 
-There are always :data:`SPLITS` of them, whatever the parallelism, so that a snapshot can be restored at any other.
+There are always :data:`SPLITS` of them, so that a snapshot can be restored at any parallelism.
 Positions are list state that is split among subtasks; a broadcast marker distinguishes a subtask that got no split
 because all had ended from one whose source is new in the job.
 
@@ -25,7 +25,7 @@ _STARTED = "started"
 
 
 class SplitPosition(Struct):
-    """What is stored of a split; ``position`` is the number of its next row."""
+    """The stored form of a split; ``position`` is the number of its next row."""
 
     split: Annotated[int, Meta(ge=0, lt=SPLITS)]
     position: NonNegative

@@ -310,7 +310,7 @@ class SavepointMark(Struct, frozen=True, kw_only=True, rename=spelling.kebab()):
 
 
 class Savepoint(Struct, frozen=True, kw_only=True, rename=spelling.SAVEPOINT):
-    """One savepoint. ``problem`` says why it is not ``good``. A value of None means unknown.
+    """One savepoint. ``problem`` is the reason why it is not ``good``. A value of None means unknown.
 
     ``verified`` and ``drilled`` are the newest marks of their kind. Flink has no catalogue of savepoints.
     """

@@ -45,7 +45,7 @@ class ClusterOverview(Struct, frozen=True, kw_only=True, rename=spelling.CLUSTER
 
 
 class Features(Struct, frozen=True, rename="kebab"):
-    """What the server can do. ``cancel_and_retain``: a job can be canceled so that its checkpoints outlive it."""
+    """The features of the server. ``cancel_and_retain``: a job can be canceled so that its checkpoints outlive it."""
 
     web_submit: bool = True
     web_cancel: bool = False

@@ -260,7 +260,9 @@ class FlameGraphNode(Struct, frozen=True):
 
 
 class FlameGraph(Struct, frozen=True, rename=spelling.FLAME_GRAPH):
-    """Where the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1 and None."""
+    """The functions in which the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1
+    and None.
+    """
 
     sampled_at_ms: int
     data: FlameGraphNode | None
@@ -370,7 +372,7 @@ class RestorePreview(Struct, frozen=True, rename="kebab"):
 
 
 class PlanPreview(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job would run, and ``restore`` if the job starts from a snapshot.
+    """The plan of a job, and ``restore`` if the job starts from a snapshot.
 
     ``explained`` has the plans that the program shows by ``explain()``.
     """
@@ -401,7 +403,7 @@ class UpgradeInProgress(Struct, frozen=True, kw_only=True, rename=spelling.kebab
 class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.JOB_DETAILS):
     """``/jobs/:jobid``. ``timestamps`` says when the job last entered each state, 0 for never.
 
-    ``status_reason`` says why a job that waits for slots has not got them, and why a job has failed. ``now_ms`` is the
+    ``status_reason`` is the reason why a waiting job has no slots, or why a job has failed. ``now_ms`` is the
     server's time. ``explained`` has the plans that the program showed by ``explain()``.
     """
 
@@ -479,7 +481,7 @@ class RemoteFailure(Struct, frozen=True, kw_only=True, rename=spelling.FAILURE):
 class ExceptionEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.EXCEPTION):
     """One failure of the job; task fields are None for failures of the job itself.
 
-    ``concurrent_exceptions`` are failures that came with it; theirs is None.
+    ``concurrent_exceptions`` are failures that occurred with it; theirs is None.
     """
 
     exception: str

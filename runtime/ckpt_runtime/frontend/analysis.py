@@ -6,7 +6,7 @@ static tables: Spark runs these, and nothing else.
 
 In a join of two streams, the column that decides in Spark whether a row of a side is late is the first one with the
 mark of event time among those that Spark's optimizer leaves to the join. It prunes a column that neither the join's
-condition nor anything behind the join reads. A side without such a column has no late rows.
+condition nor a later operator reads. A side without such a column has no late rows.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Analysis,
     AnalysisRequest,
     CatalogTable,
+    CreatedView,
     Filter,
     Generate,
     Join,
@@ -205,7 +206,7 @@ def _with_event_time(reader: PlanReader, plan: Any, input_: int) -> int:
     return input_
 
 
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit"})
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit", "PipeOperator"})
 _PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
@@ -318,6 +319,8 @@ def _analyze(
     try:
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
+        if request.statement is not msgspec.UNSET:
+            return Analysis(view=_created_view(session, request.statement))
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(
                 f"the option {min(refused)}", "a program cannot set this option for the analyzer"
@@ -339,6 +342,18 @@ def _analyze(
         return PlanReader(spark._jvm, ansi, static).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
+
+
+def _created_view(session: Any, statement: str) -> CreatedView:
+    """Parses a statement that creates a temporary view, which does not run. Raises UnsupportedExpressionError."""
+    plan = session.sessionState().sqlParser().parsePlan(statement)
+    if jvm_name(plan) != "CreateViewCommand" or jvm_name(plan.viewType()) != "LocalTempView":
+        raise UnsupportedExpressionError(
+            f"the statement {jvm_name(plan)}", "a program may create temporary views; run other statements in Spark"
+        )
+    columns = tuple(str(column._1()) for column in items(plan.userSpecifiedColumns()))
+    query = str(plan.originalText().get())
+    return CreatedView(str(plan.name().table()), query, columns, bool(plan.replace()), bool(plan.allowExisting()))
 
 
 _RELATIONS = frozenset(
@@ -608,7 +623,7 @@ class PlanReader:
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
     def _filter(self, plan: Any, below: int) -> int:
-        """Adds a filter; the values of subqueries in its condition are dropped behind it."""
+        """Adds a filter; the values of subqueries in its condition are dropped after it."""
         columns, ids = output(plan.output())
         input_, [condition] = self._with_subqueries([plan.condition()], below)
         wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
@@ -646,7 +661,7 @@ class PlanReader:
         return len(self.nodes) - 1
 
     def plan_id(self, plan: Any) -> int | None:
-        """The id of the captured relation that a plan stands for."""
+        """The id of the captured relation that a plan represents."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
@@ -659,7 +674,7 @@ class PlanReader:
     ) -> tuple[Expression, ...]:
         """Reads expressions over the columns of the nodes ``inputs``.
 
-        ``subqueries`` gets the plans of subqueries with one value, which are columns behind those of the inputs.
+        ``subqueries`` receives the plans of subqueries with one value, which are columns after those of the inputs.
         """
         columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
         positions = {id_: at for at, id_ in enumerate(columns)}

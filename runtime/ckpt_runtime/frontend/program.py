@@ -4,9 +4,9 @@ The archive is a directory with the author's files. Modules beside the entry mod
 modules of an archive that was loaded earlier in this process are unloaded first, so that two versions of one pipeline
 never mix.
 
-Spark's ``trigger`` says how often results become visible. Here that is the checkpoint interval. All queries of a
-program are one job, so the shortest interval counts. A checkpoint interval that the program or its submission sets
-takes precedence.
+Spark's ``trigger`` determines how often results become visible. In the engine that is the checkpoint interval. All
+queries of a program are one job, so the shortest interval counts. A checkpoint interval that the program or its
+submission sets takes precedence.
 
 Durations are in PySpark's notation: ``"10 minutes"``, ``"1 minute 30 seconds"``, ``"1 week"``.
 """
@@ -30,7 +30,7 @@ from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.value_types import parse_duration
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.explain import explanation
@@ -100,8 +100,11 @@ _FIELDS = {
 """Fields of Spark's request that hold an interval, with the arguments of ``trigger`` that set them."""
 
 
-def set_interval(starts: Sequence[Any], options: JobOptions) -> None:
+def set_options(starts: Sequence[Any], options: JobOptions) -> None:
     """Sets the checkpoint interval to that of the triggers, unless program or submission set one.
+
+    If all triggers end with the data that is there, event time does not end with it, as in Spark: rows and timers that
+    the watermark has not reached stay in state.
 
     ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
     keep.
@@ -110,6 +113,9 @@ def set_interval(starts: Sequence[Any], options: JobOptions) -> None:
     key = CheckpointingOptions.INTERVAL.key
     if intervals and not options.sets(key):
         options.set(key, f"{min(intervals)} ms")
+    ends = ExecutionOptions.EVENT_TIME_ENDS.key
+    if starts and all(start.available_now or start.once for start in starts) and not options.sets(ends):
+        options.set(ends, False)
 
 
 def _interval_ms(start: Any) -> int | None:
@@ -186,7 +192,7 @@ def load_plan(
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
-    set_interval([query.start for query in capture.queries], options)
+    set_options([query.start for query in capture.queries], options)
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,

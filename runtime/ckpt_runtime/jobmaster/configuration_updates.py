@@ -158,7 +158,7 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration. An identical request that arrives meanwhile waits for the same change.
+        """Changes a job's configuration. An identical request that arrives in the meantime waits for the same change.
 
         The change continues if the client disconnects.
 
@@ -177,7 +177,7 @@ class ConfigurationUpdates:
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
-            task.exception()  # the client may have gone, and asyncio logs an error that is never retrieved
+            task.exception()  # the client may have disconnected, and asyncio logs an error that is never retrieved
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.

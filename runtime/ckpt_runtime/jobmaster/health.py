@@ -115,7 +115,9 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Finds subtasks in which no row moves although work waits. Those that cannot send are named only if all are so."""
+    """Finds subtasks in which no row moves although work waits. Subtasks that cannot send are named only if no other
+    subtask is stuck.
+    """
     running = [
         (vertex, subtask)
         for vertex in details.vertices

@@ -1,4 +1,4 @@
-"""The durable state of a job, kept in the high-availability directory or, without one, nowhere.
+"""The durable state of a job, kept in the high-availability directory, or not at all without one.
 
 A new job is stored before its submission is acknowledged.
 

@@ -107,7 +107,8 @@ class JobShell:
             earlier_ids,
             submission.claims,
         )
-        # What an earlier driver began to delete is in no record of checkpoints: only this job can finish deleting it.
+        # Files that an earlier driver began to delete are in no record of checkpoints: only this job can finish
+        # deleting it.
         self.storage.dispose(history.disposals)
         self.storage.discard_savepoints(history.savepoints)
         self._consequences = SecondaryFailures(host, self._deliver_consequence)
@@ -127,12 +128,12 @@ class JobShell:
     # --- events in, outputs out
 
     def tell(self, event: JobInput) -> None:
-        """Hands an event to the core, in order, and starts what the core decides.
+        """Passes an event to the core, in order, and executes the effects that the core returns.
 
         Raises as :meth:`JobCore.handle`.
         """
         self._inbox.append(event)
-        # Executing an output may raise an event (a worker that is gone cannot be cancelled): the core is not
+        # Executing an output may raise an event (a lost worker cannot be cancelled): the core is not
         # re-entered.
         if self._busy:
             return
@@ -154,7 +155,7 @@ class JobShell:
             self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for an event that gets an answer. No answer comes after :meth:`close`."""
+        """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""
         self._answers[request_id] = answer
         self.tell(event)
 
@@ -274,7 +275,7 @@ class JobShell:
     ) -> None:
         """Stores what is not a checkpoint: ``failed`` maps an error of storage, or of the pool, to an event.
 
-        If another driver leads, the event is LeadershipLost, whatever the call was.
+        If another driver leads, the event is LeadershipLost for every kind of call.
         """
 
         def answered(result: Result[JobInput]) -> None:
@@ -343,7 +344,7 @@ class JobShell:
             self.view.enter(execution, ExecutionState.CANCELING)
             by_slot.setdefault(execution.subtask, []).append(execution)
         for subtask, gone in by_slot.items():
-            # A worker that is gone cannot answer: its tasks ended with it.
+            # A lost worker cannot answer: its tasks ended with it.
             if not self._tasks.cancel(subtask):
                 for execution in gone:
                     self._task_canceled(execution)
@@ -389,7 +390,7 @@ class JobShell:
             self.tell(checkpoint_on.BacklogChanged(backlog))
 
     def _align(self, is_grouped: bool) -> None:
-        """Announces soon how far the slowest sources are; what many subtasks report meanwhile becomes one message."""
+        """Announces the progress of the slowest sources soon; reports of many subtasks until then are one message."""
         if is_grouped and _ALIGNMENT not in self._timers:
             self._timers[_ALIGNMENT] = self._host.call_later(_ALIGN_AFTER_MS, self._announce_minima)
 
@@ -479,7 +480,7 @@ class JobShell:
                 self._reported_failure(execution.subtask, [execution], message.failure)
 
     def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
-        """Handles a worker's failure. An unrecoverable one ends the job, whatever the restart strategy says."""
+        """Handles a worker's failure. An unrecoverable failure ends the job under any restart strategy."""
         if failure.consequence:
             self._consequences.hold(executions, failure.cause)
             return
@@ -492,7 +493,7 @@ class JobShell:
         self._consequences.release()
 
     def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
-        """Fails the subtask, unless it has ended otherwise meanwhile or another attempt has begun."""
+        """Fails the subtask, unless it has already ended in another way or another attempt has begun."""
         if execution in self.core.machine.tasks.alive:
             self._task_failed(execution, cause)
 

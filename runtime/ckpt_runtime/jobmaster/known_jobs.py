@@ -63,7 +63,7 @@ _PERMANENT = (NotFoundError, *_LASTING)
 
 
 class RecoveryError(RuntimeError):
-    """A job cannot be recovered now; its message says what is wrong with which file.
+    """A job cannot be recovered now; its message names the file and the problem.
 
     ``may_pass``: no file is proven damaged, so that a retry may help.
     """
@@ -273,7 +273,7 @@ class OrphanedJobs:
         return len(self._reasons)
 
     def reason(self, job_id: str) -> str:
-        """What is wrong with which file, as a text for users."""
+        """The file and its problem, as a text for users."""
         return self._reasons[job_id]
 
     def add(self, job_id: str, reason: str) -> None:

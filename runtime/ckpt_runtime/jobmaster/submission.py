@@ -127,7 +127,7 @@ class JobSubmission:
         return f"{self.job_id}@{self.submitted_at_ms}"
 
     def to_stored(self, first_checkpoint_id: int) -> StoredJob:
-        """The execution plan in its stored form; the archive is stored beside it."""
+        """The execution plan in its stored form; the archive is stored next to it."""
         properties = StoredProperties(
             program_id=self.program_id,
             entry=self.entry,
@@ -257,7 +257,7 @@ class Submissions:
                 # Shielded: a waiter that gives up must not cancel the first caller's submission.
                 await asyncio.shield(submitting)
             return
-        # Before anything is awaited: an identical request that comes meanwhile must find it.
+        # Before anything is awaited: an identical request that arrives in the meantime must find it.
         self._requests[job_id] = request
         done = self._submitting[job_id] = asyncio.get_running_loop().create_future()
         try:

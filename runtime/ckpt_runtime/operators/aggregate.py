@@ -1,12 +1,11 @@
 """Operators over keys: running aggregates, the first row of each key, aggregates of sessions. They never block.
 
 For the first row of each key, a key is kept until the watermark has reached its own event time or, within a watermark,
-the end of the delay after its first row. Without event time among the keys it is kept forever.
+the end of the delay after its first row. Without event time among the keys, a key is kept forever.
 
 Sessions are intervals of one key; those that overlap or touch become one. A row opens an interval from its event time
 to the end of its gap. State has a row per open session; rows that connect several of them merge them. A session ends
-when the watermark reaches its end; never in mode complete, in which the sessions that have changed are emitted, and
-those that are no more.
+when the watermark reaches its end; never in mode complete, in which changed sessions and removed sessions are emitted.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Calls an author's Python functions on batches, with PySpark's own code around them.
 
-What Spark's Python workers do between Arrow and the author's function (conversions, checks of results, named arguments,
-iterators) is done by the same code: ``pyspark.worker`` runs in this process. It is given the function objects
-themselves; Spark's workers get pickles.
+The work of Spark's Python workers between Arrow and the author's function (conversions, checks of results, named
+arguments, iterators) is done by the same code: ``pyspark.worker`` runs in this process. It is given the function
+objects themselves; Spark's workers get pickles.
 
 Results that Spark reads from pickles (``udf(..., useArrow=False)``) are converted as there: Spark turns a result that
 does not have the declared type into null, truncates integers to their width, and converts any value to text for a
 string column; see ``EvaluatePython.makeFromJava`` in Spark.
 
 ``mapInArrow`` has the form ``func(iterator of batches) -> iterator of batches``. The function is called once per buffer
-with an iterator of that one batch, so that nothing is held back over a barrier. Its result is checked against the
+with an iterator of that one batch, so that no rows are kept across a barrier. Its result is checked against the
 declared schema as in Spark: types are compared by position.
 """
 

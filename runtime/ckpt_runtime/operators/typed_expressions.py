@@ -54,7 +54,7 @@ class ConditionOperator(LeavesOutBadRows):
 
 
 class _ComputingOperator(LeavesOutBadRows):
-    """Base of operators that compute rows of one schema. Their text stays a dictionary if it comes as one."""
+    """Base of operators that compute rows of one schema. Their text stays a dictionary if it is one."""
 
     requires_final_checkpoint = False
     takes_dictionaries = True
@@ -96,7 +96,7 @@ class EvaluateOperator(_ComputingOperator):
 
 
 class ExpandOperator(_ComputingOperator):
-    """Computes several rows from each row of a batch, such as one for each window that the row lies in."""
+    """Computes several rows from each row of a batch, such as one for each window of the row."""
 
     def __init__(self, spec: ExpandSpec) -> None:
         super().__init__(spec.schema, spec.rows)

@@ -4,8 +4,8 @@ Behind a PySpark stream reader it advances when a range ends: the order of rows 
 Spark, and a row must not make later rows of the same range late.
 
 Upstream watermarks except MAX_WATERMARK are dropped, as event time starts here. The last watermark is state and is
-emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stand still
-until rows with newer timestamps come.
+emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stop until rows
+with newer timestamps arrive.
 
 Late rows, whose event time the watermark has reached, are dropped before they touch state, as in Spark.
 """
@@ -29,8 +29,8 @@ _MAX = (1 << 63) - 1
 class LateRows:
     """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept.
 
-    A column of windows, which are structs of ``start`` and ``end``, counts by their ends, as in Spark. ``rows_in`` says
-    how many rows a batch stands for, by default its own number of rows.
+    A column of windows, which are structs of ``start`` and ``end``, counts by their ends, as in Spark. ``rows_in`` is
+    the number of rows that a batch represents, by default its own number of rows.
     """
 
     def __init__(self, column: str, rows_in: Callable[[pa.RecordBatch], int] = len) -> None:
@@ -83,13 +83,13 @@ _MOST_LOOK_MS = 60_000
 class WatermarkOperator(Operator):
     """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
 
-    With ``pipeline.source.idle-timeout`` it tells its consumers when no row has come for that time. The last watermark
-    comes again with the next row.
+    With ``pipeline.source.idle-timeout`` it notifies its consumers when no row has arrived for that time. The last
+    watermark is sent again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may come from
-    a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a
-    drained savepoint continues with new data.
+    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may be from a
+    slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a drained
+    savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -123,7 +123,7 @@ class WatermarkOperator(Operator):
             context.set_timer(context.now_ms() + self._look_ms)
 
     def on_processing_time(self, now_ms: int) -> None:
-        """Looks whether rows have come since the last time."""
+        """Checks whether rows have arrived since the last check."""
         if not self._look_ms:
             return
         self._looks = 0 if self.context.chain_time.held else self._looks + 1

@@ -362,7 +362,7 @@ def plan(job_id: str, graph: JobGraph) -> contract.Plan:
 
 
 def plan_preview(found: PlanPreview) -> contract.PlanPreview:
-    """Flink's plan with warnings beside it, and ``restore`` if a snapshot was given."""
+    """Flink's plan with additional warnings, and ``restore`` if a snapshot was given."""
     restore = None if found.restore is None else _restore(found.restore)
     return contract.PlanPreview(
         plan=plan("", found.graph),

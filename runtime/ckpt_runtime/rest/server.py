@@ -98,7 +98,8 @@ def cookie_name(host: str) -> str:
 
 
 def is_same_origin(headers: Mapping[str, str]) -> bool:
-    """Whether the browser's headers say that a page of this server sent the request; without such headers it is true.
+    """Whether a page of this server sent the request, according to the browser's headers; without such headers it is
+    true.
 
     Behind a proxy that changes ``Host``, it is true only for browsers that send ``Sec-Fetch-Site`` (over TLS, all do).
     """
@@ -144,7 +145,7 @@ def check_binding(host: str, token: str | None, authentication: RestAuthenticati
 
 
 class Guard:
-    """ASGI middleware in front of everything else. ``is_public`` says which requests need no authentication.
+    """ASGI middleware in front of everything else. ``is_public`` selects the requests that need no authentication.
 
     A cookie set by a login (``sessions``) suffices for reading only, because a page of another site could make a
     browser send the cookie along with a change.
@@ -268,9 +269,10 @@ class BoundedHttpProtocol(H11Protocol):
                 self.transport.write_eof()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open for the pending answer: a client that sends no more may still read.
+        """True keeps the connection open for the pending answer: a client that has closed its sending side may still
+        read.
 
-        An endless stream is the exception: there, end of input means that the client has gone.
+        An endless stream is the exception: there, end of input means that the client has disconnected.
         """
         if self.cycle is not None and self.cycle.scope["path"].endswith(_ENDLESS):
             return False

@@ -32,7 +32,7 @@ from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical import CanonicalState, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.memory.pages import read_block
+from ckpt_runtime.state.memory.parts import read_block
 from ckpt_runtime.state.registry import create_backend, described_states
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 from ckpt_runtime.storage.filesystem import resolve

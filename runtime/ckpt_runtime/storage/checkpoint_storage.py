@@ -6,7 +6,7 @@ Makes, finds and deletes snapshots' directories, and never deletes anything else
 belongs to the system and is deleted as a whole. The user may have moved a savepoint to a place with other files, so
 only the files of its metadata are deleted, then its entry in the catalogue, and its directories if they are empty then.
 
-A missing file counts as deleted, but only where its parent directory exists: a missing mount hides files that come back
+A missing file counts as deleted, but only where its parent directory exists: a missing mount hides files that reappear
 with it.
 """
 
@@ -271,7 +271,7 @@ class SnapshotDisposal:
     def execute(self, then: Callable[[], None] | None = None) -> None:
         """Deletes the snapshot. After a :class:`StorageError` calling again continues; missing files are fine.
 
-        ``then`` is called when the files are gone, and deletes whatever belongs to them.
+        ``then`` is called when the files are deleted, and deletes everything that belongs to them.
         """
         directory = self.directory
         check_directory(directory.parent)
@@ -284,7 +284,7 @@ class SnapshotDisposal:
             then()
         # The catalogue's entry is deleted after the files: until then it shows that the disposal is unfinished.
         delete_entry(directory)
-        # Deepest first: a directory is empty only after its subdirectories are gone.
+        # Deepest first: a directory is empty only after its subdirectories are deleted.
         for parent in sorted(parents, key=lambda location: -len(location.path)):
             delete_empty_directory(parent)
         delete_empty_directory(directory)

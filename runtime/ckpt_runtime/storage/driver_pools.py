@@ -104,7 +104,7 @@ class BoundedPool(Executor):
         return call.future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """Begins no more calls and cancels waiting ones; never waits for running calls."""
+        """Starts no further calls and cancels waiting ones; never waits for running calls."""
         with self._changed:
             self._closed = True
             waiting = list(self._waiting)
@@ -219,7 +219,7 @@ def _settle(future: Future[Any], result: Any, failure: BaseException | None) -> 
             future.set_result(result)
         else:
             future.set_exception(failure)
-    except InvalidStateError:  # cancelled meanwhile
+    except InvalidStateError:  # cancelled in the meantime
         pass
 
 

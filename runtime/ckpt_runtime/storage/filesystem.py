@@ -382,7 +382,9 @@ def read_shown(location: Location, limit: int) -> bytes:
 
 
 def read_beginning(location: Location, length: int) -> bytes:
-    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced meanwhile."""
+    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced during the
+    read.
+    """
     with naming("read", location):
         if location.is_local:
             with opened_regular(location.path) as descriptor:
@@ -397,7 +399,7 @@ def read_beginning(location: Location, length: int) -> bytes:
 
 
 def _may_lack_ranges(location: Location, error: Exception) -> bool:
-    """Whether the range may have been refused, by the error number of s3fs; errors of other stores say less."""
+    """Whether the range may have been refused, by the error number of s3fs; errors of other stores have less detail."""
     kinds = (errno.EINVAL,) if location.scheme in _S3 else (errno.EINVAL, None)
     return location.is_object_store and getattr(error, "errno", None) in kinds
 
@@ -457,7 +459,7 @@ def read_descriptor(descriptor: int, offset: int, length: int) -> bytes:
     """``length`` bytes from ``offset`` of an open local file, fewer at its end; safe to call from several threads."""
     parts: list[bytes] = []
     while length > 0:
-        # pread leaves the descriptor's position alone, so that threads may share it. Linux moves 2 GiB at most in one
+        # pread does not change the descriptor's position, so threads may share it. Linux moves 2 GiB at most in one
         # call.
         part = os.pread(descriptor, min(length, 1 << 30), offset)
         if not part:
@@ -535,7 +537,7 @@ def file_entry(location: Location) -> FileEntry | None:
 
 
 def _modified_ms(entry: dict[str, Any]) -> int:
-    """The time of the last write in a listing, whichever name the file system gives to this field."""
+    """The time of the last write in a listing, under any name that a file system gives to this field."""
     for key in ("mtime", "LastModified", "last_modified", "modified", "updated", "created"):
         value = entry.get(key)
         if isinstance(value, int | float):
@@ -560,7 +562,7 @@ def is_temporary_name(name: str) -> bool:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener: only the owner can access a new local file, whatever the umask says."""
+    """An opener: only the owner can access a new local file, under any umask."""
     return os.open(path, flags, _PRIVATE_FILE)
 
 
@@ -626,7 +628,7 @@ def check_bucket(location: Location) -> None:
 
 
 def delete_file(location: Location) -> None:
-    """Deletes a file if it is there, and makes sure that it is gone."""
+    """Deletes a file if it exists, and verifies the deletion."""
     with naming("delete", location):
         if location.is_local:
             with suppress(FileNotFoundError):

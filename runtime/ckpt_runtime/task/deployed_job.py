@@ -388,6 +388,7 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
+        subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
@@ -402,7 +403,7 @@ class DeployedJob:
         return isinstance(self._plan.specs[head.uid], RangeReaderSpec)
 
     def _buffer_rows(self, target: str) -> int:
-        """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait behind buffers."""
+        """Rows per buffer to that vertex: fewer if each row costs a call, since barriers wait for buffers."""
         rows = self.configuration.get(TaskManagerOptions.BUFFER_ROWS)
         spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
         by_row = isinstance(spec, ProcessSpec) and not spec.in_arrow

@@ -24,6 +24,7 @@ from ckpt_runtime.expressions.types import (
     decimal_of,
     is_fractional,
     is_integral,
+    value_type,
 )
 
 _LIMITS = {"byte": 1 << 7, "short": 1 << 15, "integer": 1 << 31, "long": 1 << 63}
@@ -41,6 +42,8 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
 
     Raises UnsupportedExpressionError for pairs that the engine does not convert.
     """
+    if (source, target) == ("string", "interval"):
+        return per_row(texts.parse_interval, value_type(target))  # in ANSI mode too, a bad text gives null
     result = arrow_type(target)
     if source == target or arrow_type(source) == result:
         return lambda value: value

@@ -18,7 +18,7 @@ from ckpt_runtime.state.kernels import group_kernels as kernels
 
 
 class FirstOrLastAccumulator(GroupAccumulator):
-    """The first or the last value that came, with or without nulls."""
+    """The first or the last value that arrived, with or without nulls."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
@@ -134,7 +134,7 @@ class OfDistinct(Distinct):
 
 
 class Concatenated(Listed):
-    """Texts or binaries behind each other, with a separator between them; null without any."""
+    """Texts or binaries one after the other, with a separator between them; null without any."""
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         lists = self._filled(stored[0])
@@ -200,7 +200,7 @@ class Ranked(Listed):
     """Spark's ``percentile_approx``: the values at one rank, or at several.
 
     Spark keeps a sample. It holds all values as long as these are not more than ``accuracy``, and then its result is
-    this one. The sample of more values depends on how they came; here the result is then exact.
+    this one. The sample of more values depends on their order; here the result is then exact.
     """
 
     def result(self, stored: list[pa.Array]) -> pa.Array:

@@ -262,7 +262,7 @@ _SAVEPOINT_PATH, _JOB = "file:///data/savepoints/savepoint-fa461a-5dcf0ae7b2f1",
 class JarRunRequestBody(Body):
     """``restoreMode`` is the older name of ``claimMode``. Options that are not given are those of the job ``likeJob``.
 
-    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it.
+    ``fork``: the job has another output than the job whose snapshot it starts from, and both may run at the same time.
     ``sourcePositions``: where sources continue in place of their positions in the snapshot, by uid: ``earliest``,
     ``latest``, a time, or offsets as JSON.
     """

@@ -251,7 +251,7 @@ async def _stall_timeout_ms(job_id: str, dispatcher: Dispatcher) -> int:
 
 @healths.get("/jobs/{jobid}/health", responses=_READ)
 async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
-    """A verdict with its reasons, and the figures behind it."""
+    """A verdict with its reasons and figures."""
     found = await _health(job_id, dispatcher)
     return JobHealth(
         verdict=found.verdict,

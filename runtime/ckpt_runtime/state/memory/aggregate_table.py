@@ -30,7 +30,9 @@ from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
 from ckpt_runtime.state.kernels.aggregate_kernels import first_touches, gather
 from ckpt_runtime.state.kernels.hash_kernels import scatter
+from ckpt_runtime.state.memory.changes import Changed, SealedChanges, SlotNotes
 from ckpt_runtime.state.memory.key_index import FrozenKeys, capacity_for, grown, key_index
+from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import AggregateColumn
 from ckpt_runtime.state.stored_rows import StateWriter, fixed_array
 
@@ -330,15 +332,19 @@ class FrozenColumns:
         with self._lock:
             self._known = known
 
-    def take(self) -> list[AnyArray]:
-        """Copies of the columns as they were when frozen. To be called once."""
-        copies = [column[: self._size].copy() for column in self._columns]
+    def take(self, slots: AnyArray | None = None) -> list[AnyArray]:
+        """Copies of the columns as they were when frozen, or of some ascending slots of them. To be called once."""
+        copies = [column[: self._size].copy() if slots is None else column[slots] for column in self._columns]
         with self._lock:
             self.open = False
             known = self._known
-        places = read_only(self._slots[:known])
+        places, wanted = self._slots[:known], slice(None)
+        if slots is not None and known:
+            found = np.minimum(np.searchsorted(slots, places), len(slots) - 1).astype(np.uint32)
+            wanted = slots[found] == places
+            places = found[wanted]
         for copy, kept in zip(copies, self._kept, strict=True):
-            scatter(read_only(kept[:known]), places, copy)
+            scatter(read_only(kept[:known][wanted]), read_only(places), copy)
         return [copy.view(kind) for copy, kind in zip(copies, self._types, strict=True)]
 
     def release(self) -> None:
@@ -361,6 +367,7 @@ class AggregateTable:
         self._index = key_index(key_schema)
         self._accumulators = [accumulator_for(column) for column in self.aggregates]
         self._frozen: list[FrozenColumns] = []
+        self._notes = SlotNotes()
 
     def __len__(self) -> int:
         return self._index.size
@@ -403,7 +410,8 @@ class AggregateTable:
         return hash_arrays(keys, self.key_schema.names)
 
     def _keep(self, slots: AnyArray) -> None:
-        """Lets frozen columns keep the values of these slots, which are about to change."""
+        """Notes the slots, which are about to change, and lets frozen columns keep their values."""
+        self._notes.mark(slots, self._index.size)
         if self._frozen:
             self._frozen = [frozen for frozen in self._frozen if frozen.open]
             for frozen in self._frozen:
@@ -415,6 +423,14 @@ class AggregateTable:
         frozen = FrozenColumns(self._index.size, [column for part in parts for column in part.columns.values()])
         self._frozen.append(frozen)
         return FrozenAggregateTable(self, self._index.freeze(), parts, frozen)
+
+    def begin_changes(self) -> None:
+        """Counts the present content as unchanged, and notes changes from now on."""
+        self._notes.begin(self._index.size)
+
+    def seal(self) -> SealedChanges | None:
+        """The changes since the last seal."""
+        return self._notes.seal(self._index.size)
 
     def keys_of(self, slots: AnyArray) -> list[pa.Array]:
         """The key columns of some slots."""
@@ -526,9 +542,8 @@ class FrozenAggregateTable:
         self._columns = columns
 
     def rows(self, slots: AnyArray | None = None) -> pa.Table:
-        """Stored rows of all slots, or of some. To be called once."""
-        copies = self._columns.take()
-        taken = iter(copies if slots is None else [copy[slots] for copy in copies])
+        """Stored rows of all slots, or of some ascending ones. To be called once."""
+        taken = iter(self._columns.take(slots))
         arrays = [*self._keys.arrays(slots), *(array for part in self._parts for array in part.to_arrow(taken))]
         return pa.Table.from_arrays(arrays, schema=self._table.stored_schema())
 
@@ -536,6 +551,16 @@ class FrozenAggregateTable:
         """The asynchronous part: sorts by key group and writes."""
         groups = key_groups_of(np.ascontiguousarray(self._keys.hashes()), max_parallelism)
         writer.write_table(self._table.name, self._table.descriptor(), self.rows(), groups, owned)
+
+    def write_part(
+        self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
+    ) -> None:
+        """Writes the changed slots, or all; keys are never removed."""
+        if changed is None:
+            self.write(writer, owned, max_parallelism)
+        elif len(changed):
+            assert isinstance(changed, np.ndarray)
+            writer.write_rows(self._table.name, self.rows(changed), owned, max_parallelism)
 
     def release(self) -> None:
         """Releases the frozen columns, so that the table no longer keeps old values for them."""

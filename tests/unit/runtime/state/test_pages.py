@@ -10,7 +10,8 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError, reading
-from ckpt_runtime.state.memory.pages import ROWS_TAKEN, SectionWriter, read_block
+from ckpt_runtime.state.memory.pages import ROWS_TAKEN, SectionWriter
+from ckpt_runtime.state.memory.parts import read_block
 
 
 @pytest.mark.parametrize("strange", [3, 8, -1])

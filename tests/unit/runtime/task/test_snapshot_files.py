@@ -262,7 +262,7 @@ def test_small_content_stays_in_the_handle(job: Job) -> None:
 
 
 @pytest.mark.row("203.8")
-def test_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> None:
+def test_without_the_option_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> None:
     backend = create_keyed_backend("hashmap", job.parameters(), (), "", owned=True)
     state = backend.value_state("s", KEY, VALUE)
     for key in range(20):
@@ -272,6 +272,31 @@ def test_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> No
         backend.notify_complete(number)
         assert (written.reused_bytes, written.files.duplicated_bytes) == (0, 0)
         assert written.written_bytes == written.state.bytes > 0
+
+
+@pytest.mark.row("203.11")
+def test_with_the_option_the_backend_in_memory_writes_what_has_changed(job: Job) -> None:
+    parameters = replace(job.parameters(), configuration={"execution.checkpointing.incremental": "true"})
+    backend = create_keyed_backend("hashmap", parameters, (), "", owned=True)
+    state = backend.value_state("s", KEY, VALUE)
+    for key in range(1000):
+        state.put((key,), (1,))
+    first = job.write(1, CheckpointProperties(), backend.snapshot(1, CheckpointProperties()))
+    backend.notify_complete(1)
+    state.put((1,), (2,))
+    second = job.write(2, CheckpointProperties(), backend.snapshot(2, CheckpointProperties()))
+    assert second.written_bytes < first.written_bytes / 10 < second.reused_bytes
+    savepoint = job.write(3, SAVEPOINT, backend.snapshot(3, SAVEPOINT))
+    assert savepoint.written_bytes < first.written_bytes / 10 < savepoint.files.duplicated_bytes
+    unshared = job.write(4, CheckpointProperties(full=True), backend.snapshot(4, CheckpointProperties(full=True)))
+    assert (unshared.reused_bytes, unshared.written_bytes) == (0, unshared.state.bytes)
+    (job.shared / names(job.shared)[0]).unlink()
+    rewritten = job.write(5, SAVEPOINT, backend.snapshot(5, SAVEPOINT))
+    for number, taken in ((3, savepoint), (4, unshared), (5, rewritten)):
+        handles = taken.state.operators["op"].keyed
+        found = create_keyed_backend("hashmap", job.parameters(), handles, str(job.root / f"chk-{number}"), owned=True)
+        restored = found.value_state("s", KEY, VALUE)
+        assert [restored.get((key,)) for key in range(1000)] == [(1 + (key == 1),) for key in range(1000)]
 
 
 class Careless:

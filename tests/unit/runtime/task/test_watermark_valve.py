@@ -85,6 +85,23 @@ def test_event_time_does_not_wait_for_idle_channels(
     assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
 
 
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        ([0, 1], [(0, 9), (1, 5), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [5, MAX_WATERMARK]),
+        ([0, 1], [(1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [MAX_WATERMARK]),
+        # One of two channels of a gate has ended: the other one tells the time.
+        ([0, 0, 1], [(0, 9), (1, 5), (2, 40), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK), (2, 50)], [5, 9, 20]),
+    ],
+)
+def test_event_time_waits_for_gates_that_have_ended_if_it_does_not_end_with_the_data(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int]
+) -> None:
+    valve = WatermarkValve(gates)
+    valve.ended_hold = True
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(
     st.just(n), st.lists(st.tuples(st.integers(0, n - 1), st.integers(-50, 50)), max_size=60)
 )))  # fmt: skip
