@@ -18,7 +18,6 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.avro_functions import HEADER_BYTES
 from ckpt_runtime.frontend.message_functions import (
     REGISTRY_URL,
     REGISTRY_USER,
@@ -29,6 +28,7 @@ from ckpt_runtime.frontend.message_functions import (
     literals_of,
     nullable,
 )
+from ckpt_runtime.frontend.schema_registry import HEADER_BYTES
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_avro", "to_avro")

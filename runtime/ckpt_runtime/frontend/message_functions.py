@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType, arrow_type
-from ckpt_runtime.frontend.avro_functions import RegistryError, SchemaRegistry
+from ckpt_runtime.frontend.schema_registry import RegistryError, SchemaRegistry
 from ckpt_runtime.graph.errors import PlanError
 
 MODE = "mode"

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.avro_functions import HEADER_BYTES, UnknownSchemaError
 from ckpt_runtime.frontend.message_functions import (
     MODE,
     REGISTRY_URL,
@@ -27,6 +26,7 @@ from ckpt_runtime.frontend.message_functions import (
     checked_options,
     literals_of,
 )
+from ckpt_runtime.frontend.schema_registry import HEADER_BYTES, UnknownSchemaError
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_protobuf", "to_protobuf")

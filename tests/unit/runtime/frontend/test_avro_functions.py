@@ -21,9 +21,10 @@ from pyspark.sql.avro.functions import from_avro, to_avro
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend import schema_registry
-from ckpt_runtime.frontend.avro_functions import FromAvro, RegistryError, ToAvro
+from ckpt_runtime.frontend.avro_functions import FromAvro, ToAvro
 from ckpt_runtime.frontend.capture import Capture, captured_session
 from ckpt_runtime.frontend.python_functions import FUNCTION, functions_spec, separated
+from ckpt_runtime.frontend.schema_registry import RegistryError
 from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
