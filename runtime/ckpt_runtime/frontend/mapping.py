@@ -17,6 +17,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Lit
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
+from ckpt_runtime.frontend.observe import add_observe
 from ckpt_runtime.frontend.read_columns import check_pruned
 from ckpt_runtime.frontend.sink_mapping import sink_spec
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
@@ -30,6 +31,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Join,
     Limit,
     MapPartitions,
+    Observe,
     PlanNode,
     Project,
     Repartition,
@@ -46,6 +48,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.specs import ObserveSpec
 from ckpt_runtime.sources import is_source
 
 Resolve = Callable[[str], str | type]
@@ -176,8 +179,9 @@ class QueryMapper:
                 inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
                 return self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
-            case Filter():
-                return add_filter(self, node, inputs, schema)
+            case Filter() | Observe():
+                add: Any = add_filter if isinstance(node, Filter) else add_observe
+                return tuple(add(self, node, inputs, schema))
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
@@ -381,6 +385,8 @@ def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
         trees = [tree for _, tree in spec.columns]
+    if isinstance(spec, ObserveSpec):
+        trees = [*spec.arguments, *(tree for _, tree in spec.results)]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
     if isinstance(spec, specs.JoinSpec) and spec.condition is not None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
+from collections.abc import Sized
 
+import pyarrow as pa
+from msgspec.structs import replace
+
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.graph.schemas import aggregate_output_schema, aggregate_type
 from ckpt_runtime.graph.specs import AggregateSpec
 from ckpt_runtime.operators.errors import OperatorError, output_schema_error
@@ -22,6 +26,7 @@ class AggregateOperator(Operator):
     """
 
     requires_final_checkpoint = False
+    state_operator = "stateStoreSave"
 
     def __init__(self, spec: AggregateSpec, input_schema: pa.Schema | None = None) -> None:
         self._spec = spec
@@ -46,7 +51,12 @@ class AggregateOperator(Operator):
         except pa.ArrowInvalid as error:
             assert self._schema is not None
             raise output_schema_error(self.context.uid, batch.schema, self._schema) from error
+        self.rows_updated += batch.num_rows
         self.output.emit(result)
+
+    def measured(self) -> OperatorMeasures:
+        table = self._table
+        return replace(super().measured(), stored_rows=len(table) if isinstance(table, Sized) else None)
 
     def _open_table(self, input_schema: pa.Schema) -> KeyedAggregates:
         self._schema = aggregate_output_schema(input_schema, self._spec)

@@ -23,6 +23,7 @@ class DeduplicateOperator(GroupStateOperator):
 
     def __init__(self, spec: DeduplicateSpec) -> None:
         super().__init__(spec.schema, spec.keys, spec.event_time)
+        self.state_operator = "dedupe" if spec.within_ms is None else "dedupeWithinWatermark"
         self._spec = spec
 
     @property

@@ -40,6 +40,7 @@ from ckpt_runtime.graph.specs import (
     JoinSpec,
     LimitSpec,
     MapInArrowSpec,
+    ObserveSpec,
     OperatorSpec,
     ProcessSpec,
     PythonFunctionsSpec,
@@ -61,6 +62,7 @@ from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
+from ckpt_runtime.operators.observe import ObserveOperator
 from ckpt_runtime.operators.operator import ChainTime, Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
@@ -198,6 +200,7 @@ class TaskThread:
 
 _OF_SPEC: dict[type, Callable[..., Operator]] = {
     ConditionSpec: ConditionOperator,
+    ObserveSpec: ObserveOperator,
     EvaluateSpec: EvaluateOperator,
     ExpandSpec: ExpandOperator,
     GenerateSpec: GenerateOperator,
