@@ -18,7 +18,7 @@ The engine gives these of Flink's metrics, over REST ([rest.md](rest.md#metrics)
 ([operations.md](operations.md#health)). A counter of a subtask starts at 0 with each attempt. A rate is the change of a
 counter per second between the last two heartbeats of a worker. Memory is in bytes.
 
-In Prometheus the prefix of the section stands in front of the name, and `_` replaces characters that are not allowed
+In Prometheus the prefix of the section precedes the name, and `_` replaces characters that are not allowed
 there. Each metric is a gauge, as in Flink's reporter. `rest.metrics.max-series` limits the series of subtasks and
 operators; `ckpt_metrics_series_left_out` says how many are left out.
 """
@@ -28,8 +28,8 @@ _OF_SUBTASK = (
     "`subtask_index`."
 )
 _OF_OPERATOR = (
-    "The labels are those of the subtask, `operator_id` and `operator_name`. Over REST the operator's name stands in "
-    "front of the metric's, as in `count.numRecordsIn`, and begins with `Source__` for a source; `_` replaces every "
+    "The labels are those of the subtask, `operator_id` and `operator_name`. Over REST the operator's name precedes "
+    "the metric's, as in `count.numRecordsIn`, and begins with `Source__` for a source; `_` replaces every "
     "character of it but letters, digits, `_` and `-`."
 )
 _SECTIONS: tuple[tuple[str, str, str, Iterable[table.Metric[Any]]], ...] = (

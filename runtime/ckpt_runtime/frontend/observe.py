@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Expression
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalyst import items, output
 from ckpt_runtime.frontend.stateful_analysis import collected, over_results
 from ckpt_runtime.frontend.typed_plan import Observe, TypedAggregate
