@@ -109,6 +109,7 @@ class PartWriter:
     def _write(self, runs: list[Run], table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> None:
         order = np.empty(len(groups), dtype=np.int64)
         order_by_group(read_only(groups), owned.first, np.zeros(len(owned), dtype=np.int64), order)
+        table = table.combine_chunks()  # each call that takes rows would do it
         for start in range(0, len(order), ROWS_WRITTEN):
             places = order[start : start + ROWS_WRITTEN]
             taken = table.take(columns.arrow_from_numpy(pa.int64(), places)).combine_chunks()
