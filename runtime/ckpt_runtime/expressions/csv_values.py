@@ -86,7 +86,7 @@ class CsvParser:
         self._columns = [_column(field, options) for field in schema]
 
     def columns(self, records: list[str] | list[Record], bad: dict[int, str]) -> list[pa.Array]:
-        """Returns the columns of records that are not blank. ``bad`` gets what is wrong with records, by place.
+        """Returns the columns of records that are not blank. ``bad`` receives the faults of records, by position.
 
         Raises TooManyFieldsError.
         """

@@ -254,7 +254,7 @@ def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
 
 
 class _SharedParts:
-    """The calls that stand more than once in some trees. Calls over arguments of lambdas are left out."""
+    """The calls that occur more than once in some trees. Calls over arguments of lambdas are left out."""
 
     def __init__(self, trees: Sequence[Expression]) -> None:
         self._numbers: dict[object, int] = {}
@@ -265,7 +265,7 @@ class _SharedParts:
             self._number(tree)
 
     def number(self, call: Call) -> int | None:
-        """The number of a call that stands more than once, the same for equal calls; None for any other call."""
+        """The number of a call that occurs more than once, the same for equal calls; None for any other call."""
         number = self._of_node.get(id(call))
         return None if number is None or self._counts[number] < 2 or number in self._local else number
 
@@ -286,7 +286,7 @@ class _SharedParts:
 
 
 def compile_all(trees: Sequence[Expression]) -> list[Evaluator]:
-    """Compiles trees that are evaluated over the same frames: a call that stands in them twice is evaluated once.
+    """Compiles trees that are evaluated over the same frames: a call that occurs in them twice is evaluated once.
 
     Raises as :func:`compile_expression`.
     """

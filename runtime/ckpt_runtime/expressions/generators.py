@@ -23,7 +23,7 @@ IntArray: TypeAlias = "np.ndarray[Any, Any]"
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """``starts`` and ``counts`` say where the elements of each row are; ``columns`` are indexed by these."""
+    """``starts`` and ``counts`` locate the elements of each row; ``columns`` are indexed by these."""
 
     starts: IntArray
     counts: IntArray

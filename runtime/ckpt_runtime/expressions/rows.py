@@ -28,7 +28,9 @@ _noted: ContextVar[list[Callable[..., Any]] | None] = ContextVar("noted", defaul
 
 @contextmanager
 def noted_kernels() -> Iterator[list[Callable[..., Any]]]:
-    """Collects the Python functions that :func:`per_row` gets meanwhile: what a compiled expression may call."""
+    """Collects the Python functions that :func:`per_row` receives during the block, which a compiled expression may
+    call.
+    """
     noted: list[Callable[..., Any]] = []
     token = _noted.set(noted)
     try:

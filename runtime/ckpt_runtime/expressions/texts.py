@@ -1,4 +1,4 @@
-"""Converts values to text and back as Spark does: numbers as in Java, dates and timestamps in forms of its own."""
+"""Converts values to text and back as Spark does: numbers as in Java, dates and timestamps in their own forms."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def local_text(value: datetime.datetime) -> str:
 
 
 def value_text(value: Any, type_: SparkType, zone: datetime.tzinfo) -> str:
-    """Returns what a cast to a string gives for a Python value. Inside arrays, maps and structs null is ``null``."""
+    """Returns the result of a cast to a string for a Python value. Inside arrays, maps and structs null is ``null``."""
     if value is None:
         return "null"
     if isinstance(type_, dict):

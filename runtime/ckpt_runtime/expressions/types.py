@@ -47,7 +47,7 @@ class EvaluationError(Exception):
 
 
 class ServiceError(RuntimeError):
-    """A service that an expression asks did not answer: no row is bad because of that, and the job fails."""
+    """A service that an expression calls did not answer: no row is bad because of that, and the job fails."""
 
 
 SparkType: TypeAlias = str | dict[str, Any]

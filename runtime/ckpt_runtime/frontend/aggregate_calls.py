@@ -1,4 +1,4 @@
-"""Reads calls of aggregate functions in Spark's analyzed plans, with what they have besides function and arguments."""
+"""Reads calls of aggregate functions in Spark's analyzed plans, with their further parts."""
 
 from __future__ import annotations
 

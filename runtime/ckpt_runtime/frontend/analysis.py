@@ -6,7 +6,7 @@ static tables: Spark runs these, and nothing else.
 
 In a join of two streams, the column that decides in Spark whether a row of a side is late is the first one with the
 mark of event time among those that Spark's optimizer leaves to the join. It prunes a column that neither the join's
-condition nor anything behind the join reads. A side without such a column has no late rows.
+condition nor a later operator reads. A side without such a column has no late rows.
 """
 
 from __future__ import annotations
@@ -623,7 +623,7 @@ class PlanReader:
         raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
 
     def _filter(self, plan: Any, below: int) -> int:
-        """Adds a filter; the values of subqueries in its condition are dropped behind it."""
+        """Adds a filter; the values of subqueries in its condition are dropped after it."""
         columns, ids = output(plan.output())
         input_, [condition] = self._with_subqueries([plan.condition()], below)
         wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
@@ -661,7 +661,7 @@ class PlanReader:
         return len(self.nodes) - 1
 
     def plan_id(self, plan: Any) -> int | None:
-        """The id of the captured relation that a plan stands for."""
+        """The id of the captured relation that a plan represents."""
         found = plan.getTagValue(self._tag)
         return int(found.get()) if found.isDefined() else None
 
@@ -674,7 +674,7 @@ class PlanReader:
     ) -> tuple[Expression, ...]:
         """Reads expressions over the columns of the nodes ``inputs``.
 
-        ``subqueries`` gets the plans of subqueries with one value, which are columns behind those of the inputs.
+        ``subqueries`` receives the plans of subqueries with one value, which are columns after those of the inputs.
         """
         columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
         positions = {id_: at for at, id_ in enumerate(columns)}

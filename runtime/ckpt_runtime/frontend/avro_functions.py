@@ -1,7 +1,8 @@
 """Spark's ``from_avro`` and ``to_avro``: Arrow functions around fastavro.
 
-``from_avro`` takes Spark's options ``mode`` and ``avroSchema``, and those of a Schema Registry, whose messages say with
-which schema they were written. Types are those that Spark's package has; what it would give another form is refused.
+``from_avro`` takes Spark's options ``mode`` and ``avroSchema``, and those of a Schema Registry, whose messages name the
+schema with which they were written. Types are those that Spark's package has; types to which it would give another form
+are refused.
 """
 
 from __future__ import annotations
@@ -198,7 +199,9 @@ def _fastavro(function: str) -> Any:
 
 
 class FromAvro(Decoder):
-    """Decodes messages. ``schema`` is what they were written with, and what they are read as without ``avroSchema``."""
+    """Decodes messages. ``schema`` is the schema with which they were written, and as which they are read without
+    ``avroSchema``.
+    """
 
     name = "from_avro"
 
@@ -277,7 +280,7 @@ class ToAvro(MessageFunction):
 
 
 def function_of(call: Any) -> MessageFunction:
-    """The function that a call of ``from_avro`` or ``to_avro`` in a plan stands for. Raises PlanError."""
+    """The function of a call of ``from_avro`` or ``to_avro`` in a plan. Raises PlanError."""
     given, options = literals_of(call)
     return _made(call.function_name.lower(), *map(str, given), options=tuple(options.items()))
 

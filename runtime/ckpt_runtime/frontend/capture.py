@@ -106,7 +106,7 @@ class Capture:
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
     digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
     appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
-    last argument is true), and ``explained`` has the texts that the program asked for. ``remembered`` are answers to an
+    last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers to an
     earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
 
@@ -182,7 +182,7 @@ class Capture:
     def request_of(self, relation: Any, *, with_rows: bool = False) -> AnalysisRequest:
         """Returns the request for the types of a relation, without sources, texts of hints and source positions.
 
-        ``with_rows`` also asks for the rows of its static tables.
+        ``with_rows`` also requests the rows of its static tables.
         """
         prepared = self.prepared(relation)
         rows = True if with_rows and self._may_be_static else msgspec.UNSET

@@ -1,6 +1,6 @@
 """Reads expressions of Spark's analyzed plans: converts Catalyst's trees in the driver's JVM to typed trees.
 
-The structure comes from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
+The structure is read from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
 which that text lacks, are read node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order). Analyzed
 plans are read, not optimized ones: their nodes are Spark's functions, while the optimizer replaces them by calls of
 Spark's internal classes.
@@ -114,7 +114,7 @@ class ExpressionReader:
     ``columns`` maps Spark's ids of attributes to positions; ``ansi`` is the session's ``spark.sql.ansi.enabled``. With
     ``aggregates``, calls of aggregate functions are read, too, and have the setting ``aggregate``. ``places`` gets
     the author's file and line for each function that the engine may lack. ``subqueries`` gets the plans of subqueries
-    with one value: their values are columns behind the others.
+    with one value: their values are columns after the others.
     """
 
     def __init__(
@@ -237,7 +237,7 @@ def spark_type(jvm: Any) -> SparkType:
 
 
 def function_number(jvm: Any) -> int:
-    """Returns the number that stands in a plan for a Python function."""
+    """Returns the number that represents a Python function in a plan."""
     return int(bytes(int(byte) for byte in jvm.command().mkString(",").split(",")))
 
 
@@ -295,7 +295,7 @@ def _literal(value: Any, type_: SparkType) -> Literal:
 
 
 def companion(package: Any, name: str) -> Any:
-    """Returns the Scala object that lies beside a class."""
+    """Returns the companion object of a Scala class."""
     return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 

@@ -134,7 +134,7 @@ def stateful_spec(
     output: pa.Schema,
     initial_state: str | None = None,
 ) -> ProcessSpec:
-    """Returns the operator. ``rows`` is the schema of what the author's function gets.
+    """Returns the operator. ``rows`` is the schema of the rows that the author's function receives.
 
     ``initial_state`` is the file of the initial state. Raises PlanError for keys that are nested, and for event time
     without a watermark.
@@ -235,7 +235,7 @@ def add_functional(
     nodes: Sequence[PlanNode],
     inputs: Sequence[Inputs],
 ) -> Inputs:
-    """Adds the operators of a node and returns what their rows come from. Raises PlanError."""
+    """Adds the operators of a node and returns the origin of their rows. Raises PlanError."""
     schema = arrow_schema(node.columns)
     below = nodes[node.inputs[0]].columns
     match node:

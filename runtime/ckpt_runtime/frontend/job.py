@@ -76,7 +76,7 @@ class JobOptions:
 
     @property
     def own(self) -> Configuration:
-        """Returns what the pipeline has set."""
+        """Returns the options that the pipeline has set."""
         return self._own
 
     @property
@@ -107,7 +107,7 @@ class DataSources:
         self._classes[name] = data_source
 
     def resolve(self, format_: str | type) -> str | type:
-        """Returns the class that a name stands for, or the name of a built-in format as it is.
+        """Returns the class of a name, or the name of a built-in format unchanged.
 
         :param format_: a name, or a class.
         :raises PlanError: neither a name nor such a class

@@ -215,7 +215,7 @@ class Conditions:
         return -NO_BOUND_US if lower is None else lower, NO_BOUND_US if upper is None else upper
 
     def joined(self, columns: Sequence[TypedColumn]) -> list[Expression]:
-        """Returns the result's columns over those of the join, which has each side's keys behind its columns."""
+        """Returns the result's columns over those of the join, which has each side's keys after its columns."""
         width = len(self.left.columns)
         behind = width + len(self.left.keys)
         return [Column(at if at < width else at - width + behind, column.type) for at, column in enumerate(columns)]
@@ -241,8 +241,8 @@ def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
 def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:
     """Returns the keys by which an equality compares a value; a null among them matches nothing.
 
-    Structs are compared by their fields, in which nulls are equal, and arrays by their texts. Where nulls are equal, a
-    key says whether the value is null, and another one has a constant in place of the null.
+    Structs are compared by their fields, in which nulls are equal, and arrays by their texts. Where nulls are equal,
+    one key is true if the value is null, and another one has a constant in place of the null.
     """
     if isinstance(tree.type, dict) and tree.type["type"] != "struct":
         tree = key_text(tree)

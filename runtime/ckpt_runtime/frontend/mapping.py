@@ -73,7 +73,7 @@ _CHECKPOINT_LOCATION = "checkpointlocation"
 def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
     """Returns the sink of a query that writes rows of a schema.
 
-    ``start`` is Spark's own request. Raises PlanError for what the engine cannot write as Spark does.
+    ``start`` is Spark's own request. Raises PlanError for sinks that the engine cannot write as Spark does.
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
         raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
@@ -168,7 +168,7 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
 
 
 def _function(given: Any, capture: Capture) -> Any:
-    """Raises PlanError for a function that came as a pickle, from a client that runs elsewhere."""
+    """Raises PlanError for a function that was sent as a pickle, by a client in another process."""
     position = given.python_function.command
     if not position.isdigit() or int(position) >= len(capture.functions):
         raise PlanError("writeStream", "a function is found by running its program: submit the program with `ckpt run`")
@@ -226,7 +226,7 @@ def _read_columns(nodes: Sequence[PlanNode]) -> list[set[int]]:
 
 
 def _read_of_inputs(node: PlanNode, wanted: set[int], widths: list[int]) -> list[set[int]]:
-    """The columns that a node needs of each of its inputs for the ``wanted`` ones of its own."""
+    """The columns that a node needs from each of its inputs for its ``wanted`` columns."""
     match node:
         case Project():
             return [set(columns_of([node.expressions[place] for place in wanted]))]
@@ -243,12 +243,12 @@ def _read_of_inputs(node: PlanNode, wanted: set[int], widths: list[int]) -> list
             both = wanted | (set() if node.condition is None else columns_of([node.condition]))
             left = widths[0]
             return [{place for place in both if place < left}, {place - left for place in both if place >= left}]
-    # What is left passes columns on by position.
+    # The remaining nodes forward columns by position.
     return [wanted | _read_by_itself(node) for _ in widths]
 
 
 def _read_by_itself(node: PlanNode) -> set[int]:
-    """The columns that a node reads whatever is wanted of it."""
+    """The columns that a node reads for any wanted columns."""
     match node:
         case Filter():
             return set(columns_of([node.condition]))
@@ -291,7 +291,7 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 
 
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
-    """Adds the operators of all queries that a program started. What several of them have in common is computed once.
+    """Adds the operators of all queries that a program started. Common parts of several of them are computed once.
 
     Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
@@ -355,11 +355,11 @@ class QueryMapper:
             self._inputs.append(self._once(node, nodes))
 
     def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
-        """Returns what the rows of a node come from; adds its operators unless another query has the same node."""
+        """Returns the origin of the rows of a node; adds its operators unless another query has the same node."""
         static = isinstance(node, StaticTable) or any(isinstance(nodes[at], StaticTable) for at in node.inputs)
         if static or isinstance(node, Generate) or self.output_mode == "complete":
-            # A table is no operator by which its join could be found again, what a generator repeats depends on what
-            # reads it, and a complete result belongs to one query.
+            # A table is not an operator by which its join could be found again, the columns that a generator repeats
+            # depend on its readers, and a complete result belongs to one query.
             return self._operators(node, nodes)
         inputs = tuple(self._inputs[at] for at in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
@@ -370,7 +370,7 @@ class QueryMapper:
         return found
 
     def _add(self, node: LogicalNode) -> LogicalNode:
-        """Adds a node to the plan, and what it reads if that was merged into a projection of another query."""
+        """Adds a node to the plan, and its input if that was merged into a projection of another query."""
         for edge in node.inputs:
             if edge.node not in self._plan.nodes:
                 self._plan.nodes.append(edge.node)
@@ -409,7 +409,7 @@ class QueryMapper:
     def _edges(
         self, node: Union | Repartition, nodes: tuple[PlanNode, ...], schema: pa.Schema
     ) -> tuple[LogicalInput, ...]:
-        """Returns the edges of a relation that needs no operator: it says how rows reach the next one."""
+        """Returns the edges of a relation that needs no operator: it determines how rows reach the next one."""
         if isinstance(node, Repartition):
             return _in_turn(self._inputs[node.inputs[0]])
         if any(isinstance(nodes[at], StaticTable) for at in node.inputs):

@@ -21,7 +21,7 @@ REGISTRY_URL, REGISTRY_USER = "schema.registry.url", "schema.registry.basic.auth
 
 
 class MessageFunction(ABC):
-    """A function over Arrow arrays; ``result`` is the Spark type of what it returns."""
+    """A function over Arrow arrays; ``result`` is the Spark type of its result."""
 
     name: str
     result: SparkType
@@ -111,7 +111,7 @@ def nullable(spark: SparkType) -> SparkType:
 
 
 def by_name(spark: SparkType) -> Any:
-    """A type as texts, fields by their names, without their order and what is nullable."""
+    """A type as texts, fields by their names, without their order and nullability."""
     if not isinstance(spark, dict):
         return spark
     match spark["type"]:

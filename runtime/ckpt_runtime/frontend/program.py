@@ -4,9 +4,9 @@ The archive is a directory with the author's files. Modules beside the entry mod
 modules of an archive that was loaded earlier in this process are unloaded first, so that two versions of one pipeline
 never mix.
 
-Spark's ``trigger`` says how often results become visible. Here that is the checkpoint interval. All queries of a
-program are one job, so the shortest interval counts. A checkpoint interval that the program or its submission sets
-takes precedence.
+Spark's ``trigger`` determines how often results become visible. In the engine that is the checkpoint interval. All
+queries of a program are one job, so the shortest interval counts. A checkpoint interval that the program or its
+submission sets takes precedence.
 
 Durations are in PySpark's notation: ``"10 minutes"``, ``"1 minute 30 seconds"``, ``"1 week"``.
 """

@@ -1,6 +1,6 @@
 """Reads schemas from a Schema Registry of Confluent's API, by the ids that messages of Kafka carry.
 
-Schemas never change, so that each is asked for once. If the registry does not answer, the call is repeated for a while,
+Schemas never change, so each is requested once. If the registry does not answer, the call is repeated for a while,
 and fails then. Credentials are in no log line and no error.
 """
 
@@ -20,7 +20,7 @@ HEADER_BYTES = 5
 
 
 class UnknownSchemaError(ValueError):
-    """A message does not begin as the wire format says, or the registry has no schema of its id."""
+    """A message does not have the header of the wire format, or the registry has no schema of its id."""
 
 
 class RegistryError(ServiceError):

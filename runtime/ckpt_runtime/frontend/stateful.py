@@ -116,7 +116,7 @@ def add_stateful(
     nodes: Sequence[PlanNode],
     inputs: tuple[LogicalInput, ...],
 ) -> tuple[LogicalInput, ...]:
-    """Adds the operators of a node and returns what their rows come from. Raises PlanError."""
+    """Adds the operators of a node and returns the origin of their rows. Raises PlanError."""
     below = nodes[node.inputs[0]]
     schema = arrow_schema(node.columns)
     if isinstance(node, Expand):

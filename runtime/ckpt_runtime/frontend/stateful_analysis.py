@@ -116,7 +116,7 @@ def _aggregate(
     columns: tuple[TypedColumn, ...],
     ids: tuple[int, ...],
 ) -> int:
-    """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
+    """Adds three nodes: the keys and arguments, the aggregates, and the expressions over their results."""
     grouping = items(plan.groupingExpressions())
     keys = list(reader.expressions(grouping, input_, aggregates=True))
     results = reader.expressions(items(plan.aggregateExpressions()), input_, aggregates=True)

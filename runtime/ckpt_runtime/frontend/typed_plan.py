@@ -1,7 +1,7 @@
 """The typed plan of a query: what Spark's analyzer made of a captured program, in a form that is stored and sent.
 
-Nodes are listed so that inputs come before what reads them, and name their inputs by position. ``plan_id`` is the id
-of the captured relation that a node stands for; where one relation becomes several nodes, the last of them has it.
+Nodes are listed after their inputs, and name them by position. ``plan_id`` is the id of the captured relation of a
+node; where one relation becomes several nodes, the last of them has it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Source(_Node, frozen=True, tag="source", kw_only=True):
 class StaticTable(_Node, frozen=True, tag="static_table", kw_only=True):
     """Rows that Spark has computed while the program was planned: any part of a plan without a stream.
 
-    ``digest`` names the stored rows; it is empty in the answer to a request that asks for types only.
+    ``digest`` names the stored rows; it is empty in the answer to a request for types only.
     """
 
     digest: str = ""
@@ -247,7 +247,7 @@ class CreatedView(msgspec.Struct, frozen=True):
 
 
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf), a table, a text in DDL, or a statement that creates.
+    """A request to Spark: the types of a relation (protobuf), a table, a text in DDL, or a statement that creates.
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
     With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the

@@ -77,7 +77,7 @@ class CsvRows:
             yield some
 
     def header(self, line: bytes | Record) -> str | None:
-        """Checks the header of a file: returns None for a blank line or a comment, otherwise what is wrong with it.
+        """Checks the header of a file: returns None for a blank line or a comment, otherwise its fault.
 
         The result is empty if nothing is wrong, or if option ``enforceSchema`` is set.
         """

@@ -1,4 +1,5 @@
-"""Which column of a stream is event time: found by following it through the plan, as Spark follows column metadata.
+"""Finds the column of a stream that is event time: found by following it through the plan, as Spark follows column
+metadata.
 
 An operator whose output is declared (``mapInArrow``) or computed ends the trace, as in Spark;
 ``transformWithState`` may name a column of its output.
@@ -47,7 +48,7 @@ def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
 
 
 def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
-    """The event time column that all ``inputs`` (more than one behind a union) have; None when it cannot be traced.
+    """The event time column that all ``inputs`` (more than one after a union) have; None when it cannot be traced.
 
     Raises PlanError when the united streams have different ones.
     """
@@ -98,7 +99,7 @@ _LEAST_INTERVAL_MS = 10
 
 
 class Alignment(NamedTuple):
-    """Durations in ms. ``idle_timeout_ms`` None stands for that of the job."""
+    """Durations in ms. ``idle_timeout_ms`` None means that of the job."""
 
     group: str
     max_drift_ms: int
@@ -107,7 +108,7 @@ class Alignment(NamedTuple):
 
 
 def alignment_of(options: Mapping[str, str]) -> Alignment | None:
-    """What the options of a reader say about alignment; None if they do not. Raises PlanError for a bad one."""
+    """The options of a reader about alignment; None if it has none. Raises PlanError for a bad one."""
     given = {key.lower(): str(value) for key, value in options.items()}
     values = {key: given[key] for key in ALIGNMENT_OPTIONS if key in given}
     if not values:

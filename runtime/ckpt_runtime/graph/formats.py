@@ -1,6 +1,6 @@
 """The built-in formats at planning time: their options, and the schema that a source will emit.
 
-The operators behind them are in ``connectors/``; a pipeline author's process needs only this table. PySpark
+Their operators are in ``connectors/``; a pipeline author's process needs only this table. PySpark
 ``DataSource`` classes are described here too, by calling the class itself; that is user code, so it runs only where
 plans are made.
 """
@@ -434,7 +434,7 @@ def described_data_source(
 ) -> tuple[Any, pa.Schema]:
     """Creates a ``DataSource`` to read from; returns it with the ``known`` schema, or else the one it reports.
 
-    If the source itself gave the known schema (``reported``), it is asked again: in Spark the instance that gave it
+    If the source itself gave the known schema (``reported``), it is requested again: in Spark the instance that gave it
     also makes the reader, and may rely on state from that call.
 
     Raises PlanError for a bad option, no stream reader, or no schema that can be used.

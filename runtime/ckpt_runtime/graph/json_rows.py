@@ -67,7 +67,7 @@ class JsonRows:
     def parsed(self, lines: Sequence[bytes]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
         """Returns the rows of lines, bad ones too, and which are bad, by their places.
 
-        In other modes than PERMISSIVE a bad line is one row, whatever was read of it.
+        In other modes than PERMISSIVE a bad line is one row, even if parts of it were read.
         """
         rows: list[dict[str, Any]] = []
         bad: dict[int, BadLine] = {}

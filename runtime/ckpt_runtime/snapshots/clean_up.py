@@ -1,4 +1,4 @@
-"""Deletes what the coordinator discards and what an ended job leaves: checkpoints, shared files, sinks' hidden files.
+"""Deletes files that the coordinator discards and files of ended jobs: checkpoints, shared files, sinks' hidden files.
 
 It also lists what earlier drivers left. A call that is repeated after an error continues the work. A file that is
 already deleted is not an error, but while storage is unavailable no file counts as deleted.

@@ -96,7 +96,7 @@ def copy_snapshot(
 
 
 def default_target(source: Location) -> Location:
-    """A new directory beside a snapshot, for one with other positions."""
+    """A new directory next to a snapshot, for a copy with other positions."""
     return source.parent.child(f"{source.name}-repositioned-{secrets.token_hex(3)}")
 
 
@@ -108,7 +108,7 @@ def reposition_snapshot(
 ) -> CopiedSnapshot:
     """Writes a savepoint to ``target``: the snapshot with these positions, by uid of the source.
 
-    The target must not exist, unless it holds what an equal call has written. Raises :class:`InvalidLocationError` also
+    The target must not exist, unless it holds the result of an equal call. Raises :class:`InvalidLocationError` also
     for positions that the snapshot cannot be given, and otherwise the errors of :func:`copy_snapshot`. A failed call
     leaves no files behind.
     """
@@ -148,8 +148,8 @@ def _copy_entry(source: Location, target: Location, positions: dict[str, str] | 
 def own_files(snapshot: Snapshot) -> list[StateFile]:
     """The files of a self-contained snapshot, each once.
 
-    Raises :class:`InvalidLocationError` if it refers to files elsewhere, and :class:`CorruptFileError` if two handles
-    describe the same file differently.
+    Raises :class:`InvalidLocationError` if it refers to files outside its directory, and :class:`CorruptFileError` if
+    two handles describe the same file differently.
     """
     found: dict[str, StateFile] = {}
     outside = []

@@ -63,9 +63,8 @@ class WatermarkValve:
         self.current: int | None = None
 
     def advance(self, channel: int, timestamp_ms: int) -> list[int]:
-        """The new combined watermarks in order, mostly one or none. A channel's watermark never goes back.
-
-        IDLE_WATERMARK is among them when the last channel has become idle, and the current watermark comes again when
+        """The new combined watermarks in order, mostly one or none. A channel's watermark never decreases.
+        IDLE_WATERMARK is among them when the last channel has become idle, and the current watermark is repeated when
         one is active again.
         """
         was_idle, self._idle[channel] = self._idle[channel], timestamp_ms == IDLE_WATERMARK
@@ -133,7 +132,7 @@ _OPERATOR_ASKED_EVERY_MS = 20.0
 
 
 class SubtaskHost(Protocol):
-    """What a subtask needs from its worker. All calls come from the subtask's thread and return at once."""
+    """The services that a subtask needs from its worker. Calls are made by the subtask's thread and return at once."""
 
     def now_ms(self) -> int:
         """Wall clock, ms since epoch."""
@@ -254,8 +253,8 @@ class Subtask:
         self._change(TaskState.RUNNING)
 
     def step(self) -> bool:
-        """Does one piece of work; False when there is none. Raises what an operator raises: the subtask has failed."""
-        # Mails come first: triggers and cancellations must not wait behind rows.
+        """Does one piece of work; False when there is none. Raises the errors of operators: the subtask has failed."""
+        # Mails are processed first: triggers and cancellations must not wait for rows.
         if self._mails:
             self._mails.popleft()()
             return True
@@ -365,7 +364,7 @@ class Subtask:
             if not self._data_ended:
                 self._behind_the_end.append(barrier)
                 return
-        # The predecessors have finished, but their end events may still be queued behind rows.
+        # The predecessors have finished, but their end events may still be queued after rows.
         if self._open_partitions:
             trigger = TriggeredByCoordinator(barrier.checkpoint_id, barrier.timestamp_ms, barrier.options)
             self.checkpoints.handle(trigger)
@@ -373,7 +372,7 @@ class Subtask:
         self.checkpoints.trigger(barrier)
 
     def notify_complete(self, checkpoint_id: int) -> None:
-        """Commits what the checkpoint covers; ends the subtask if it waited for this checkpoint."""
+        """Commits the output that the checkpoint covers; ends the subtask if it waited for this checkpoint."""
         if self.state is not TaskState.RUNNING:
             return
         self.checkpoints.completed(checkpoint_id)
@@ -431,7 +430,7 @@ class Subtask:
         return True
 
     def _poll_slice(self, source: SourceOperator, size: SliceSize) -> SourceStatus:
-        """Polls few enough rows that the operators behind the source process them quickly, like rows of a channel."""
+        """Polls only as many rows as the operators after the source process quickly, like rows of a channel."""
         before, start = self.chain.head_rows, self._host.monotonic_ms()
         source.most_rows = size.rows
         status = source.poll()
@@ -469,12 +468,12 @@ class Subtask:
                 self._open_partitions -= 1
                 self.checkpoints.handle(EndOfPartitionReceived((channel.input_index, channel.index)))
                 self._finish_behind_inputs()
-            # The error of a lost channel arrives as an element, behind the rows received before.
+            # The error of a lost channel arrives as an element, after the rows received before.
             case BaseException():
                 raise element
 
     def _take_rows(self, batch: pa.RecordBatch, size: int, input_index: int, channel: InputChannel | None) -> None:
-        """Takes rows; those without a ``channel`` come from the restored checkpoint."""
+        """Takes rows; those without a ``channel`` are from the restored checkpoint."""
         self.metrics.rows_in += batch.num_rows
         self.metrics.bytes_in += size
         if self.debloating is not None:
@@ -522,7 +521,7 @@ class Subtask:
             else:
                 self.chain.head.process_watermark(combined)
 
-    # What the checkpoints of this subtask need from it.
+    # The services that the checkpoints need from this subtask.
 
     def now(self) -> Instant:
         return Instant(int(self._host.monotonic_ms()), self._host.now_ms())
@@ -560,7 +559,7 @@ class Subtask:
         self.chain.end.send_control(EndOfData(drain))
         self._data_ended = True
         self._next_timer = None
-        # In a stop the savepoint is the final checkpoint, whatever the operators require.
+        # In a stop the savepoint is the final checkpoint, for all operators.
         waits = not drain or self._stops or self.checkpoints.end_with_all or self.chain.requires_final_checkpoint
         self._host.end_of_data(self, waits)
         waiting, self._behind_the_end = self._behind_the_end, []

@@ -272,7 +272,7 @@ class TaskWorker:
         connection.send(RegisterWorker(slot, worker_id, address, process, parent_watch.directory))
 
     def run(self) -> None:
-        """Serves the driver. Raises ConnectionError when it is gone, MalformedMessageError for an invalid message."""
+        """Serves the driver. Raises ConnectionError when it has ended, MalformedMessageError for an invalid message."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
         commands: SimpleQueue[WorkerCommand | BaseException] = SimpleQueue()
         threading.Thread(target=self._receive, args=(commands,), name="control", daemon=True).start()
@@ -389,7 +389,7 @@ class TaskWorker:
         return self._plan[1]
 
     def _cancel(self, command: CancelDeployment) -> None:
-        # Cleared first: the answer below covers what the tasks report while they end.
+        # Cleared first: the answer below covers the reports of tasks while they end.
         job, self._job = self._job, None
         self._give_up_snapshots()
         ended = True
@@ -543,7 +543,7 @@ class TaskWorker:
             SnapshotProgress(
                 subtask.vertex_id, subtask.index, checkpoint_id, files.written_bytes, files.duplicated_bytes
             )
-            # A copy: pool threads start and finish writing meanwhile.
+            # A copy: pool threads start and finish writing during this.
             for (subtask, checkpoint_id), files in list(self._writing.items())
             if _runs(job, subtask)
         )
@@ -554,7 +554,7 @@ class TaskWorker:
             try:
                 self._report(self._heartbeat(meter))
             except Exception as error:
-                # Measuring may fail, because the subtasks change meanwhile. The thread must continue with the next
+                # Measuring may fail, because the subtasks change during it. The thread must continue with the next
                 # heartbeat: without heartbeats, the driver could not detect a job that makes no progress.
                 log_failure(logger, logging.WARNING, "a heartbeat was left out", error)
 
@@ -599,7 +599,7 @@ def describe_error(error: BaseException) -> TaskFailure:
     """An error as the exception history shows it; the trace begins with the line that clients show.
 
     Unavailable storage or a full local disk counts as recoverable, because a retry need not meet the same error. So
-    does a planning error that another error caused, such as that of a source that was asked for its schema: the driver
+    does a planning error that another error caused, such as that of a source whose schema was requested: the driver
     made the same plan successfully before. A consequence has no trace: the place where a thread noticed another
     worker's end is irrelevant.
     """

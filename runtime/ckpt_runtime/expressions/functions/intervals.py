@@ -52,7 +52,7 @@ def over_integers(compute: Callable[..., Any], result: pa.DataType, *, nulls: bo
 
 
 def shifted(micros: int, zone: datetime.tzinfo, months: int, days: int, rest: int) -> int:
-    """Returns the moment that lies months, days and microseconds later: first local months and days, then the rest."""
+    """Returns the moment that is months, days and microseconds later: first local months and days, then the rest."""
     if months or days:
         start = texts.local_of_micros(micros, zone)
         local = plus_months(start, months) + datetime.timedelta(days=days)
