@@ -20,12 +20,11 @@ ROOMS=("${COMPUTING[@]}" state)
 STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
     tests/system
+    tests/differential
     "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    tests/fault
     "tests/integration/test_[m-z]*.py"
     "tests/integration/test_[g-l]*.py"
-    tests/fault
-    "tests/differential/test_[a-o]*.py tests/differential/test_p[or]*.py"
-    "tests/differential/test_py*.py tests/differential/test_[q-z]*.py"
     "tests/integration/test_[a-f]*.py"
     "${STORAGE[*]/#/tests/unit/runtime/}"
     tests/unit/provider
