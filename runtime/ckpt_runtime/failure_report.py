@@ -1,4 +1,4 @@
-"""Exceptions as readable text: bounded, and valid for every encoder. Nothing here raises, whatever the exception.
+"""Exceptions as readable text: bounded, and valid for every encoder. No function here raises, for any exception.
 
 Exceptions of user code may fail to print, hold text that is not valid Unicode, or be as large as memory. Everything
 that reports one (a worker, the driver, the plan process, a log) uses :func:`report_of` or :func:`summary_of`.

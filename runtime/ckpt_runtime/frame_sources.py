@@ -1,7 +1,7 @@
 """Sources of the rows of DataFrames of the session's own Spark: of one DataFrame, or one for each range of values.
 
-Spark computes each DataFrame when its range is read, in a thread: checkpoints continue meanwhile. After a failure the
-range is computed again, and its rows have to be the same in the same order, which is checked.
+Spark computes each DataFrame when its range is read, in a thread: checkpoints continue during that time. After a
+failure the range is computed again, and its rows have to be the same in the same order, which is checked.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class FrameSource(Source):
     def read(self, spark: Any, start: Any, end: Any) -> Any:
         """Returns the DataFrame of a range; both ends are None for a source without :meth:`latest`.
 
-        ``spark`` is a session of its own. The same call has to give the same rows in the same order at any later time:
+        ``spark`` is a separate session. The same call has to give the same rows in the same order at any later time:
         a DataFrame that shuffles rows has to be sorted, and must not depend on the clock or on random numbers. If it
         gives other rows when a range is read again, the job fails.
         """
 
     def latest(self, spark: Any) -> Any:
-        """Returns where the data that is there now ends, or None if there is none; called about once a second."""
+        """Returns the end of the data that exists now, or None if there is none; called about once a second."""
         raise NotImplementedError
 
     def first(self) -> Any:

@@ -2,7 +2,7 @@
 
 The signature is an HMAC under a key that is derived from the token. It covers every field: the address, the cluster's
 name, the epoch, the application, the process, and the expiry. Without the token, a document can therefore neither be
-made, changed or moved to another cluster, nor be used after its expiry. The module lies beside the rooms because both
+made, changed or moved to another cluster, nor be used after its expiry. The module is outside the rooms because both
 the publisher and the reader use it; it has no clock and does no I/O.
 """
 
@@ -60,7 +60,7 @@ def signed(document: Mapping[str, Any], token: str, cluster: str, good_until: fl
 def opened(data: bytes, token: str | None, cluster: str, now: float) -> PublishedLeader:
     """Read the leader from the document; with a token, the signature must be valid and the document not expired.
 
-    Raises a :class:`LeaderDocumentError`. Without a token nothing is proven, and there is no secret to disclose.
+    Raises a :class:`LeaderDocumentError`. Without a token no address is proven, and there is no secret to disclose.
     """
     document = _parsed(data)
     if token is not None:

@@ -1,6 +1,6 @@
 """Finds a cluster's leader in its high-availability directory, for clients. Reads one file there, changes nothing.
 
-Lies beside the rooms because it joins two that do not know each other: the client and storage. Importing it loads
+It is outside the rooms because it joins two that do not import each other: the client and storage. Importing it loads
 fsspec, which clients with a fixed address do not need.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from ckpt_runtime.client.leader import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
+from ckpt_runtime.client.transport import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
 from ckpt_runtime.leader_proof import LeaderDocumentError, UnprovenDocument, opened
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, read_bytes, resolve
@@ -21,7 +21,7 @@ _UNSIGNED_GOOD_FOR_S = 5.0
 
 
 class InvalidLeaderDirectory(ValueError):
-    """The directory or the cluster's name is invalid. The message says which one, and what is allowed."""
+    """The directory or the cluster's name is invalid. The message names the option and the allowed values."""
 
 
 class LeaderDirectory(LeaderSource):

@@ -64,6 +64,6 @@ def _memory() -> int:
 def _memory_limit() -> int:
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for file in _LIMITS:
-        with suppress(OSError, ValueError):  # the file is missing, or says "max"
+        with suppress(OSError, ValueError):  # the file is missing, or contains "max"
             return min(machine, int(file.read_text()))
     return machine

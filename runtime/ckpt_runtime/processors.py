@@ -1,8 +1,9 @@
 """The public protocol of stateful processors in Arrow: one call for all keys of a buffer, with their state as columns.
 
 A program passes an :class:`ArrowStatefulProcessor` to ``transformWithState``, as it does with PySpark's own processors.
-The engine calls it with the rows of many keys at once. Plain Spark, which knows nothing of it, calls it like any other
-processor, for one key at a time: the program runs there unchanged and gives the same result, at the speed of rows.
+The engine calls it with the rows of many keys at once. Plain Spark, which does not know this protocol, calls it like
+any other processor, for one key at a time: the program runs there unchanged and gives the same result, at the speed of
+rows.
 """
 
 # Names are PySpark's.
@@ -74,8 +75,8 @@ class ArrowStatefulProcessor(StatefulProcessor):
     def close(self) -> None:
         """Called after all other calls, as often as :meth:`open`."""
 
-    # What follows runs in plain Spark only. The state of a key is one row as an Arrow stream, so that all types and
-    # nulls are the same as in the engine.
+    # The following functions run in plain Spark only. The state of a key is one row as an Arrow stream, so that all
+    # types and nulls are the same as in the engine.
 
     def init(self, handle: Any) -> None:
         self._handle = handle

@@ -1,9 +1,9 @@
 """Makes types ready to be read by msgspec in several threads.
 
-msgspec collects what it needs to know of a class when it reads the class for the first time. A second thread that
-reads the class meanwhile finds that half done, and the process crashes (msgspec 0.22; a worker restores several
-subtasks at once). Types that are read after a process has started threads therefore pass through :func:`ready`.
-Decoders that are made when a module is imported need not.
+msgspec collects the facts about a class when it reads the class for the first time. A second thread that reads the
+class at the same time finds that half done, and the process crashes (msgspec 0.22; a worker restores several subtasks
+at once). Types that are read after a process has started threads therefore pass through :func:`ready`. Decoders that
+are made when a module is imported need not.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A sink is a class that a program registers with ``spark.dataSource.register`` and writes to by its name. Every subtask
 has a *writer*. Before a checkpoint, the writer makes its rows durable in a place where no reader sees them, and returns
-*committables*: small values that say where the rows are. They are part of the checkpoint. When the checkpoint has
+*committables*: small values that locate the rows. They are part of the checkpoint. When the checkpoint has
 completed, a *committer* makes the rows visible. After a failure the committer is given the committables of the restored
 checkpoint again, so a commit may be repeated and has to find out whether it has happened before.
 
@@ -28,12 +28,12 @@ from ckpt_runtime.readable_types import ready
 
 @dataclass(frozen=True, slots=True)
 class SinkContext:
-    """What a writer or committer may know of its place.
+    """The facts about the subtask of a writer or committer.
 
     ``sink_id`` (16 hexadecimal digits) is kept in the sink's state and outlives the job: a job that starts from a
     snapshot continues with the id. ``ended_jobs`` are jobs that wrote under the id before this one and no longer run.
     ``restored_checkpoint_id`` is None on a fresh start. A savepoint of this job, up to number ``savepoint_id``, may
-    cover what is newer than the restored checkpoint. ``attempt`` counts deployments of the job from 0.
+    cover output that is newer than the restored checkpoint. ``attempt`` counts deployments of the job from 0.
     ``last_checkpoint_id`` is that of the last barrier before a writer was created, or of the restored checkpoint.
     ``spark_url`` returns the URL, with a token, at which the session's Spark serves clients of Spark Connect; it waits
     until Spark has started.
@@ -57,8 +57,8 @@ class Transaction:
     """Identifies the commit of one checkpoint: equal at each repetition, and different from every other commit.
 
     ``writer_id`` is the sink of one job. Two jobs that were started from one savepoint have the same sink id and the
-    same checkpoint ids, but different writer ids; what the savepoint itself covers has one writer id in both of them.
-    Within one writer id, commits have growing checkpoint ids.
+    same checkpoint ids, but different writer ids; the output that the savepoint itself covers has one writer id in both
+    of them. Within one writer id, commits have growing checkpoint ids.
     """
 
     writer_id: str
@@ -71,7 +71,7 @@ class Transaction:
 
 
 class CommitOutcome(Enum):
-    """What a commit has found."""
+    """The result of a commit."""
 
     COMMITTED = "committed"
     ALREADY_COMMITTED = "already committed"
@@ -116,14 +116,14 @@ class SinkCommitter(ABC):
     def completed(self, checkpoint_id: int) -> None:
         """Hears that a checkpoint has completed, after its commits, if each subtask commits for itself.
 
-        All subtasks have committed by then what the restored snapshot covers.
+        By then all subtasks have committed the output that the restored snapshot covers.
         """
 
     @property
     def is_busy(self) -> bool:
         """Whether background work has to end before the subtask ends, if each subtask commits for itself.
 
-        It is asked when the data has ended, or the job is being stopped; not when the job fails or is cancelled.
+        It is called when the data has ended, or the job is being stopped; not when the job fails or is cancelled.
         """
         return False
 
@@ -167,8 +167,8 @@ class Sink(ABC):
     def clean_up(self, context: SinkContext) -> None:
         """Removes what earlier attempts and ended jobs have left and the restored snapshot does not cover.
 
-        It is called in each subtask before its first row. What the restored snapshot covers may not be committed yet,
-        unless each subtask commits for itself.
+        It is called in each subtask before its first row. The output that the restored snapshot covers may not be
+        committed yet, unless each subtask commits its own.
         """
 
     def encode(self, committable: Any) -> str:
@@ -176,7 +176,7 @@ class Sink(ABC):
         return msgspec.json.encode(committable).decode()
 
     def decode(self, text: str) -> Any:
-        """Returns the committable that a text of :meth:`encode` stands for."""
+        """Returns the committable of a text of :meth:`encode`."""
         return msgspec.json.decode(text, type=ready(self.committable))
 
 

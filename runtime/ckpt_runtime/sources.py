@@ -2,14 +2,16 @@
 
 A source is a class that a program registers with ``spark.dataSource.register`` and reads by its name. A *split* is a
 part of the data that one reader reads in order: a file, a partition of a topic. One *enumerator* per job discovers
-splits; each split goes to one of the *readers*, one per subtask, and belongs to that reader's state until it has ended.
-The engine asks a reader for rows step by step. With the rows, the reader says how far it has come in the split. This
-position is part of each checkpoint: after a failure, a rescale or an upgrade a reader gets the split with its position.
+splits; each split is assigned to one of the *readers*, one per subtask, and belongs to that reader's state until it has
+ended. The engine requests rows from a reader step by step. With the rows, the reader returns its position in the split.
+This position is part of each checkpoint: after a failure, a rescale or an upgrade a reader gets the split with its
+position.
 
     enumerator.discover* -> reader.add(split, position) -> reader.read* -> (checkpoint completes) -> reader.completed
 
-Descriptions and positions of splits and the state of an enumerator are values of JSON. Nothing is pickled. All calls
-of one object come from one thread and should return within milliseconds: the engine cannot take a checkpoint meanwhile.
+Descriptions and positions of splits and the state of an enumerator are values of JSON. Nothing is pickled. All calls of
+one object are made by one thread and should return within milliseconds: the engine cannot take a checkpoint during a
+call.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A part of the data. ``description`` says what to read, as a value of JSON.
+    """A part of the data. ``description`` describes the data to read, as a value of JSON.
 
     ``id`` is unique among the splits of the source at one time. ``bounded``: the split has an end, which the reader
     reports. A job that is drained reads bounded splits to their ends, and leaves the others where they are.
@@ -49,11 +51,12 @@ class BadRow:
 
 @dataclass(frozen=True, slots=True)
 class SplitRows:
-    """What a reader has read: rows of one split, and the ``position`` behind them, as a value of JSON.
+    """The result of a read: rows of one split, and the ``position`` behind them, as a value of JSON.
 
-    ``batch`` None stands for no rows. Columns of text may be dictionary-encoded: expressions over such a column are
+    ``batch`` None means no rows. Columns of text may be dictionary-encoded: expressions over such a column are
     evaluated once for each value of the dictionary, and once for all batches that share one. ``ended``: the split has
-    no more rows; the reader has forgotten it. ``bad`` are rows that could not be read, and lie before ``position`` too.
+    no further rows; the reader has forgotten it. ``bad`` are rows that could not be read, and are before ``position``,
+    too.
     """
 
     split_id: str
@@ -68,11 +71,9 @@ PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
 
 @dataclass(frozen=True, slots=True)
 class StartPosition:
-    """Where a user wants a source to continue, in place of the position in a snapshot.
-
-    ``earliest`` is the beginning of what is there, ``latest`` the end of what is there when the job starts.
-    ``timestamp``: the first row that is not older than ``time_ms``, in ms since the epoch. ``offsets`` are a value of
-    JSON, whose form is the source's own.
+    """The position from which a user lets a source continue, in place of the one in a snapshot. ``earliest`` is the
+    beginning of the available data, ``latest`` its end when the job starts. ``timestamp``: the first row that is not
+    older than ``time_ms``, in ms since the epoch. ``offsets`` are a value of JSON, whose form is the source's own.
     """
 
     kind: PositionKind
@@ -99,7 +100,7 @@ class SplitEnumerator(ABC):
         """Returns splits that it has not returned before; none if there are none now.
 
         What one call returns belongs together: event time advances when all rows of these splits have been read. A
-        bounded enumerator is asked until it returns nothing, which ends the source.
+        bounded enumerator is called until it returns nothing, which ends the source.
         """
 
     @abstractmethod
@@ -118,7 +119,7 @@ class SplitReader(ABC):
 
     @abstractmethod
     def add(self, split: Split, position: Any) -> None:
-        """Takes a split, to be read from a position that :meth:`read` has returned; None stands for its beginning."""
+        """Takes a split, to be read from a position that :meth:`read` has returned; None means its beginning."""
 
     @abstractmethod
     def read(self, most_rows: int) -> SplitRows | None:
@@ -130,11 +131,11 @@ class SplitReader(ABC):
 
     @property
     def holds_event_time(self) -> bool:
-        """Whether rows are still to come that were there when the range of splits without an end began."""
+        """Whether rows are still unread that existed when the range of splits without an end began."""
         return False
 
     def begin_range(self) -> None:
-        """Event time has advanced: what is there now belongs to the next range of splits without an end."""
+        """Event time has advanced: rows that exist now belong to the next range of splits without an end."""
 
     @property
     def idle_ms(self) -> int:
@@ -146,7 +147,7 @@ class SplitReader(ABC):
     asked for rows while it is ahead of other sources that it is aligned with."""
 
     def pause(self, split_ids: Set[str]) -> None:
-        """From now on :meth:`read` returns no rows of these splits, and those of all others again.
+        """From now on :meth:`read` returns no rows of these splits, and again those of all others.
 
         A paused split does not make it hold event time (:attr:`holds_event_time`): the range ends where the split is.
         """
@@ -154,7 +155,7 @@ class SplitReader(ABC):
     def backlog(self) -> int | None:
         """How many rows wait to be read in its splits; None if that is not known.
 
-        It is asked a few times a second. The metric ``pendingRecords`` shows the number, and a job whose sources have
+        It is called a few times a second. The metric ``pendingRecords`` shows the number, and a job whose sources have
         many rows waiting may take its checkpoints at another interval.
         """
         return None
@@ -162,7 +163,7 @@ class SplitReader(ABC):
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
         """A checkpoint has completed that covers the ``positions`` of open splits, and splits that have ``ended``.
 
-        Only sources that :attr:`Source.acknowledges` is true of are called. An ended split is reported once or more.
+        Only sources whose :attr:`Source.acknowledges` is true are called. An ended split is reported once or more.
         """
 
     def close(self) -> None:
@@ -211,7 +212,7 @@ class Source(ABC):
     def spark(self) -> Callable[[], Any]:
         """Returns a session of the session's own Spark, a session of this subtask; it waits until Spark serves.
 
-        Only enumerators and readers of a PySpark program may call it, in a thread of their own, since it may wait.
+        Only enumerators and readers of a PySpark program may call it, in their own thread, since it may wait.
         """
         if self._spark is None:
             raise RuntimeError(
@@ -226,12 +227,12 @@ class Source(ABC):
 
     @property
     def is_bounded(self) -> bool:
-        """Whether it ends by itself, whatever the trigger of its queries says."""
+        """Whether it ends by itself, with any trigger of its queries."""
         return False
 
     @property
     def acknowledges(self) -> bool:
-        """Whether readers want to know which checkpoints have completed: see :meth:`SplitReader.completed`."""
+        """Whether readers are notified of completed checkpoints: see :meth:`SplitReader.completed`."""
         return False
 
     @abstractmethod
@@ -247,8 +248,8 @@ class Source(ABC):
         """Returns the state of an enumerator that sends splits from ``position`` on.
 
         Called once when a job starts from a snapshot whose position a user has set. ``state`` is that of the snapshot's
-        enumerator, and ``reading`` are the splits that its readers had, each with its position: they are not read any
-        more. It may ask the system that holds the data. Raises ValueError if the position does not exist there; the
+        enumerator, and ``reading`` are the splits that its readers had, each with its position: they are no longer
+        read. It may query the system that holds the data. Raises ValueError if the position does not exist there; the
         job fails then, before it has read anything.
         """
         raise ValueError(f"source {self.name()!r} cannot start at a given position")

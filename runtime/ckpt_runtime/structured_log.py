@@ -8,7 +8,7 @@ The last lines of a logging process are kept in memory (:func:`recent_lines`), b
 that the reader cannot reach. A worker also keeps its last lines in its directory, where its agent finds them after the
 worker's death (:func:`keep_lines_in`, :func:`kept_lines`).
 
-The module lies outside the rooms because all of them log. It changes only the logging of processes that request it.
+The module is outside the rooms because all of them log. It changes only the logging of processes that request it.
 """
 
 from __future__ import annotations

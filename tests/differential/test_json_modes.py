@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.graph.ddl import to_arrow_schema
 
 if TYPE_CHECKING:

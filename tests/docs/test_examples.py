@@ -19,7 +19,7 @@ import typer
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.cli.main import app
-from ckpt_runtime.configuration.checkpoint_settings import MAX_MILLISECONDS, PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import MAX_MILLISECONDS, PATCHABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option

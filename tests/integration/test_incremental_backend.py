@@ -1,6 +1,6 @@
 """Jobs whose state backend has files of its own, several per snapshot and shared between checkpoints.
 
-RocksDB runs with a cache that the keys of one subtask do not fit into. The other backend is the tests' own.
+RocksDB runs with a cache that the keys of one subtask do not fit into. The backend ``files`` is the tests' own.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class FileBackedJob:
     def start(self, parallelism: int, rate: int = 200, savepoint: str | None = None, **options: str) -> None:
         self.job_id = self.cluster.submit(
             PIPELINES,
-            entry="file_backed:pipeline",
+            entry=f"{'file_backed' if self.backend == 'files' else 'blocks'}:pipeline",
             arguments=[str(self.directory / "out"), str(ROWS), str(rate)],
             configuration=fast(
                 execution__checkpointing__dir=str(self.directory / "checkpoints"),
                 execution__checkpointing__incremental="true",
                 state__storage__fs__memory_threshold="0",
                 pipeline__max_parallelism="64",
-                state__backend__type=self.backend,
+                state__backend__type="rocksdb" if self.backend == "rocksdb" else "hashmap",
                 state__backend__rocksdb__cache__max_keys="6",
                 state__backend__rocksdb__memory__fixed_per_slot="8mb",
                 **options,
@@ -91,9 +91,9 @@ def local_files(cluster: MiniCluster) -> set[Path]:
     return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
-@pytest.fixture(params=[pytest.param("hashmap", marks=pytest.mark.long), "rocksdb"])
+@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.long), "hashmap", "rocksdb"])
 def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
-    """By the first name the pipeline's module registers the tests' backend."""
+    """The module of the pipeline for ``files`` registers that backend in place of the one in memory."""
     return FileBackedJob(cluster, tmp_path, request.param)
 
 
@@ -194,6 +194,7 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
     job.assert_exact()
 
 
+@pytest.mark.parametrize("job", [pytest.param("files", marks=pytest.mark.long), "rocksdb"], indirect=True)
 def test_local_files_are_removed_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
     cluster = job.cluster
     job.start(2)

@@ -24,7 +24,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ve
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
@@ -33,8 +33,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
     is_shared,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.job_host import Pool
 from ckpt_runtime.jobmaster.job_record import JobRecord

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.registry import OPTIONS
 from ckpt_runtime.configuration.validation import find_problems
 from ckpt_runtime.configuration.value_types import (

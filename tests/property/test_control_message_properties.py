@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import (
+    CheckpointFailureReason,
+    CheckpointOptions,
+    CheckpointProperties,
+    CheckpointType,
+    SavepointFormat,
+)
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     ChannelStateSegment,
@@ -26,7 +31,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import (

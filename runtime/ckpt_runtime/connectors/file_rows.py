@@ -42,10 +42,9 @@ def open_rows(
     """Yields batches of at most :data:`BATCH_ROWS` lines or rows, none empty, in the order of the file.
 
     With ``report_bad``, which ``csv`` and ``json`` know, bad records are rows too, and batches have the column that
-    says so (``graph/bad_rows.py``).
-
-    Text of few distinct values comes as dictionaries, if the file has them; then their batches share one.
-    Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
+    marks them (``graph/bad_rows.py``). Text of few distinct values is read as dictionaries, if the file has them; then
+    their batches share one. Raises StorageError for a file that cannot be opened, and FileFormatError for one in
+    another format.
     """
     read = {"parquet": _parquet, "orc": _orc, "text": _text}.get(format_)
     with naming("read", location):
@@ -156,7 +155,7 @@ class _Dictionaries:
             self._names = [name for name in self._names if name not in large]
 
     def _sharing(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the dictionaries of the batches before, if they are equal: each batch comes with copies."""
+        """The batch with the dictionaries of the batches before, if they are equal: each batch has copies."""
         for name in self._names:
             column = batch.column(name)
             known = self._shared.get(name)
@@ -295,7 +294,7 @@ def _records(
 
 
 def _pieces(reader: Any, location: Location, options: dict[str, Any]) -> Iterator[Any]:
-    """What a reader parses at a time: some lines of a file, or of its records."""
+    """The part that a reader parses at a time: some lines of a file, or of its records."""
     if not options["multiLine"]:
         yield from lines_of(location, line_end(options))
         return
@@ -305,7 +304,7 @@ def _pieces(reader: Any, location: Location, options: dict[str, Any]) -> Iterato
 
 
 def _reported(reader: Any, lines: Any, place: str, first: int) -> pa.RecordBatch:
-    """The rows of lines or records, with the column that says which are bad; ``first`` is the number of the first."""
+    """The rows of lines or records, with the column that marks bad ones; ``first`` is the number of the first."""
     batch, bad = reader.parsed(lines)
     if not bad:
         return marked(batch)
@@ -322,7 +321,7 @@ def _compression_of(location: Location) -> str | None:
 
 @contextmanager
 def _opened(location: Location) -> Iterator[Any]:
-    """The bytes of a file, decompressed if its name says that it is compressed."""
+    """The bytes of a file, decompressed if its name has the suffix of a compression."""
     compression = _compression_of(location)
     with closing(location.filesystem.open(location.path, "rb")) as raw:
         if compression is None:

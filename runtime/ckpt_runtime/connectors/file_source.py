@@ -18,7 +18,7 @@ import pyarrow as pa
 from ckpt_runtime.connectors.file_rows import batch_of, open_rows
 from ckpt_runtime.connectors.partition_values import partition_of, partition_value
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
@@ -57,7 +57,7 @@ class _ListedFiles(TypedDict):
 
 
 class _FileDescription(TypedDict):
-    """What is known of a file that is to be read; ``partition`` has the columns that its directories name."""
+    """The known facts about a file to read; ``partition`` has the columns that its directories name."""
 
     size: NonNegative
     modified_ms: int
@@ -65,7 +65,7 @@ class _FileDescription(TypedDict):
 
 
 class FileSource(Source):
-    """The source behind the formats of files."""
+    """The source of the file formats."""
 
     state_type: Any = _ListedFiles
     description_type: Any = _FileDescription
@@ -228,7 +228,7 @@ class FileEnumerator(SplitEnumerator):
         return partition_of(directory.path.removeprefix(self._base.path).strip("/").split("/"))
 
     def _check_partitions(self, found: Sequence[tuple[FileEntry, dict[str, str | None]]]) -> None:
-        """Spark puts columns of directories behind all others: the program has to declare them there."""
+        """Spark puts columns of directories after all others: the program has to declare them there."""
         layouts = {tuple(partition) for _, partition in found}
         if len(layouts) > 1:
             raise ValueError(
@@ -328,7 +328,7 @@ class FileReader(SplitReader):
         self._waiting_rows.close()
 
     def location(self, split: Split) -> Location:
-        """The file that a split stands for."""
+        """The file of a split."""
         return resolve(split.id)
 
     def check_unchanged(self, split: Split, position: int) -> None:

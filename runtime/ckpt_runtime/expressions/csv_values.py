@@ -20,8 +20,8 @@ from pyarrow import csv
 
 from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.csv_reader import NO_CHARACTER, Dialect, Record, fields_of
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.rows import EXACT
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 CSV_DEFAULTS: Mapping[str, Any] = {
     "sep": ",",
@@ -86,7 +86,7 @@ class CsvParser:
         self._columns = [_column(field, options) for field in schema]
 
     def columns(self, records: list[str] | list[Record], bad: dict[int, str]) -> list[pa.Array]:
-        """Returns the columns of records that are not blank. ``bad`` gets what is wrong with records, by place.
+        """Returns the columns of records that are not blank. ``bad`` receives the faults of records, by position.
 
         Raises TooManyFieldsError.
         """

@@ -19,9 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
-from ckpt_runtime.expressions.types import is_fractional, is_integral, is_year_month, value_type
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    UnsupportedExpressionError,
+    is_fractional,
+    is_integral,
+    is_year_month,
+    value_type,
+)
 
 
 def literal_scalar(literal: Literal) -> pa.Scalar:
@@ -248,7 +254,7 @@ def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
 
 
 class _SharedParts:
-    """The calls that stand more than once in some trees. Calls over arguments of lambdas are left out."""
+    """The calls that occur more than once in some trees. Calls over arguments of lambdas are left out."""
 
     def __init__(self, trees: Sequence[Expression]) -> None:
         self._numbers: dict[object, int] = {}
@@ -259,7 +265,7 @@ class _SharedParts:
             self._number(tree)
 
     def number(self, call: Call) -> int | None:
-        """The number of a call that stands more than once, the same for equal calls; None for any other call."""
+        """The number of a call that occurs more than once, the same for equal calls; None for any other call."""
         number = self._of_node.get(id(call))
         return None if number is None or self._counts[number] < 2 or number in self._local else number
 
@@ -280,7 +286,7 @@ class _SharedParts:
 
 
 def compile_all(trees: Sequence[Expression]) -> list[Evaluator]:
-    """Compiles trees that are evaluated over the same frames: a call that stands in them twice is evaluated once.
+    """Compiles trees that are evaluated over the same frames: a call that occurs in them twice is evaluated once.
 
     Raises as :func:`compile_expression`.
     """

@@ -13,18 +13,17 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import MalformedJson, Members, json_text, read_json
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 
 IntArray: TypeAlias = "np.ndarray[Any, Any]"
 
 
 @dataclass(frozen=True, slots=True)
 class Elements:
-    """``starts`` and ``counts`` say where the elements of each row are; ``columns`` are indexed by these."""
+    """``starts`` and ``counts`` locate the elements of each row; ``columns`` are indexed by these."""
 
     starts: IntArray
     counts: IntArray

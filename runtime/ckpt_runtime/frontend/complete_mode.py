@@ -71,7 +71,7 @@ def check_complete_sink(spec: specs.SinkSpec) -> None:
 def add_ordered(
     mapper: QueryMapper, node: Sort | Limit, inputs: tuple[LogicalInput, ...], schema: pa.Schema
 ) -> tuple[LogicalInput, ...]:
-    """Adds the operators that order or limit rows. Keys of an order are first computed, behind the columns."""
+    """Adds the operators that order or limit rows. Keys of an order are first computed, as columns after the others."""
     if isinstance(node, Limit):
         if mapper.whole:
             return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)

@@ -1,4 +1,4 @@
-"""The text of ``explain()``: the operators that a frame or a query becomes, what they read from, and how they work."""
+"""The text of ``explain()``: the operators of a frame or a query, their inputs, and how they work."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def explanation(
     """Returns the plan of a frame, or of a query with its sink, as text.
 
     ``parallelism`` is that of operators without a hint. With ``extended`` each operator's columns are listed. A frame
-    is planned for the first output mode that it allows. Raises PlanError for what the engine does not have.
+    is planned for the first output mode that it allows. Raises PlanError for operators that the engine does not have.
     """
     if isinstance(of, CapturedQuery):
         plan = LogicalPlan("explained")

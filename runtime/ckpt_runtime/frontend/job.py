@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ckpt_runtime.configuration.checkpointing_options import StateRecoveryOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import (
     RESTORE_DRILL,
@@ -77,7 +76,7 @@ class JobOptions:
 
     @property
     def own(self) -> Configuration:
-        """Returns what the pipeline has set."""
+        """Returns the options that the pipeline has set."""
         return self._own
 
     @property
@@ -108,7 +107,7 @@ class DataSources:
         self._classes[name] = data_source
 
     def resolve(self, format_: str | type) -> str | type:
-        """Returns the class that a name stands for, or the name of a built-in format as it is.
+        """Returns the class of a name, or the name of a built-in format unchanged.
 
         :param format_: a name, or a class.
         :raises PlanError: neither a name nor such a class

@@ -1,8 +1,8 @@
 """Connects the ``SparkSession`` of a captured program to a real Spark, in the worker that calls the program's function.
 
-The program was run to find its functions, with a session whose channel goes nowhere. From now on this session's channel
-is connected to the server, so that a function finds Spark through the variable ``spark`` that it closes over, and
-through ``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
+The program was run to find its functions, with a session whose channel is not connected. From now on this session's
+channel is connected to the server, so that a function finds Spark through the variable ``spark`` that it closes over,
+and through ``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ PLAN_LIMITS = ProcessLimits(time_s=120.0, memory_bytes=2 << 30, answer_bytes=8 <
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """What to plan: see :func:`ckpt_runtime.frontend.program.load_plan`.
+    """The program to plan: see :func:`ckpt_runtime.frontend.program.load_plan`.
 
     If ``archive`` is set, that zip file is unpacked into ``archive_dir`` first. ``analyses`` has Spark's answers, and
     ``remembered`` those that it gave when the program was planned before.

@@ -29,7 +29,7 @@ _NAMED = "NamedArgumentExpression"
 
 @runtime_checkable
 class ArrowFunction(Protocol):
-    """A function of the engine's own over an Arrow array, which stands for one of Spark's functions in a plan."""
+    """A function of the engine over an Arrow array, which represents one of Spark's functions in a plan."""
 
     name: str
     result: SparkType
@@ -151,7 +151,7 @@ def _groups(calls: Sequence[Call]) -> list[tuple[int, list[Call]]]:
 
 
 def _column_for(node: Expression, calls: Sequence[Call], columns: dict[int, Column]) -> Expression | None:
-    """Returns the column that replaces a call; each call of a non-deterministic function has a column of its own."""
+    """Returns the column that replaces a call; each call of a non-deterministic function has its own column."""
     if not isinstance(node, Call) or node.function != FUNCTION:
         return None
     for call in calls:
@@ -222,7 +222,9 @@ def _function(call: Call, arguments: list[Expression], functions: CapturedFuncti
 def functions_spec(
     step: Step, columns: Sequence[tuple[str, pa.DataType]], settings: dict[str, str]
 ) -> tuple[PythonFunctionsSpec, list[tuple[str, Expression]]]:
-    """Returns the operator of a step, and what the projection in front of it has to compute behind ``columns``."""
+    """Returns the operator of a step, and the expressions that the projection before it has to compute after
+    ``columns``.
+    """
     arguments = [(f"_argument{at}", argument) for at, argument in enumerate(step.arguments)]
     results = [(f"_result{len(columns)}_{at}", arrow_type(function.type)) for at, function in enumerate(step.functions)]
     types = tuple(argument.type for argument in step.arguments)

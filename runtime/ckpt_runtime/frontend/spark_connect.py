@@ -2,8 +2,8 @@
 
 Clients are the driver itself, for a notebook's requests to Spark, and workers, for programs' functions that get Spark
 frames. A client needs the token, which is random, is valid as long as Spark's application, and is sent to workers over
-the authenticated control connection. The token gives the rights of any program on this Spark, such as the session's
-pipelines, and no more. The driver's own secrets are removed from the environment that code in the JVM sees.
+the authenticated control connection. The token gives exactly the rights of any program on this Spark, such as the
+session's pipelines. The driver's own secrets are removed from the environment that code in the JVM sees.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class UnencryptedSparkError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class SparkService:
-    """Where the service listens (``host:port``), and the token that every call to it has to carry.
+    """The address of the service (``host:port``), and the token that every call to it has to carry.
 
     ``local``: it listens on this machine only, because all of Spark runs on it.
     """
@@ -92,7 +92,7 @@ def _start(spark: Any) -> SparkService:
 
 
 def _stop(service: Any, no_timeout: Any) -> None:
-    with suppress(Exception):  # the call fails if the JVM is gone
+    with suppress(Exception):  # the call fails if the JVM has ended
         service.stop(no_timeout, no_timeout)
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import FILTERED
 from ckpt_runtime.frontend.catalyst import items, jvm_name, output
 from ckpt_runtime.frontend.typed_plan import (
@@ -116,7 +116,7 @@ def _aggregate(
     columns: tuple[TypedColumn, ...],
     ids: tuple[int, ...],
 ) -> int:
-    """Adds three nodes: the keys and arguments, the aggregates, and what is computed from their results."""
+    """Adds three nodes: the keys and arguments, the aggregates, and the expressions over their results."""
     grouping = items(plan.groupingExpressions())
     keys = list(reader.expressions(grouping, input_, aggregates=True))
     results = reader.expressions(items(plan.aggregateExpressions()), input_, aggregates=True)

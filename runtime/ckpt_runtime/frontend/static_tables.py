@@ -40,7 +40,7 @@ def program_of(archive: bytes, *, has_tables: bool) -> bytes:
 
 
 def unpack(archive: bytes, directory: str, *, has_tables: bool) -> None:
-    """Unpacks the archive of a job, the program's files first: none of them can stand for a table."""
+    """Unpacks the archive of a job, the program's files first: none of them can be the name of a table."""
     with zipfile.ZipFile(io.BytesIO(program_of(archive, has_tables=has_tables))) as files:
         files.extractall(directory)
     if has_tables:

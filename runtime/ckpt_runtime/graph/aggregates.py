@@ -34,7 +34,7 @@ class GroupAggregate:
 
 @dataclass(frozen=True, slots=True)
 class AggregateFunction:
-    """``accepts`` says whether it takes arguments of these types; ``sentence`` describes its result."""
+    """``accepts`` decides whether it takes arguments of these types; ``sentence`` describes its result."""
 
     accumulator: str
     accepts: Callable[[Types], bool]

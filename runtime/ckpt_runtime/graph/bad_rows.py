@@ -1,4 +1,4 @@
-"""Bad rows of sources: what a program may ask for them, and how the readers of files tell them from good ones.
+"""Bad rows of sources: the options of a program for them, and how the readers of files recognize them.
 
 A batch that may have bad rows has one more column, which is null for good rows. ``operators/bad_rows.py`` counts and
 keeps bad rows, those of expressions too.
@@ -29,7 +29,7 @@ BAD_COLUMN: pa.Field[Any] = pa.field("_bad_row", pa.struct(_LETTER))
 
 
 class BadLine(NamedTuple):
-    """A line of a file that is no record: its index among the given lines, from 0, what is wrong, and its bytes."""
+    """A line of a file that is no record: its index among the given lines, from 0, the fault, and its bytes."""
 
     line: int
     reason: str
@@ -45,14 +45,14 @@ class BadRecordError(ValueError):
 
 
 class ReaderPolicy(NamedTuple):
-    """What happens to the bad rows of a source. ``directory`` is that of the dead letters, None otherwise."""
+    """The treatment of a source's bad rows. ``directory`` is that of the dead letters, None otherwise."""
 
     mode: BadRowsMode
     directory: str | None
 
 
 def reader_policy(options: Mapping[str, str]) -> ReaderPolicy | None:
-    """Returns what the options of a reader say about bad rows; None if they do not. Raises PlanError."""
+    """Returns the options of a reader about bad rows; None if it has none. Raises PlanError."""
     given = {key.lower(): value for key, value in options.items()}
     choice, directory = given.get(BAD_ROWS_OPTION.lower()), given.get(BAD_ROWS_DIRECTORY_OPTION.lower())
     if choice is not None and choice not in _MODES_OF:
@@ -104,7 +104,7 @@ def taken_apart(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray |
 
 
 def bad_rows_of(letters: pa.StructArray | None) -> Sequence[BadRow]:
-    """The bad rows that letters stand for."""
+    """The bad rows behind letters."""
     return () if letters is None else [BadRow(**letter) for letter in letters.to_pylist()]
 
 

@@ -14,6 +14,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
     JobEdge,
@@ -45,7 +46,6 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
-from ckpt_runtime.graph.watermark_alignment import GROUP_OPTION, alignment_of
 from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"
@@ -365,7 +365,7 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
     An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
-    watermark behind such an operator: event time would advance within a range and make some of its rows late.
+    watermark after such an operator: event time would advance within a range and make some of its rows late.
     """
     whole: set[str] = set()
     lost: dict[str, str] = {}
@@ -415,7 +415,7 @@ def _chain(plan: LogicalPlan, operators: list[_Operator]) -> list[list[_Operator
     chain_of: dict[str, list[_Operator]] = {}
     of_tables: set[str] = set()
     for operator in operators:
-        # A result table and its sink are one step even without chaining: a barrier never comes between its rows.
+        # A result table and its sink are one step even without chaining: there is never a barrier between its rows.
         whole = not operator.chain_head and operator.inputs[0].source.uid in of_tables
         if whole or isinstance(operator.node.spec, TableSpec):
             of_tables.add(operator.uid)
@@ -472,7 +472,8 @@ def _job_graph(plan: LogicalPlan, chains: list[list[_Operator]]) -> JobGraph:
             JobEdge(vertex_of[edge.source.uid], vertex_id, edge.partitioning, edge.keys) for edge in chain[0].inputs
         )
     graph = JobGraph(plan.name, tuple(vertices), tuple(edges), dict(plan.configuration))
-    # Last: chains, edges and key groups are those of the submission, whatever the job was rescaled to since.
+    # Last: chains, edges and key groups are those of the submission, at any parallelism that the job was rescaled to
+    # since.
     return graph.with_parallelism(plan.vertex_parallelism) if plan.vertex_parallelism else graph
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.csv_reader import Record, fields_of, records_of
 from ckpt_runtime.expressions.csv_values import WHITE, CsvParser, TooManyFieldsError, character_option
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import BadLine, BadRecordError, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
@@ -77,7 +77,7 @@ class CsvRows:
             yield some
 
     def header(self, line: bytes | Record) -> str | None:
-        """Checks the header of a file: returns None for a blank line or a comment, otherwise what is wrong with it.
+        """Checks the header of a file: returns None for a blank line or a comment, otherwise its fault.
 
         The result is empty if nothing is wrong, or if option ``enforceSchema`` is set.
         """

@@ -1,8 +1,8 @@
 """Schemas as users write them: DDL strings and PySpark ``StructType``, turned into Arrow schemas.
 
-PySpark's own DDL parser asks the JVM; this one is plain Python and agrees with it on types and nullability: names plain
-or in backquotes, an optional colon after a name, ``NOT NULL`` and ``COMMENT``. Types map as PySpark maps them to Arrow
-(timestamps are microseconds in UTC). Never evaluates anything, nor imports PySpark unless given one of its types.
+PySpark's own DDL parser calls the JVM; this one is plain Python and agrees with it on types and nullability: names
+plain or in backquotes, an optional colon after a name, ``NOT NULL`` and ``COMMENT``. Types map as PySpark maps them to
+Arrow (timestamps are microseconds in UTC). Never evaluates anything, nor imports PySpark unless given one of its types.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ IN_COMMIT_TIMESTAMPS = "delta.enableInCommitTimestamps"
 
 
 class DeltaTableError(ValueError):
-    """A Delta table cannot be read as the program asks. The message names the table or version, and a way out."""
+    """A Delta table cannot be read as the program requests. The message names the table or version, and a way out."""
 
 
 def import_deltalake() -> Any:
@@ -69,7 +69,7 @@ def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
 
 
 def open_table(path: str, version: int | None = None) -> Any:
-    """A snapshot of a table. Raises DeltaTableError if there is no table, or if the version cannot be read any more."""
+    """A snapshot of a table. Raises DeltaTableError if there is no table, or if the version can no longer be read."""
     deltalake = import_deltalake()
     try:
         if not deltalake.DeltaTable.is_deltatable(path):
@@ -119,7 +119,7 @@ def columns_of(text: str) -> pa.Schema:
 
 
 def check_readable(protocol: Any, configuration: Mapping[str, str | None]) -> None:
-    """Raises DeltaTableError for a table that requires of its readers what the engine lacks.
+    """Raises DeltaTableError for a table that requires features of its readers that the engine lacks.
 
     ``protocol`` has ``min_reader_version`` and ``reader_features``, as the library's class has.
     """

@@ -1,6 +1,6 @@
 """The built-in formats at planning time: their options, and the schema that a source will emit.
 
-The operators behind them are in ``connectors/``; a pipeline author's process needs only this table. PySpark
+Their operators are in ``connectors/``; a pipeline author's process needs only this table. PySpark
 ``DataSource`` classes are described here too, by calling the class itself; that is user code, so it runs only where
 plans are made.
 """
@@ -18,12 +18,12 @@ from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTI
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
-from ckpt_runtime.graph.watermark_alignment import ALIGNMENT_OPTIONS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
@@ -434,7 +434,7 @@ def described_data_source(
 ) -> tuple[Any, pa.Schema]:
     """Creates a ``DataSource`` to read from; returns it with the ``known`` schema, or else the one it reports.
 
-    If the source itself gave the known schema (``reported``), it is asked again: in Spark the instance that gave it
+    If the source itself gave the known schema (``reported``), it is requested again: in Spark the instance that gave it
     also makes the reader, and may rely on state from that call.
 
     Raises PlanError for a bad option, no stream reader, or no schema that can be used.

@@ -89,7 +89,8 @@ class JobGraph:
 
     ``analyses`` holds Spark's answers to the program's requests while it was planned, by the digest of each request, so
     that a worker plans the same program without Spark. ``tables`` are the digests of the program's static tables, whose
-    rows lie beside the program's files. ``explained`` has the plans that the program showed by ``explain()``, as texts.
+    rows are stored with the program's files. ``explained`` has the plans that the program showed by ``explain()``, as
+    texts.
     """
 
     name: str
@@ -213,5 +214,5 @@ class JobGraph:
 
 
 def vertex_id_of(uid: str) -> str:
-    """32 hex digits that depend on the head operator's uid alone, so that REST ids survive a resubmission."""
+    """32 hex digits that depend only on the head operator's uid, so that REST ids survive a resubmission."""
     return hashlib.md5(f"vertex:{uid}".encode(), usedforsecurity=False).hexdigest()

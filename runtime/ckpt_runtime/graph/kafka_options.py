@@ -69,7 +69,9 @@ def kafka_columns(*, headers: bool) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class KafkaSubscription:
-    """What a source reads: topics by name or by a pattern that the whole name has to match, or given partitions."""
+    """The topics and partitions that a source reads: topics by name or by a pattern that the whole name has to match,
+    or given partitions.
+    """
 
     topics: tuple[str, ...] = ()
     pattern: str | None = None
@@ -80,7 +82,7 @@ class KafkaSubscription:
 class KafkaStart:
     """Where a source starts in partitions without a stored position: one ``offset`` for all, or one per partition.
 
-    ``by_time``: the numbers are times in ms, and stand for the first record that is not older.
+    ``by_time``: the numbers are times in ms, and mean the first record that is not older.
     """
 
     offset: int | None = None
@@ -120,7 +122,7 @@ def kafka_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
 
 
 def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
-    """Exactly one of ``subscribe``, ``subscribePattern`` and ``assign`` says what is read."""
+    """Exactly one of ``subscribe``, ``subscribePattern`` and ``assign`` selects the partitions."""
     given = [key for key in ("subscribe", "subscribePattern", "assign") if options[key]]
     if len(given) != 1:
         raise PlanError("option 'subscribe'", "set exactly one of subscribe, subscribePattern and assign")
@@ -143,7 +145,7 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
 
 
 def start(options: Mapping[str, Any]) -> KafkaStart:
-    """As in Spark, a start by time goes before one by offsets."""
+    """As in Spark, a start by time takes precedence over one by offsets."""
     if_none = options["startingOffsetsByTimestampStrategy"] == "latest"
     if options["startingTimestamp"] is not None:
         return KafkaStart(options["startingTimestamp"], by_time=True, latest_if_none=if_none)

@@ -1,6 +1,6 @@
 """The logical plan: operators as the author wrote them, before chaining and before anything is decided for them.
 
-Nodes refer to their inputs, so a plan is a graph in which every node comes after what it reads from. Nodes are filled
+Nodes refer to their inputs, so a plan is a graph in which every node follows its inputs. Nodes are filled
 in while the pipeline function runs (uid, parallelism) and only read afterwards. Never runs user code.
 """
 
@@ -92,7 +92,9 @@ class LogicalInput:
 
 @dataclass(slots=True, eq=False)
 class LogicalNode:
-    """One operator. ``schema`` is what it emits (None for sinks); None in other fields: the compiler decides."""
+    """One operator. ``schema`` is the schema of its output (None for sinks); None in other fields: the compiler
+    decides.
+    """
 
     spec: OperatorSpec
     inputs: tuple[LogicalInput, ...]

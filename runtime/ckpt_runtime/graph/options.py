@@ -1,4 +1,5 @@
-"""Options of sources and sinks: what a format accepts, and turning the user's strings into values.
+"""Options of sources and sinks: the options that a format accepts, and the conversion of the user's strings into
+values.
 
 Option names are case-insensitive, as in PySpark. An unknown option is an error, so that a typing mistake never passes
 silently. Pure.
@@ -35,7 +36,7 @@ class Option:
 def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping[str, str]) -> dict[str, Any]:
     """The values of all declared options by their declared key.
 
-    Raises PlanError for an unknown option, a missing one that is required, or a value outside what is allowed.
+    Raises PlanError for an unknown option, a missing required one, or a value that is not allowed.
     """
     by_lower = {option.key.lower(): option for option in declared}
     unknown = sorted(key for key in given if key.lower() not in by_lower)

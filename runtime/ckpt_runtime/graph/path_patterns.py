@@ -16,7 +16,7 @@ def is_pattern(path: str) -> bool:
 
 
 def name_pattern(key: str, glob: str) -> re.Pattern[str]:
-    """What matches the names that a pattern without slashes means. ``key`` is the option. Raises PlanError."""
+    """A matcher of the names that a pattern without slashes means. ``key`` is the option. Raises PlanError."""
     parts: list[str] = []
     at, braces, in_set = 0, 0, False
     while at < len(glob):
@@ -49,7 +49,7 @@ def name_pattern(key: str, glob: str) -> re.Pattern[str]:
 
 
 def without_slashes_in_braces(path: str) -> list[str]:
-    """The patterns that a path stands for whose braces hold slashes: ``/in/{a/b,c}`` is ``/in/a/b`` and ``/in/c``."""
+    """The patterns of a path whose braces contain slashes: ``/in/{a/b,c}`` is ``/in/a/b`` and ``/in/c``."""
     start, depth = -1, 0
     commas: list[int] = []
     for at, mark in enumerate(path):

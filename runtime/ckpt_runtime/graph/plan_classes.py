@@ -1,8 +1,8 @@
 """The classes of a plan: those that messages and snapshots may name. Never imports anything.
 
 These are the classes that the author's modules hold by name once the plan is loaded: classes defined there, and library
-classes imported there by name. Modules of the author are those beside the module of a data source,
-or in its package. The standard library, PySpark and the engine have none.
+classes imported there by name. Modules of the author are those in the folder of a data source's module, or in its
+package. The standard library, PySpark and the engine have none.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _package(module: str) -> str:
 
 
 def _own_modules(names: Iterable[str]) -> list[ModuleType]:
-    """The loaded modules beside those named, in the order in which they were loaded."""
+    """The loaded modules in the folders of those named, in the order in which they were loaded."""
     loaded = {
         name: module
         for name, module in list(sys.modules.items())
@@ -106,7 +106,7 @@ def _file(module: ModuleType) -> str:
 
 
 def _lies_in(file: str, folder: str) -> bool:
-    """Whether a file lies in a folder, but not in libraries that are installed below it."""
+    """Whether a file is in a folder, but not in libraries that are installed below it."""
     return file.startswith(folder) and not _is_library(file[len(folder) :])
 
 

@@ -143,7 +143,7 @@ def postgres_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
 
 
 def settle_ms(options: Mapping[str, Any]) -> float | None:
-    """Option ``settleTime`` in milliseconds; None if locks of the table say when rows are complete."""
+    """Option ``settleTime`` in milliseconds; None if locks of the table show when rows are complete."""
     text = options["settleTime"]
     return None if text is None else duration_ms("settleTime", text, "ms")
 

@@ -1,7 +1,7 @@
 """Validates documents: everything stored or sent is checked against its schema before it is used.
 
 A schema is a ``msgspec.Struct`` or a dataclass. Unknown fields are ignored, so that a later release may add
-some. Every fault of a document raises one named error, which says where the fault is.
+some. Every fault of a document raises one named error with the position of the fault.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Output schemas of the built-in operators, derived from their input schemas before anything runs.
 
 The plan is checked against these schemas, and the operators guarantee them. Raises :class:`SchemaDerivationError`
-naming the column, its type and what is allowed.
+naming the column, its type and the allowed types.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The built-in sources that are read split by split, at planning time: their options, and the schemas that they emit.
 
-The names of formats, options and columns are Spark's. The operators behind them are in ``connectors/``.
+The names of formats, options and columns are Spark's. Their operators are in ``connectors/``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What each operator of a pipeline does, as plain descriptions.
-
-A spec says *what*; the operator classes in ``operators/`` and ``connectors/`` say *how* and are built from a spec by
-``task/deployed_job.py`` inside the worker. Specs hold user functions and classes, so they never leave the process
-which ran the pipeline's entry point: only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
+"""Plain descriptions of each operator of a pipeline. A spec describes *what* an operator does; the operator classes in
+``operators/`` and ``connectors/`` define *how*, and are built from a spec by ``task/deployed_job.py`` inside the
+worker. Specs hold user functions and classes, so they never leave the process which ran the pipeline's entry point:
+only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ class SparkForm:
 class MapInArrowSpec:
     """Applies ``func(iterator of batches) -> iterator of batches``, once per buffer.
 
-    Without ``form`` it gets the engine's batches as they are.
+    Without ``form`` it gets the engine's batches unchanged.
     """
 
     func: ArrowFunction
@@ -101,7 +100,7 @@ class EvaluateSpec:
 class GenerateSpec:
     """Repeats each row for every element that ``function``, one of Spark's generators, produces for it.
 
-    The result has the input's columns, then the generator's. Input columns that are not ``carried`` come out as nulls,
+    The result has the input's columns, then the generator's. Input columns that are not ``carried`` become nulls,
     because no operator reads them.
     """
 
@@ -115,8 +114,8 @@ class GenerateSpec:
 class PythonFunction:
     """A function of the author's for :class:`PythonFunctionsSpec`.
 
-    ``chain`` holds functions each of which gets the one before's result. ``positions`` and ``named`` say which argument
-    columns the first one gets; ``type`` is what the last one returns.
+    ``chain`` holds functions each of which gets the one before's result. ``positions`` and ``named`` select the
+    argument columns of the first one; ``type`` is the result type of the last one.
     """
 
     name: str
@@ -187,7 +186,8 @@ class GroupSpec:
     late and a group ends; without it no group ends. ``session`` names the columns, not keys, of a session's start and
     end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
     first, then the keys, then the aggregates. In mode complete :data:`REMOVED` follows for sessions: it is true in a
-    row for a session that has become part of an earlier one.
+    row for a session that has become part of an earlier one. In mode update an aggregation without keys of its own
+    (``total``) has a row even before the first row has come, as in SQL.
     """
 
     schema: pa.Schema
@@ -196,6 +196,7 @@ class GroupSpec:
     mode: str
     event_time: str | None = None
     session: tuple[str, str] | None = None
+    total: bool = False
 
     @property
     def output_schema(self) -> pa.Schema:
@@ -213,8 +214,8 @@ REMOVED = "$removed"
 class TableSpec:
     """Keeps the latest row of each key, and emits all of them with each checkpoint in which one has changed.
 
-    ``group`` is the aggregation that the rows come from. An aggregation without keys of its own (``total``) has one row
-    even before the first row has come, as in SQL. A session is known by its start and its key.
+    ``group`` is the aggregation whose rows these are. An aggregation without keys (``total``) has one row even before
+    the first row has arrived, as in SQL. A session is known by its start and its key.
     """
 
     group: GroupSpec
@@ -298,7 +299,7 @@ class JoinSide:
 
     ``event_time`` is the timestamp that the join's time bounds apply to, None without bounds. ``late_by`` is the
     timestamp or window by which late rows are dropped, by default ``event_time``; without both no row is late.
-    ``gates`` counts the input gates that its rows come through, more than one behind a union.
+    ``gates`` counts the input gates of its rows, more than one after a union.
     """
 
     schema: pa.Schema
@@ -353,7 +354,7 @@ class StaticJoinKey:
 @dataclass(frozen=True, slots=True)
 class StaticJoinSpec:
     """Joins each row of a stream with the rows of a stored table. ``how``: inner, outer, semi, anti or existence,
-    which adds a column to each row of the stream that says whether it has a match.
+    which adds a column to each row of the stream that is true if it has a match.
 
     ``path`` is the table's file in a worker. Rows of it that fail one of ``filters`` never match. ``condition`` is over
     the ``width`` columns of the stream, then the table's. ``output`` are the positions of the result's columns among
@@ -385,7 +386,7 @@ class SinkSpec:
 
     @property
     def output_directory(self) -> str | None:
-        """Where the sink keeps hidden files until their commit; None for a sink without such files."""
+        """The directory in which the sink keeps hidden files until their commit; None for a sink without such files."""
         if self.format not in FILE_FORMATS | STAGED_FORMATS:
             return None
         return next((value for key, value in self.options.items() if key.lower() == "path"), None)
@@ -413,8 +414,8 @@ class CommitterSpec(_ConnectorSpec):
 class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
-    ``acknowledges``: it tells the reader which positions completed checkpoints cover; false in a restore drill.
-    ``reported``: the data source reported the schema; the pipeline declares none.
+    ``acknowledges``: it notifies the reader of the positions that completed checkpoints cover; false in a restore
+    drill. ``reported``: the data source reported the schema; the pipeline declares none.
     """
 
     acknowledges: bool = True

@@ -30,9 +30,8 @@ _WITH_MARK = {
 
 
 def codec_of(options: Mapping[str, Any], *, plain: tuple[str, ...]) -> str:
-    """Python's name of the encoding. ``plain`` are those whose lines can be told without ``lineSep``.
-
-    Raises PlanError for an encoding that Spark does not have, or whose lines it cannot tell.
+    """Python's name of the encoding. ``plain`` are those whose lines can be found without ``lineSep``. Raises PlanError
+    for an encoding that Spark does not have, or whose lines it cannot find.
     """
     name = options["encoding"] or options["charset"] or "utf-8"
     codec = _CODECS.get(name.lower())
@@ -58,7 +57,7 @@ def line_end(options: Mapping[str, Any]) -> bytes | None:
 
 
 def decoded(data: bytes, codec: str) -> str:
-    """The text of bytes. Malformed ones become U+FFFD; without a byte order mark, the greatest byte comes first."""
+    """The text of bytes. Malformed ones become U+FFFD; without a byte order mark, the greatest byte is first."""
     if codec in _WITH_MARK and not data.startswith(_WITH_MARK[codec]):
         codec += "-be"
     return data.decode(codec, "replace")

@@ -7,7 +7,7 @@
 * No byte of a connection is interpreted as a frame or message before the peer has proved that it knows the secret.
 * The loss of a connection makes the subtasks at both ends fail.
 * A control message is decoded and checked once, when it is received. A message of the wrong direction or shape is a
-  failure of its sender, and the error names the message and what is wrong.
+  failure of its sender, and the error names the message and the fault.
 * Bodies are Arrow messages, or MessagePack and JSON of fixed types; nothing is unpickled.
 * Sending never blocks a subtask's thread. Connections are encrypted only if ``security.ssl.internal`` is set.
 """

@@ -2,7 +2,7 @@
 
 Credit and queue lengths fix the number of buffers in flight; their size determines how long processing them takes. At
 a size of throughput x target / number of buffers, the subtask needs about the target time for all buffers in flight,
-and a barrier behind them waits about that long.
+and a barrier after them waits about that long.
 Source: Flink's BufferDebloater (FLIP-183).
 """
 

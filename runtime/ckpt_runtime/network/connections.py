@@ -37,7 +37,9 @@ class Message(Struct, frozen=True, tag=True, tag_field="type"):
 
 
 class MalformedMessageError(ValueError):
-    """A peer sent a message that is invalid, or not allowed in its direction or state. The text says which and why."""
+    """A peer sent a message that is invalid, or not allowed in its direction or state. The text names the connection
+    and the reason.
+    """
 
 
 class MessageDecoder(Generic[M]):
@@ -193,13 +195,13 @@ class ControlConnection:
         return host
 
     def send(self, message: Message) -> None:
-        """Sends a message. Raises OSError when the driver is gone, ValueError as :func:`framed`."""
+        """Sends a message. Raises OSError when the driver has ended, ValueError as :func:`framed`."""
         content = framed(message)
         with self._send_lock:
             self._connection.sendall(content)
 
     def receive(self, decoder: MessageDecoder[M]) -> M:
-        """Blocks for the next message. Raises ConnectionError when the driver is gone, MalformedMessageError."""
+        """Blocks for the next message. Raises ConnectionError when the driver has ended, MalformedMessageError."""
         length = message_length(receive_exactly(self._connection, LENGTH_BYTES))
         return decoder.decode(receive_exactly(self._connection, length))
 

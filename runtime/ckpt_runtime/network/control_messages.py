@@ -7,8 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
@@ -122,7 +121,7 @@ class SampleStacks(Message, frozen=True):
 
 
 class SparkAddress(Message, frozen=True):
-    """Answers :class:`SparkWanted`: the URL of the session's Spark with its token, or why there is none."""
+    """Answers :class:`SparkWanted`: the URL of the session's Spark with its token, or the reason why there is none."""
 
     url: str
     error: str = ""
@@ -158,7 +157,7 @@ class TaskFailure(Struct, frozen=True):
 
 
 class SubtaskMeasures(Struct, frozen=True):
-    """What a subtask has done since it was deployed.
+    """The totals of a subtask since its deployment.
 
     ``measured_ms`` is the time of the measurement, by a monotonic clock of the worker. ``work_waits`` is true while the
     subtask has something to process or send, ``backpressured`` while it cannot send; ``slices`` grows with each
@@ -330,7 +329,7 @@ class DeclineCheckpoint(Message, frozen=True):
 
 
 class SourceProgress(Message, frozen=True):
-    """How far the rows of an aligned source have come. The others of its group do not wait for an ``idle`` one."""
+    """The progress of the rows of an aligned source. The others of its group do not wait for an ``idle`` one."""
 
     deployment: int
     vertex_id: str

@@ -34,14 +34,14 @@ _MAX_VECTORS = 64
 
 
 class Exchange(Protocol):
-    """What a connection needs from the transport."""
+    """The services that a connection needs from the transport."""
 
     def notify(self, connection: DataConnection) -> None:
         """The connection has something to send. Called by any thread."""
         ...
 
     def channel_opened(self, connection: DataConnection, channel: int) -> None:
-        """The peer asks for credit on a channel. Called by the I/O thread."""
+        """The peer requests credit on a channel. Called by the I/O thread."""
         ...
 
 
@@ -73,7 +73,8 @@ class DataConnection:
         self._body: pa.Buffer | None = None
         self._body_view = memoryview(b"")
         self._send_lock = threading.Lock()
-        # No thread sends before the I/O thread watches the socket: nothing would send what a full socket does not take.
+        # No thread sends before the I/O thread watches the socket: otherwise the rest that a full socket does not take
+        # would never be sent.
         self.served = False
         self.watches_write = False
 
@@ -142,7 +143,7 @@ class DataConnection:
     def read(self) -> None:
         """Reads until the socket is empty or a fair share was read.
 
-        Raises OSError when the peer is gone, ValueError when it sent data that cannot be decoded.
+        Raises OSError when the peer has ended, ValueError when it sent data that cannot be decoded.
         """
         # One busy peer must not keep the thread from serving the others.
         for _ in range(32):

@@ -25,7 +25,7 @@ MAX_BODY_BYTES = 1 << 30
 class FrameKind(IntEnum):
     """Frames from the sender of a channel and, for CREDIT and BUFFER_SIZE, from its receiver.
 
-    OPEN asks the receiver for credit; CREDIT grants it (body: u32 count). BUFFER_SIZE requests the size of further
+    OPEN requests credit from the receiver; CREDIT grants it (body: u32 count). BUFFER_SIZE requests the size of further
     buffers of the channel (body: u32 bytes). All other frames carry the channel's elements.
     """
 

@@ -4,9 +4,9 @@ Producers (the I/O thread, or a subtask of the same worker) append; one consumer
 popping a deque is atomic, so the hot path takes no lock. Every element puts one token into ``_arrivals``: polling is
 O(1) for any number of channels. No sockets here.
 
-A barrier that may be unaligned is queued like any element and is also announced, so that the subtask learns of it
-before it has processed the elements in front of it (FLIP-76). Barriers do not overtake barriers: an announcement waits
-until no aligned barrier is in front of it.
+A barrier that may be unaligned is queued like any element and is also announced, so that the subtask knows of it before
+it has processed the elements before it (FLIP-76). Barriers do not overtake barriers: an announcement waits until no
+aligned barrier is in front of it.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class InputGate:
         return None
 
     def barrier_polled(self, channel: InputChannel) -> None:
-        """A barrier was polled in order: elements that waited behind it may be announced."""
+        """A barrier was polled in order: elements that waited for it may be announced."""
         waiting = [held for held in self._withheld if held[0] is channel]
         if waiting:
             self._withheld = [held for held in self._withheld if held[0] is not channel]
@@ -180,7 +180,7 @@ class InputGate:
         self.channels[index].blocked = True
 
     def resume(self, index: int) -> None:
-        """Ends :meth:`block`. Elements that the channel delivered meanwhile come before newer arrivals."""
+        """Ends :meth:`block`. Elements that the channel delivered in the meantime precede newer arrivals."""
         channel = self.channels[index]
         channel.blocked = False
         if channel.held:

@@ -51,13 +51,13 @@ class OutputQueue:
         self._queue.append(message)
 
     def add_control(self, element: ControlElement) -> None:
-        """Appends a control element, behind everything that is queued."""
+        """Appends a control element at the end of the queue."""
         self._queue.append(element)
 
     def add_barrier(self, barrier: CheckpointBarrier, limit: int | None = None) -> list[InFlightData]:
         """Puts the barrier in front of the queued elements and returns those that it overtakes, in order.
 
-        It stays behind every other barrier and cancellation. With a ``limit`` it overtakes at most that many bytes of
+        It stays after every other barrier and cancellation. With a ``limit`` it overtakes at most that many bytes of
         rows, counted from the end of the queue.
         """
         queued = list(self._queue)
@@ -82,7 +82,7 @@ class OutputQueue:
     def take(self, credit: SenderCredit) -> Iterator[QueuedElement]:
         """Takes the elements that may be sent now, in order; spends ``credit`` for rows."""
         while self._queue:
-            # Control elements need no credit but keep their place: a barrier behind rows waits for them.
+            # Control elements need no credit but keep their place: a barrier after rows waits for them.
             if isinstance(self._queue[0], pa.Buffer):
                 if credit.available == 0:
                     return

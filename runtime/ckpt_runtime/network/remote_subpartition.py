@@ -19,7 +19,9 @@ from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedE
 
 
 class Carrier(Protocol):
-    """What a subpartition needs from its connection: a way to announce queued elements, and the error that ended it."""
+    """The services that a subpartition needs from its connection: a way to announce queued elements, and the error that
+    ended it.
+    """
 
     @property
     def error(self) -> BaseException | None: ...
@@ -89,7 +91,7 @@ class RemoteSubpartition:
         self._notify()
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
-        """Sends the barrier in front of what is queued; see :meth:`OutputQueue.add_barrier`."""
+        """Sends the barrier before the queued data; see :meth:`OutputQueue.add_barrier`."""
         # Locked, so that no other thread takes elements: the copy made here would put them back into the queue.
         with self._moving:
             overtaken = self._queue.add_barrier(barrier, limit)
@@ -131,7 +133,7 @@ class RemoteSubpartition:
                 out.append(body)
                 turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
                 emptied = self._ends and self._queue.is_empty
-        # Checked after the loop: a producer that filled the channel meanwhile has to be woken as well.
+        # Checked after the loop: a producer that has filled the channel in the meantime has to be woken as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 

@@ -265,7 +265,7 @@ class DataTransport:
         self._thread.join(timeout=5)
 
     def notify(self, connection: DataConnection) -> None:
-        """Makes the I/O thread send what the connection has queued."""
+        """Makes the I/O thread send the queue of the connection."""
         self._notified.append(connection)
         if self._sleeping:
             self._wake()
@@ -310,7 +310,7 @@ class DataTransport:
     # I/O thread.
 
     def channel_opened(self, connection: DataConnection, channel: int) -> None:
-        """The peer asks for credit on a channel; it gets credit as soon as the channel's receiver is registered."""
+        """The peer requests credit on a channel; it gets credit as soon as the channel's receiver is registered."""
         with self._channel_lock:
             if deployment_of(channel) <= self._released:
                 return
@@ -323,7 +323,7 @@ class DataTransport:
     @staticmethod
     def _open(connection: DataConnection, channel: int, subpartition: RemoteSubpartition) -> None:
         connection.subpartitions[channel] = subpartition
-        # Only after the entry above: the answer is the first credit, which may come at once.
+        # Only after the entry above: the answer is the first credit, which may arrive at once.
         connection.send_frame(channel, FrameKind.OPEN, b"")
         if connection.error is not None:
             subpartition.failed()

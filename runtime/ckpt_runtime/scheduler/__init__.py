@@ -28,7 +28,7 @@ Invariants of the job core:
   is assigned twice.
 * The end of a job is reported after its result is stored; a driver that loses its lease before that reports the job as
   suspended instead.
-* A new deployment begins when every subtask of the old one is gone. Messages of an older attempt change nothing.
+* A new deployment begins when every subtask of the old one has ended. Messages of an older attempt change nothing.
 * A stop with savepoint ends with the savepoint and a finished job, or with a failure that describes the state of both.
   After its savepoint has completed, the job is never restarted from an older checkpoint.
 * A savepoint that failed before it reached a task leaves the job running. Cancelling takes precedence over everything

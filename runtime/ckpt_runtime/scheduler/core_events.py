@@ -1,7 +1,7 @@
 """A job core's own inputs and outputs, in addition to its two machines' events and effects. Values only.
 
 ``JobInput`` is the core's only input type and ``JobOutput`` its only output type. The shell starts outputs in the order
-given; the docstring of an output names the inputs that answer it, exactly one of which comes.
+given; the docstring of an output names the inputs that answer it; there is exactly one answer.
 """
 
 from __future__ import annotations
@@ -199,7 +199,7 @@ class LimitSources:
 class DeployTasks:
     """Start these subtasks of ``graph``. Each answers TaskRunning, and later TaskFinished, -Canceled or -Failed.
 
-    ``lineage`` is the snapshot that the sinks' identities come from: the restored one, or the last known one.
+    ``lineage`` is the snapshot that defines the sinks' identities: the restored one, or the last known one.
     ``savepoint_id`` is the number of the user's last savepoint, 0 without one.
     """
 
@@ -214,7 +214,7 @@ class DeployTasks:
 
 @dataclass(frozen=True, slots=True)
 class RecordFailure:
-    """Add a failure to the exception history. ``concurrent``: it came while another failure was being handled.
+    """Add a failure to the exception history. ``concurrent``: it occurred while another failure was being handled.
 
     ``durable``: the job continues, and a later driver has to show the failure.
     """

@@ -1,4 +1,4 @@
-"""What the driver sends a worker to run: one deployment of one slot. Values only, with wire types.
+"""The deployment that the driver sends to a worker: one deployment of one slot. Values only, with wire types.
 
 With slot sharing, slot ``i`` hosts subtask ``i`` of every vertex. A deployment does not list its channels, whose number
 grows with the square of the parallelism: worker and peer number them from the graph alone (:func:`input_channels`,

@@ -91,7 +91,7 @@ class DurableChange(ABC):
 
     @abstractmethod
     def _order(self, change: _Change, *, settles: bool) -> JobOutput:
-        """The order to store the change; with ``settles``, to rewrite what is stored."""
+        """The order to store the change; with ``settles``, to rewrite the stored document."""
 
     def failed(self, *, unknown: bool, final: bool = False) -> Next:
         """A write was not done (``final``: nor was any earlier one), or its outcome is unknown."""
@@ -99,7 +99,7 @@ class DurableChange(ABC):
         assert change is not None
         if not unknown and (final or not change.unknown):
             return Next.GIVE_UP
-        # Once a write may have been done, a later failure says nothing about it.
+        # Once a write may have taken effect, a later failure does not disprove it.
         change.unknown |= unknown
         change.attempt += 1
         return Next.SETTLE if change.is_answered else Next.STORE_AGAIN

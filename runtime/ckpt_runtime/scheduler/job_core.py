@@ -26,11 +26,10 @@ from ckpt_runtime.checkpoint.configuration import (
 )
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_assignment import assign_states
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -59,7 +58,7 @@ _TELLS_OF_THE_END = (job_out.StatusChanged, job_out.StopCompleted, job_out.StopF
 class JobCore:
     """Runs one job. The core takes over ``machine`` and ``coordinator``, both newly created for ``plan``.
 
-    ``overrides`` are already in force. ``savepoint_id`` and ``lineage`` come from earlier drivers, see
+    ``overrides`` are already in force. ``savepoint_id`` and ``lineage`` are given by earlier drivers, see
     :class:`~ckpt_runtime.scheduler.core_events.DeployTasks`.
     """
 
@@ -109,7 +108,7 @@ class JobCore:
             core.SlotsReserved: self._on_slots_reserved,
             core.SlotsNotReserved: self._on_slots_not_reserved,
             core.PlanStored: self._on_plan_stored,
-            # The core's own handlers come after the machine's: a later entry takes precedence.
+            # The core's own handlers run after the machine's: a later entry takes precedence.
             job_on.TaskFinished: self._on_task_finished,
             job_on.TaskFailed: self._on_task_failed,
             job_on.SlotsFailed: self._on_slots_failed,
@@ -188,7 +187,7 @@ class JobCore:
 
     @property
     def lineage(self) -> CompletedCheckpoint | None:
-        """The snapshot that the sinks' identities come from."""
+        """The snapshot that defines the sinks' identities."""
         return self._lineage
 
     @property
@@ -334,7 +333,7 @@ class JobCore:
             self._emit(core.LimitSources(rates or {}))
 
     def _all_tasks_running(self, effect: job_out.AllTasksRunning) -> None:
-        """Starts the coordinator's deployment, then passes on the EndOfDataReached events that came before."""
+        """Starts the coordinator's deployment, then forwards the earlier EndOfDataReached events."""
         finished_vertices = frozenset[str]() if self._restored is None else self._restored.finished_vertices
         self._tell(checkpoint_on.JobRunning(effect.executions, effect.finished, finished_vertices))
         if self._cancel_request is not None:
@@ -359,7 +358,7 @@ class JobCore:
     def _on_task_finished(self, event: job_on.TaskFinished) -> None:
         """The coordinator gets it first, because the machine may end the job, which stops checkpointing."""
         self._to_coordinator(checkpoint_on.SubtaskFinished(event.execution))
-        # Queued, not called: the coordinator's decision on the event (a final checkpoint) comes first.
+        # Queued, not called: the coordinator's decision on the event (a final checkpoint) precedes it.
         self._queue.append(partial(self._to_machine, event))
 
     # --- failures
@@ -395,7 +394,8 @@ class JobCore:
     # --- requested checkpoints and savepoints
 
     def _on_savepoint_before_cancel(self, event: core.SavepointBeforeCancel) -> None:
-        # Of two such requests the first one cancels; the second fails like any other checkpoint request meanwhile.
+        # Of two such requests the first one cancels; the second fails like any other checkpoint request during that
+        # time.
         if self._cancel_request is None and self.coordinator.state is CoordinatorState.RUNNING:
             self._cancel_request = event.trigger.request_id
             # Added first: pending savepoints end with the periodic trigger, and a redeployment that waits for them has
@@ -453,7 +453,8 @@ class JobCore:
         if request_id in self._savepoint_requests:
             self._savepoint_requests.remove(request_id)
             if request_id != self._cancel_request:
-                # Queued after a job failure that comes with the savepoint's: the restart strategy decides first.
+                # Queued after a failure of the job that accompanies the savepoint's: the restart strategy decides
+                # first.
                 self._queue.append(self._redeploy_if_due)
 
     def _start_periodic_trigger(self, effect: job_out.StartPeriodicTrigger) -> None:
@@ -566,7 +567,7 @@ class JobCore:
             self._limit_sources(before.configuration)
 
     def _give_up_change(self, reason: str) -> None:
-        """Answers the requester and records the reason in the exception history, for requesters that have gone."""
+        """Answers the requester and records the reason in the exception history, as requesters may disconnect."""
         message = f"{self._change.refusal}: {reason}"
         outputs = self._change.given_up(message)
         if outputs and not self.machine.state.is_terminal:

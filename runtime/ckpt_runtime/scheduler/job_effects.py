@@ -1,4 +1,4 @@
-"""Everything that a job machine asks its shell to do: its only output type. Values only.
+"""The effects that a job machine requests from its shell: its only output type. Values only.
 
 The shell starts effects in the order given; the docstring names the event that answers, if one does.
 """
@@ -45,7 +45,7 @@ class Deploy:
 
 @dataclass(frozen=True, slots=True)
 class CancelTasks:
-    """Cancel these subtasks. Each answers TaskCanceled, or TaskFinished or TaskFailed if that came first."""
+    """Cancel these subtasks. Each answers TaskCanceled, or TaskFinished or TaskFailed if that happened first."""
 
     executions: tuple[ExecutionId, ...]
 
@@ -115,7 +115,7 @@ class CancelRestart:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The last effect: tell the checkpoint coordinator (Shutdown), store the result, give the slots back."""
+    """The last effect: shut the checkpoint coordinator down (Shutdown), store the result, release the slots."""
 
     status: JobStatus
     timestamp: int

@@ -50,7 +50,7 @@ class StopRequested:
 class RedeployRequested:
     """Restart with another plan or configuration (FLIP-530) without asking the restart strategy.
 
-    Without ``at_once``, the current deployment continues, and the next one, for whatever reason, has these subtasks.
+    Without ``at_once``, the current deployment continues, and the next one, for any reason, has these subtasks.
     """
 
     subtasks: tuple[SubtaskKey, ...]

@@ -96,7 +96,7 @@ class JobMachine:
     Messages of executions outside the current deployment and late answers change nothing.
 
     ``state``, ``status`` (the one that users see), ``attempt`` (the number of the current deployment, -1 before the
-    first) and ``tasks`` (those of the current deployment) are for others to read.
+    first) and ``tasks`` (those of the current deployment) are public to read.
     """
 
     def __init__(
@@ -250,7 +250,7 @@ class JobMachine:
     # --- failure and restart
 
     def _fail(self, cause: FailureInfo, now: Instant, recoverable: bool = True, pause_ms: int = 0) -> None:
-        """Handles a failure while nothing is being cleared: asks the strategy, then clears the deployment.
+        """Handles a failure while nothing is being cleared: consults the strategy, then clears the deployment.
 
         ``pause_ms`` is the minimum time until the restart, regardless of the strategy.
         """

@@ -35,7 +35,7 @@ class JobState(Enum):
 
     ACQUIRING waits for slots and RESTORING for the state to start from; users see both as CREATED the first time and as
     RESTARTING later. DEPLOYING waits until all tasks run. STOPPING waits for the savepoint of a stop, ENDING for the
-    tasks after it. CLEARING cancels what is left of a deployment before a restart, BACKING_OFF waits for the restart
+    tasks after it. CLEARING cancels the rest of a deployment before a restart, BACKING_OFF waits for the restart
     time.
     """
 

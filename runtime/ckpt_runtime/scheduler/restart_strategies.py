@@ -76,7 +76,7 @@ FAILED_CHECKPOINTS = BackoffSettings(1_000, 60_000, 1.5)
 
 @dataclass(frozen=True, slots=True)
 class NoRestart:
-    """``none``: the job fails for good at the first failure."""
+    """``none``: the first failure ends the job."""
 
     def delay(self, history: RestartHistory, now: int) -> int | None:
         return None

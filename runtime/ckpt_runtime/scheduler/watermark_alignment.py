@@ -3,7 +3,7 @@
 A source has an event time: the watermark that its rows have reached, in ms since the epoch. A *group* is a set of
 subtasks, of one source or of several. :class:`AlignmentGroups`, in the driver, gets the event times of the subtasks and
 computes the minimum of each group. :class:`SplitAlignment`, in a subtask, holds the splits that are ahead of that
-minimum by more than the allowed drift. Neither waits for something idle.
+minimum by more than the allowed drift. Neither waits for idle sources or splits.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SplitAlignment:
         self._looked_at: float | None = None
 
     def add(self, split_id: str, event_time: int | None, *, bounded: bool) -> None:
-        """A split is to be read, behind a row of ``event_time`` if it was read before."""
+        """A split is to be read, after a row of ``event_time`` if it was read before."""
         if self._each:
             self._parts.pop(_ALL, None)
         part = self._parts.setdefault(split_id if self._each else _ALL, _Part())
@@ -85,7 +85,7 @@ class SplitAlignment:
         self._minimum = minimum
 
     def looked(self, now_ms: float) -> None:
-        """The reader is asked for rows: splits that are not held come nearer to being idle until they give some."""
+        """Rows are requested from the reader: splits that are not held become idle unless they give some."""
         passed = 0.0 if self._looked_at is None else min(now_ms - self._looked_at, _LONGEST_LOOK_MS)
         self._looked_at = now_ms
         held = self.held
@@ -97,9 +97,9 @@ class SplitAlignment:
         """The splits whose rows have to wait; if the reader cannot hold each by itself, one name for all of them."""
         minimum, own = self._minimum, self._own_minimum
         if minimum is None:
-            # The driver does not know the group yet: what is read now might be far ahead of it.
+            # The driver does not know the group yet: rows that are read now might be far ahead of it.
             return frozenset(key for key, part in self._parts.items() if part.event_time is not None)
-        # A split here may be behind what the driver knows: then the group is as well.
+        # A split of this subtask may be behind the progress that the driver knows: then the group is as well.
         limit = (minimum if own is None else min(minimum, own)) + self._max_drift_ms
         return frozenset(key for key, part in self._parts.items() if _is_ahead(part, limit))
 
@@ -119,11 +119,12 @@ class SplitAlignment:
 
     @property
     def progress(self) -> Progress:
-        """What the driver has to know."""
+        """The report for the driver."""
         active = list(self._active)
         if not active:
             return Progress(None, idle=True)
-        # A split with an end is read to it whatever the others do, perhaps behind another split of the same reader.
+        # A split with an end is read to its end regardless of the others, perhaps after another split of the same
+        # reader.
         if any(part.event_time is None and (part.unbounded or not part.splits) for part in active):
             return Progress(None)
         return Progress(self._own_minimum)

@@ -7,6 +7,6 @@ that users name belong in the thread pool for such paths.
 * Invalid metadata raises a ``CorruptFileError`` that names the file and the position. Large metadata is first parsed in
   a process with limits.
 * Unavailable storage makes the call fail; it does not count as a problem of the snapshot.
-* A copy is published last, after each of its files was compared with its checksum; a failed copy leaves nothing behind.
-* Files that a snapshot shares with others are not deleted with it. Only ``storage/disposal.py`` deletes.
+* A copy is published last, after each of its files was compared with its checksum; a failed copy leaves no files.
+* Files that a snapshot shares with others are not deleted with it. Only ``storage/checkpoint_storage.py`` deletes.
 """

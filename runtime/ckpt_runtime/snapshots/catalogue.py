@@ -1,7 +1,7 @@
 """The savepoint catalogue: lists the savepoints below a directory, with facts about each and whether it is good.
 
 There is no central index: any session or tool lists the directory, and finds savepoints of any job. Each savepoint has
-an entry beside its metadata (``storage/savepoint_entry.py``); for one without an entry, the facts are taken from the
+an entry next to its metadata (``storage/savepoint_entry.py``); for one without an entry, the facts are taken from the
 metadata as far as possible. All functions block.
 """
 
@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.snapshots.positions import repositions_of
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME, SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -191,7 +190,7 @@ def open_savepoint(path: str | Location) -> Snapshot:
 
 
 def list_savepoints(directory: str | Location, job: str | None = None) -> list[CataloguedSavepoint]:
-    """The savepoints below a directory, latest first; unreadable ones come last and have a ``problem``.
+    """The savepoints below a directory, latest first; unreadable ones are last and have a ``problem``.
 
     With ``job``, a job id or name, only the savepoints of that job are listed. Raises :class:`NotFoundError` when the
     directory does not exist, and StorageError when it cannot be listed or has too many directories below it.

@@ -25,8 +25,9 @@ from ckpt_runtime.storage.state_files import is_relative
 class SnapshotSummary(Struct, frozen=True):
     """A summary of one snapshot.
 
-    ``bytes`` is what a restore reads. ``written_by`` is the release that wrote it; None if the snapshot is older than
-    this field. ``repositioned``: where sources continue that a user has set to other positions, by uid.
+    ``bytes`` is the number of bytes that a restore reads. ``written_by`` is the release that wrote it; None if the
+    snapshot is older than this field. ``repositioned``: where sources continue that a user has set to other positions,
+    by uid.
     """
 
     location: str

@@ -1,8 +1,8 @@
 """Sets the position of a source in a snapshot; all other state stays as it is.
 
-The position is recorded beside the state of the source's enumerator, with the splits that its readers had. The source
-itself finds out what it means when a job starts from the snapshot, because only the program knows where the data is.
-What can be checked without it is checked here: the snapshot has such a source, and the source takes such positions.
+The position is recorded with the state of the source's enumerator, with the splits that its readers had. The source
+itself resolves it when a job starts from the snapshot, because only the program knows where the data is. This module
+checks the rest: the snapshot has such a source, and the source takes such positions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ALLOWED = "earliest, latest, a time such as 2026-11-01T09:00 (UTC unless it has 
 
 
 def start_position(text: str, now_ms: int) -> StartPosition:
-    """The position that a user means. Raises ValueError for a text of another form, and for a time that is to come."""
+    """The position that a user means. Raises ValueError for a text of another form, and for a time in the future."""
     given = text.strip()
     if given.lower() in ("earliest", "latest"):
         return StartPosition(given.lower())  # type: ignore[arg-type]
@@ -58,7 +58,7 @@ def position_text(position: StartPosition) -> str:
 
 
 def repositioned(metadata: CompletedCheckpoint, positions: Mapping[str, StartPosition]) -> CompletedCheckpoint:
-    """The snapshot with these positions, by uid of the source. Raises InvalidLocationError naming what is wrong."""
+    """The snapshot with these positions, by uid of the source. Raises InvalidLocationError naming the fault."""
     check_positions(metadata, positions)
     if positions and any(state.has_channel_state for state in metadata.states.values()):
         url = metadata.directory

@@ -1,11 +1,11 @@
 """Opens a snapshot by its path: its metadata, its state, and verification that all of its files are intact.
 
-The files at a path are untrusted. So metadata that is not small is first parsed in a process with limits,
-and every fault in it raises the same kind of error. All functions block: calls for paths that users
-name belong in the thread pool for such paths.
+The files at a path are untrusted. Metadata that is not small is therefore first parsed in a process with limits, and
+every fault in it raises the same kind of error. All functions block: calls for paths that users name belong in the
+thread pool for such paths.
 
 A few kilobytes can be forged so that they unpack to a document of many millions of values. Text of up to
-``HARMLESS_TEXT_BYTES`` is harmless whatever its content, so that small metadata needs no such process.
+``HARMLESS_TEXT_BYTES`` is harmless with any content, so small metadata needs no such process.
 
 State backends read and write files here outside of a job. Each file is verified before it is used for a restore, and
 the files of a failed write are deleted.
@@ -38,7 +38,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.channel_state import ChannelStateReader
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -77,7 +77,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. ``directory`` is where it was found, whatever directory it was written to."""
+    """A complete snapshot. ``directory`` is the directory in which it was found, which may differ from the one to which
+    it was written.
+    """
 
     directory: Location
     metadata: CompletedCheckpoint
@@ -160,8 +162,8 @@ def open_snapshot(path: str | Location, *, own: bool = False) -> Snapshot:
 def open_in_place(path: str | Location) -> Snapshot:
     """Like :func:`open_snapshot`, for a job that starts from the snapshot.
 
-    Raises InvalidLocationError for a moved or copied checkpoint that shares files: it would refer to files elsewhere,
-    which their job deletes when it no longer needs them.
+    Raises InvalidLocationError for a moved or copied checkpoint that shares files: it would refer to files outside its
+    directory, which their job deletes when it no longer needs them.
     """
     snapshot = open_snapshot(path)
     metadata = snapshot.metadata

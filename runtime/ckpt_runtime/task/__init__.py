@@ -9,6 +9,6 @@
   would leave its job running for ever.
 * A subtask whose data has ended keeps running until a checkpoint that covers its end has completed, unless none of its
   operators requires such a checkpoint (FLIP-147). During a stop with savepoint, every subtask waits for the savepoint.
-* A worker ends when its agent or the driver is gone, so that no orphaned worker writes to a sink.
+* A worker ends when its agent or the driver has ended, so that no orphaned worker writes to a sink.
 * This package makes no decision about a checkpoint: the barrier handler and the coordinator do.
 """

@@ -204,7 +204,7 @@ class OperatorChain:
 
     @property
     def is_full(self) -> bool:
-        """Whether an operator takes no more input for now."""
+        """Whether an operator takes no further input for now."""
         return any(operator.is_full for operator in self._with_limit)
 
     @property

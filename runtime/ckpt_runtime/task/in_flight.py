@@ -1,4 +1,4 @@
-"""In-flight data on its way into a checkpoint (FLIP-76): the elements that a barrier overtook, by channel."""
+"""In-flight data that a checkpoint stores (FLIP-76): the elements that a barrier overtook, by channel."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CapturedElement: TypeAlias = "InFlightData | PersistedElement"
 
 
 def size_of(element: CapturedElement) -> int:
-    """The stored size of the rows in bytes, whether they came from another worker or not; 0 for a watermark."""
+    """The stored size of the rows in bytes, for rows from this worker and from others; 0 for a watermark."""
     match element:
         case pa.Buffer():
             return int(element.size)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Activity(IntEnum):
-    """What a subtask's thread does. The numbers are the positions in :class:`TimeSpent`."""
+    """The activity of a subtask's thread. The numbers are the positions in :class:`TimeSpent`."""
 
     BUSY = 0
     IDLE = 1

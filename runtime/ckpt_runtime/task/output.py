@@ -3,7 +3,7 @@
 Rows are split over the channels, gathered into buffers of good size, and sent when a buffer is full, when the buffer
 timeout has passed, or before a control element. A partly filled buffer is sent earlier if its receiver has processed
 all buffers that were sent to it: so buffers fill up while the receiver is busy, and rows do not wait at low rates.
-Nothing here blocks: the subtask checks ``has_room`` before it does any work that may emit.
+No function here blocks: the subtask checks ``has_room`` before it does any work that may emit.
 
 The current buffer of a subtask is processed in slices, so that no barrier waits for a whole buffer of slow rows.
 """
@@ -301,8 +301,8 @@ class ResultPartition:
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Emits a watermark, which may wait for the buffers before it; only the latest one counts.
 
-        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end. Nor
-        does that of an idle source, which says nothing about event time.
+        The watermark of the end of data replaces none: timers may be due at the previous one, and not at the end. The
+        one of an idle source does not either, because it has no event time.
         """
         if timestamp_ms in (MAX_WATERMARK, IDLE_WATERMARK):
             self.send_control(Watermark(timestamp_ms))
@@ -318,16 +318,14 @@ class ResultPartition:
             self.send_control(EndOfRange())
 
     def send_control(self, element: ControlElement) -> None:
-        """Sends a control element to every channel, behind all rows emitted so far."""
+        """Sends a control element to every channel, after all rows emitted so far."""
         self.flush()
         for subpartition in self._subpartitions:
             subpartition.send_control(element)
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[CapturedChannel]:
-        """Sends a barrier ahead of everything that waits on this side and returns what it overtook, by channel.
-
-        With a ``limit`` in bytes the barrier overtakes no more than that on all channels together, and waits behind
-        the rest.
+        """Sends a barrier ahead of all data that waits on this side and returns the overtaken data by channel. With a
+        ``limit`` in bytes the barrier overtakes at most that much on all channels together, and waits for the rest.
         """
         if not self._overtakes:
             self.send_control(barrier)
@@ -379,7 +377,7 @@ class ResultPartition:
             if len(drained) == len(self._subpartitions):
                 self.flush()
             else:
-                # A watermark stays: it has to reach every receiver behind the rows before it.
+                # A watermark stays: it has to reach every receiver after the rows before it.
                 for at in drained:
                     self._send(at)
 
@@ -439,7 +437,7 @@ class ResultPartition:
         limits = self._channel_limits[index]
         size = self._sizer.of(batch)
         most_bytes = limits.bytes * 2
-        if self.by_reference and limits.bytes == self._limits.bytes:  # the consumer has asked for no smaller buffers
+        if self.by_reference and limits.bytes == self._limits.bytes:  # the consumer has not requested smaller buffers
             most_bytes *= _BY_REFERENCE
         if batch.num_rows > 1 and (batch.num_rows > limits.rows * 2 or size > most_bytes):
             half = batch.num_rows // 2
@@ -466,7 +464,7 @@ class ResultPartition:
 class CurrentBuffer:
     """Holds at most one buffer. ``now_ms`` is a monotonic clock.
 
-    Slices end anywhere, or only at the row numbers that came with the buffer. The rest of the buffer is in-flight data
+    Slices end anywhere, or only at the row numbers of the buffer. The rest of the buffer is in-flight data
     of ``channel`` (FLIP-76), which is None for rows restored from a checkpoint.
     """
 

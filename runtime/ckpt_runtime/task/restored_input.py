@@ -1,8 +1,8 @@
-"""What a subtask restores: its operators' keyed state, and in-flight data, read before any data from channels
+"""The state that a subtask restores: its operators' keyed state, and in-flight data, read before any data from channels
 (FLIP-76).
 
-Streams are read one after the other, element by element, so that at most one buffer is in memory. A checkpoint taken
-meanwhile refers to the unread elements, so even a slow job makes progress from one recovery to the next.
+Streams are read one after the other, element by element, so that at most one buffer is in memory. A checkpoint during
+the restore refers to the unread elements, so even a slow job makes progress from one recovery to the next.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ def create_keyed_backend(
     the job owns or not.
 
     Each subtask gets whole handles, and the backend clips them. Raises UnsupportedBackendError, StateSchemaError,
-    StateRestoreError naming what is damaged, and StateUnavailableError naming what is missing or cannot be read or
-    written.
+    StateRestoreError naming the damaged file, and StateUnavailableError naming the file that is missing or cannot be
+    read or written.
     """
     backend = create_backend(name, parameters)
     if handles:
@@ -202,7 +202,7 @@ def check_schema(
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 
     Nullability is not compared. ``expected`` is the schema that operator ``uid`` takes; None if the plan does not know
-    it. ``also`` says of any other schema whether the operator takes it.
+    it. ``also`` decides whether the operator takes any other schema.
     """
     if not stream.schema or expected is None:
         return

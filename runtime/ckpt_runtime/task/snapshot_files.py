@@ -236,7 +236,7 @@ def write_snapshot(
 
     In-flight data that ``persisted`` knows in files of completed checkpoints is referred to. With ``copies_only`` no
     duplicate in a savepoint shares a block on disk with its source. ``begun`` gets the files, to watch them.
-    Always releases the frozen states. Raises the errors of the storage, and then leaves nothing behind.
+    Always releases the frozen states. Raises the errors of the storage, and then leaves no files.
     """
     options = snapshot.barrier.options
     states: dict[str, OperatorSubtaskState] = {}

@@ -79,7 +79,7 @@ class SubtaskSnapshot:
 
 
 class CheckpointedSubtask(Protocol):
-    """What the checkpoints need from their subtask. All calls come from the subtask's thread."""
+    """The services that the checkpoints need from their subtask. All calls come from the subtask's thread."""
 
     gate: InputGate
     chain: OperatorChain
@@ -250,7 +250,9 @@ class SubtaskCheckpoints:
         self.persisted.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: int) -> None:
-        """The coordinator aborted the checkpoint. If its barriers are still to come, downstream is notified then."""
+        """The coordinator aborted the checkpoint. If its barriers have not arrived yet, downstream is notified when
+        they do.
+        """
         if checkpoint_id > self._latest:
             self._aborted.add(checkpoint_id)
         self.persisted.aborted(checkpoint_id)
@@ -311,7 +313,7 @@ class SubtaskCheckpoints:
             outputs = chain.end.overtake(barrier, _left(barrier, (*restored, *inputs.values())))
         else:
             chain.end.send_control(barrier)
-        # State is frozen after the barrier is sent, so that downstream already aligns meanwhile.
+        # State is frozen after the barrier is sent, so that downstream already aligns during this.
         operators, properties = [], barrier.options.properties
         for operator, context in reversed(list(zip(chain.operators, chain.contexts, strict=True))):
             operator.snapshot(checkpoint_id)

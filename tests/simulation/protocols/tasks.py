@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.job_graph import Partitioning

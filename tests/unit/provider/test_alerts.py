@@ -18,7 +18,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers import watching
 from airflow_provider_ckpt.triggers.alerts import AlertWatch, CkptAlertTrigger
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.client.clients import AsyncCkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire

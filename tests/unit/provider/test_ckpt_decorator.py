@@ -14,8 +14,7 @@ import pytest
 from airflow.sdk import DAG, task
 from msgspec.structs import replace
 
-from airflow_provider_ckpt.decorators.ckpt import ckpt_task
-from airflow_provider_ckpt.decorators.function_source import source_of
+from airflow_provider_ckpt.decorators.ckpt import ckpt_task, source_of
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptProgramChanged
 from ckpt_runtime.configuration.value_types import MAP
 from ckpt_runtime.contract.configuration import JobConfig

@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.json_reader import (
     Document,
@@ -30,7 +29,15 @@ from ckpt_runtime.expressions.json_reader import (
 )
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+)
 
 _STRING = pa.string()
 _Convert: TypeAlias = Callable[[Any], Any]
@@ -140,7 +147,7 @@ def _reader(
 def record_reader(
     type_: dict[str, Any], zone: str, options: Mapping[str, str]
 ) -> Callable[[str], tuple[list[dict[str, Any]], bool]]:
-    """Returns what reads a record of a file to rows of a struct, and says whether it is bad.
+    """Returns a function that reads a record of a file to rows of a struct, and returns whether it is bad.
 
     An array makes a row of each of its elements, and a blank text none. A record of which nothing can be read is bad
     and makes no row. Raises UnsupportedExpressionError for a type that cannot be read as Spark reads it.
@@ -206,7 +213,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
         def entries(value: Any) -> Any:
             if isinstance(value, dict):
-                raise _NeedsText  # names that come twice are kept
+                raise _NeedsText  # duplicate names are kept
             if not isinstance(value, Members):
                 raise _NotConvertible
             return [(name, None if each is None else item(each)) for name, each in value]

@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
+    EvaluationError,
     SparkType,
+    UnsupportedExpressionError,
     arrow_type,
     is_day_time,
     is_integral,
@@ -51,7 +52,7 @@ def over_integers(compute: Callable[..., Any], result: pa.DataType, *, nulls: bo
 
 
 def shifted(micros: int, zone: datetime.tzinfo, months: int, days: int, rest: int) -> int:
-    """Returns the moment that lies months, days and microseconds later: first local months and days, then the rest."""
+    """Returns the moment that is months, days and microseconds later: first local months and days, then the rest."""
     if months or days:
         start = texts.local_of_micros(micros, zone)
         local = plus_months(start, months) + datetime.timedelta(days=days)

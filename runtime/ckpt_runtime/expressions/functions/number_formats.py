@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import arrow_type, decimal_of
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type, decimal_of
 
 _PARTS = re.compile(r"(?P<digits>[09,G]+)|(?P<point>[.D])|(?P<dollar>\$)|(?P<sign>S)|(?P<minus>MI)|(?P<close>PR)")
 _NOT_BLANK_IN_JAVA = "\u0085\u00a0\u2007\u202f"
@@ -26,7 +25,7 @@ _NOT_BLANK_IN_JAVA = "\u0085\u00a0\u2007\u202f"
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """A part of a format. ``groups`` are its digits between separators; a ``0`` in front asks for all of them."""
+    """A part of a format. ``groups`` are its digits between separators; a leading ``0`` requests all of them."""
 
     kind: str
     groups: tuple[str, ...] = ()
@@ -54,12 +53,12 @@ def _position_of_point(parts: Sequence[_Part]) -> int:
 
 
 def _exact(group: str, *, fraction: bool) -> bool:
-    """Whether a text has to have all digits of a group: those behind the point may be missing."""
+    """Whether a text has to have all digits of a group: those after the point may be missing."""
     return group[:1] == "0" and not fraction
 
 
 def _digits_at(text: str, at: int, part: _Part, *, fraction: bool) -> tuple[str, int] | None:
-    """Returns the digits of a text from a position on, and the position behind them; None if they do not match.
+    """Returns the digits of a text from a position on, and the position after them; None if they do not match.
 
     Blanks between digits do not count. Groups are compared from the right: the first ones of the format may be missing.
     """
@@ -151,7 +150,7 @@ def _written(number: decimal.Decimal, parts: Sequence[_Part]) -> str:
 
 
 def _with_groups(text: str, part: _Part, whole: str) -> tuple[str, str]:
-    """Returns a text with the groups before the point behind it, and the digits that are left."""
+    """Returns a text with the groups before the point after it, and the remaining digits."""
     for number, group in enumerate(part.groups):
         if number:
             text = f"{text}," if text[-1:].isdecimal() else _with_blank(text)
@@ -165,13 +164,13 @@ def _with_groups(text: str, part: _Part, whole: str) -> tuple[str, str]:
 
 
 def _with_blank(text: str) -> str:
-    """Returns a text with a blank more, which stands before a sign or bracket at the end."""
+    """Returns a text with an additional blank before a sign or bracket at the end."""
     kept = text.rstrip("+-<")
     return f"{kept} {text[len(kept) :]}"
 
 
 def _with_mark(text: str, kind: str, *, negative: bool) -> str:
-    """Returns a text with the mark of a part. Marks behind the digits stand before trailing blanks."""
+    """Returns a text with the mark of a part. Marks after the digits precede trailing blanks."""
     if kind == "point":
         return f"{text[:-1]}0." if text.endswith(" ") else f"{text}."
     if kind == "dollar":
@@ -229,7 +228,7 @@ _DECIMAL_FORMAT = re.compile(r"(?=[#0])([#,]*)(0[0,]*)?(?:\.(?=[0#])(0*)(#*))?")
 def decimal_format(pattern: str) -> Callable[[decimal.Decimal], str]:
     """Returns what writes a number as Java's ``DecimalFormat``, for patterns of ``#``, ``0``, comma and point.
 
-    An empty pattern stands for ``#,###,###,###,###,###,##0``, as in Spark. Raises UnsupportedExpressionError.
+    An empty pattern means ``#,###,###,###,###,###,##0``, as in Spark. Raises UnsupportedExpressionError.
     """
     found = _DECIMAL_FORMAT.fullmatch(pattern or "#,###,###,###,###,###,##0")
     whole = "" if found is None else found[1] + (found[2] or "")

@@ -24,10 +24,9 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     TakeSnapshot,
     TriggeredByCoordinator,
 )
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 
 A, B, C = (0, 0), (0, 1), (1, 0)
 STARTED = 1_000

@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
-from ckpt_runtime.checkpoint.execution_view import calculate_plan
-from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.pending_checkpoint import TriggerRequest
+from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import (
     CheckpointCleaner,

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -19,11 +19,10 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStatsStatus,
-    CheckpointType,
+    CheckpointStatsTracker,
     StatsSummary,
     SubtaskStats,
 )
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 
 CHECKPOINT, SAVEPOINT = CheckpointType.CHECKPOINT, CheckpointType.SAVEPOINT

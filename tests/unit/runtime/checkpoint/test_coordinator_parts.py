@@ -9,24 +9,24 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
-from ckpt_runtime.checkpoint.coordinator import Restoring
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
-from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import (
+from ckpt_runtime.checkpoint.completion import (
     ABORTED_REMEMBERED,
+    CheckpointFailures,
+    Completion,
     PendingCheckpoint,
     PendingCheckpoints,
     PendingState,
     TriggerRequest,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
+from ckpt_runtime.checkpoint.coordinator import Restoring
+from ckpt_runtime.checkpoint.executions import ExecutionId, ExecutionView
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
@@ -73,7 +73,7 @@ class Parts:
         self.restoring = Restoring(self.ids, self.pending, self.retention, self.stats, emit)
 
     def deploy(self):
-        self.view.deployed(on.JobRunning((SOURCE, SINK)))
+        self.view.deployed((SOURCE, SINK), (), frozenset())
         return self
 
     def add(self, number, properties=PLAIN, state=PendingState.PENDING, **request):

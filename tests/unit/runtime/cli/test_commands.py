@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.cli import run_command, snapshot_commands
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
-from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, Precondition, RunRequest, StoredPipeline

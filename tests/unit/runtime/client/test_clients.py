@@ -25,7 +25,7 @@ from ckpt_runtime.client.errors import (
     WaitTimeout,
 )
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE
 from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.failure_report import FailureCause

@@ -18,10 +18,9 @@ from ckpt_runtime.cli.snapshot_commands import StartedOperation
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
-from ckpt_runtime.contract.base import read
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
-from ckpt_runtime.contract.jobs import IoMetrics
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import IoMetrics, root_cause_line
+from ckpt_runtime.contract.spelling import read
 
 DATA = Path(__file__).parents[3] / "data"
 EXCHANGES = json.loads((DATA / "flink_errors.json").read_text())

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ckpt_runtime import leader_retrieval
-from ckpt_runtime.client import leader
+from ckpt_runtime.client import transport
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Unauthorized
-from ckpt_runtime.client.leader import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
+from ckpt_runtime.client.transport import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
 from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.leader_retrieval import InvalidLeaderDirectory, LeaderDirectory
 from ckpt_runtime.rest.app import create_app
@@ -228,7 +228,7 @@ def test_an_address_is_believed_no_longer_than_its_document(
     with CkptClient(directory.source(), token=TOKEN, retry_timeout_s=0) as client:
         client.cluster_overview()
         later = SimpleNamespace(time=lambda: time.time() + 1000, monotonic=lambda: time.monotonic() + 1000)
-        monkeypatch.setattr(leader, "time", later)
+        monkeypatch.setattr(transport, "time", later)
         monkeypatch.setattr(leader_retrieval, "time", later)
         with pytest.raises(LeaderUnknown, match="no leader has renewed it"):
             client.cluster_overview()

@@ -17,7 +17,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.transport import InvalidToken, InvalidUrl, client_options, normalise_url
-from ckpt_runtime.contract.stack_traces import root_message
+from ckpt_runtime.contract.jobs import root_message
 
 JOB = "ab" * 16
 T = TypeVar("T")

@@ -14,8 +14,12 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.docs import render
-from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import (
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+    UnknownOptionError,
+)
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES, OPTIONS
 from ckpt_runtime.configuration.state_options import StateOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.splits import Pacer
 from tests.unit.runtime.connectors.harness import Clock
 
 

@@ -25,7 +25,7 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import ArrayType, DecimalType, StructType
 
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import values_of
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 
 

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.dictionaries import decoded
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_encoded, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, arrow_type
 
 TEXT, OTHER, NUMBER = Column(0, "string"), Column(1, "string"), Column(2, "long")
 

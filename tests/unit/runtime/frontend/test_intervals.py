@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.frontend.triggers import parse_interval
+from ckpt_runtime.frontend.program import parse_interval
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, source_schema

@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.job_master import LoopHost

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsTracker, SubtaskStats
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure

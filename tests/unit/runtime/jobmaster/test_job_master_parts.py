@@ -9,11 +9,9 @@ import msgspec
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, CheckpointRetention
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS, PATCHABLE, CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import Changeability
+from ckpt_runtime.configuration.option import Changeability, InvalidOptionError
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
 from ckpt_runtime.contract.configuration import Externalization
 from ckpt_runtime.failure_report import FailureCause

@@ -16,15 +16,14 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_record, job_recovery, storage_effects
+from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -36,8 +35,8 @@ from ckpt_runtime.jobmaster.gateway_errors import (
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
+from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
@@ -50,7 +49,7 @@ from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.job_claims import claim_snapshot
-from ckpt_runtime.storage import disposal, job_store, metadata, versioned_document
+from ckpt_runtime.storage import checkpoint_storage, job_store, metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
@@ -188,7 +187,7 @@ async def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_a
         assert done.location is not None
         await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
         store = driver(tmp_path)
-        job = world.submit_durably(store, savepoint=job_recovery.read_snapshot(done.location))
+        job = world.submit_durably(store, savepoint=known_jobs.read_snapshot(done.location))
         await world.running(job)
         assert [pointer.owned for pointer in store.pointers(JOB).list().values()] == [False]
         await crash(job)
@@ -228,7 +227,7 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
 ) -> None:
     """It lies outside the job's directory, and its metadata, which knows its files, goes first."""
     crashed = threading.Event()
-    execute, delete = disposal.SnapshotDisposal.execute, disposal.delete_file
+    execute, delete = checkpoint_storage.SnapshotDisposal.execute, checkpoint_storage.delete_file
 
     def dies(file: Any) -> None:
         if crashed.is_set():
@@ -236,7 +235,7 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         delete(file)
         crashed.set()
 
-    def dies_at_its_end(order: disposal.SnapshotDisposal) -> None:
+    def dies_at_its_end(order: checkpoint_storage.SnapshotDisposal) -> None:
         execute(order)
         crashed.set()
         raise StorageError("the driver is gone", "x")
@@ -252,16 +251,16 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         assert len(files_in(claimed)) > 1
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
-        snapshot = job_recovery.read_snapshot(done.location)
+        snapshot = known_jobs.read_snapshot(done.location)
         claims = claim_snapshot(snapshot, Claimant(JOB, store.root.url, (tmp_path / "checkpoints" / JOB).as_uri()))
         assert "claim" in files_in(claimed)
         job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM, claims=claims)
         await world.running(job)
         with monkeypatch.context() as patch:
             if crash_at == "first file":
-                patch.setattr(disposal, "delete_file", dies)
+                patch.setattr(checkpoint_storage, "delete_file", dies)
             else:
-                patch.setattr(disposal.SnapshotDisposal, "execute", dies_at_its_end)
+                patch.setattr(checkpoint_storage.SnapshotDisposal, "execute", dies_at_its_end)
             latest = await checkpoint(job)
             await world.until(crashed.is_set)
             await crash(job)
@@ -1064,14 +1063,14 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.open_snapshot
+            read = known_jobs.open_snapshot
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
+            monkeypatch.setattr(known_jobs, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
 

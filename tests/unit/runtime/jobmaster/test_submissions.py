@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, NotReady
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
-from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning, Submissions
+from ckpt_runtime.jobmaster.submission import JobIdRetired, JobStillRunning, Submissions
 from ckpt_runtime.storage.ha_store import KEPT_MS, HaStore
 
 JOB, OTHER = "ab" * 16, "cd" * 16

@@ -4,8 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
 from ckpt_runtime.network.gate import InputChannel, InputGate
 

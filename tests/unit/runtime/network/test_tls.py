@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import InvalidConfigurationError, OptionScope
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import TO_AGENT, Ping, ProcessIdentity, RegisterAgent

@@ -10,8 +10,8 @@ import pytest
 from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.specs import GenerateSpec
-from ckpt_runtime.operators import generate
-from ckpt_runtime.operators.generate import GenerateOperator
+from ckpt_runtime.operators import typed_expressions
+from ckpt_runtime.operators.typed_expressions import GenerateOperator
 
 ARRAY: SparkType = {"type": "array", "elementType": "integer", "containsNull": True}
 MAP: SparkType = {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}
@@ -64,7 +64,7 @@ def test_slice_of_a_map_is_exploded_to_its_keys_and_values() -> None:
 
 
 def test_result_is_cut_into_batches_but_never_within_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "OUTPUT_ROWS", 4)
+    monkeypatch.setattr(typed_expressions, "OUTPUT_ROWS", 4)
     column = pa.array([[1, 2, 3], [4], [5], [], [6] * 9, [7]], pa.list_(pa.int32()))
     emitted = generated(Call("Explode", (Column(0, ARRAY),), "void"), column, [("n", pa.int32())])
     assert [batch.num_rows for batch in emitted.batches] == [4, 1, 9, 1]

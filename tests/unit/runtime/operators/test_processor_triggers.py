@@ -152,7 +152,7 @@ def never(other: int) -> pa.RecordBatch:
 
 
 def test_event_time_may_stay_where_it_was_at_the_end_of_data(harness: type[Harness]) -> None:
-    run = harness(operator("EventTime"), configuration={"execution.stateful-processor.fire-timers-at-end": "false"})
+    run = harness(operator("EventTime"), configuration={"execution.event-time.ends-with-data": "false"})
     run.process(rows(("x", -50), ("x", -10)))
     assert said(run.watermark(20)) == [("x", "fired 10"), ("watermark", 20)]
     assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]

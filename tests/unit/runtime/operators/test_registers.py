@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.operators.aggregates.accumulator import Rows
-from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
+from ckpt_runtime.operators.aggregates.registry import ApproximateDistinct
 from ckpt_runtime.state.arrays import read_only
 from tests.support.groups import aggregate
 

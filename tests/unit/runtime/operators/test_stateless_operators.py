@@ -11,8 +11,8 @@ import pytest
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.specs import MapInArrowSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
+from ckpt_runtime.operators.python_functions import MapInArrowOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from tests.unit.runtime.operators.conftest import Harness
 

@@ -13,8 +13,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.specs import MapInArrowSpec, ProcessSpec
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.python_functions import MapInArrowOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.task_context import new_task, running
 from tests.unit.runtime.connectors.harness import context, opened

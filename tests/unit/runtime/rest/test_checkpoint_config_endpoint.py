@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, CheckpointSetting
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.scheduler.job_status import JobStatus

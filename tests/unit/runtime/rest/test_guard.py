@@ -6,7 +6,7 @@ import pytest
 
 from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.auth import BindingRefused, check_binding
+from ckpt_runtime.rest.server import BindingRefused, check_binding
 from tests.unit.runtime.rest.conftest import send_to, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

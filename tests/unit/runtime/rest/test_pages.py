@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.rest import auth
+from ckpt_runtime.rest import server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.auth import LIFETIME_S, WebSessions, cookie_name
 from ckpt_runtime.rest.handlers.pages import MAX_TOKEN_CHARS
+from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name
 from ckpt_runtime.web.files import page_files
 from tests.unit.runtime.rest.conftest import JOB, Send, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
@@ -208,7 +208,7 @@ def test_a_session_ends_with_its_time_and_with_its_driver(monkeypatch: pytest.Mo
         assert not sessions.is_valid(forged)
     now[0] += LIFETIME_S
     assert not sessions.is_valid(value)
-    monkeypatch.setattr(auth, "MAX_ENDED", 2)
+    monkeypatch.setattr(server, "MAX_ENDED", 2)
     ended = [sessions.begin() for _ in range(3)]
     for session in (*ended, "forged"):
         sessions.end(session)

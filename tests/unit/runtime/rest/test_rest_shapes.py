@@ -10,14 +10,15 @@ import pytest
 from msgspec import to_builtins
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
-from ckpt_runtime.rest import metrics
+from ckpt_runtime.rest import parameters
 from ckpt_runtime.rest.handlers import jobs as handlers
 from ckpt_runtime.rest.responses import FlinkResponse, serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -273,7 +274,7 @@ def test_distributions() -> None:
 
 
 def test_metric_aggregations() -> None:
-    (found,) = metrics.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], metrics.AGGREGATIONS)
+    (found,) = parameters.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], parameters.AGGREGATIONS)
     assert to_builtins(found) == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
     assert text_of(3.0) == "3"
     assert text_of(0.5) == "0.5"
