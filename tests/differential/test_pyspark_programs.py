@@ -112,7 +112,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("watermark policy", "multipleWatermarkPolicy: 'max' is not supported; programs run with 'min' only"),
         ("barrier", "barrier"),
         ("generator", "json_tuple with names that are not constant"),
-        ("observe", "observe: .*second query"),
+        ("observe", "CollectList in observe(.|\n)*it keeps all values"),
         ("Python in a lambda", "lambda"),
         ("Avro in SQL", r"UNRESOLVED_ROUTINE(.|\n)*`from_avro`"),
     ],
