@@ -52,6 +52,7 @@ def main() -> None:
     parser = parser_for(NAME, __doc__ or "")
     parser.add_argument("--sink", choices=(*ROWS, "postgres"), default="parquet", help="postgres is postgresql")
     parser.add_argument("--rows", type=positive_int, help="rows of one run; the default differs by sink")
+    parser.add_argument("--seconds", type=positive_int, help="instead of --rows: about how long one run should take")
     parser.add_argument("--other", choices=(_AT_LEAST, "none"), default=_AT_LEAST, help="what is compared with")
     parser.add_argument("--rounds", type=positive_int, default=3, help="runs of each side")
     parser.add_argument("--interval-ms", type=positive_int, default=1000, help="checkpoint interval")
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 class Target:
-    """Where rows go: a new place for each run, the options that lead there, and a look at what it holds."""
+    """The targets of rows: a new place for each run, its options, and a function that reads its content."""
 
     def __init__(self, kind: str, directory: Path, server: Any = None) -> None:
         self.kind = kind
@@ -150,7 +151,12 @@ class Runs:
     def measured(self) -> dict[str, Any]:
         """Both sides in turns, after one run that warms up."""
         options = self._options
-        self._run(_EXACTLY, max(1, options.rows // 10))
+        few = max(1, options.rows // 10)
+        self._run(_EXACTLY, few)
+        if options.seconds:
+            # A second run knows the rate: the first one loads what all of them need.
+            options.rows = max(few, round(few / self._run(_EXACTLY, few) * options.seconds))
+            progress(f"{options.rows:,} rows for each run")
         rates: dict[str, list[float]] = {_EXACTLY: [], _AT_LEAST: []}
         for number in range(options.rounds):
             sides = list(rates) if number % 2 else list(rates)[::-1]

@@ -161,3 +161,34 @@ def test_no_row_is_lost_in_mode_at_least_once_when_workers_are_killed_at_random_
     numbers.cluster.wait_for_status(numbers.start(0, numbers.stopped(job), "AT_LEAST_ONCE"), JobStatus.FINISHED)
     assert sorted(set(numbers.target.numbers())) == list(range(ROWS))
     assert numbers.left() == []
+
+
+@pytest.mark.long
+@pytest.mark.row("ends.1", "ends.5")
+@pytest.mark.parametrize(
+    ("numbers", "outage"),
+    [
+        ("kafka", "silent"),  # the broker of the tests keeps its log in memory
+        *((format_, outage) for format_ in ("postgresql", "postgresql-prepared") for outage in ("silent", "down")),
+    ],
+    indirect=["numbers"],
+)
+def test_target_has_every_row_once_when_its_server_is_away_longer_than_checkpoints_take(
+    numbers: Numbers, outage: str
+) -> None:
+    """Once the job only waits for the server, and once a worker is killed meanwhile."""
+    job = numbers.start(20)
+    numbers.cluster.wait_until(lambda: len(numbers.target.numbers()) > 0, "visible rows")
+    for kills in (False, True):
+        before = numbers.cluster.restarts(job)
+        with getattr(numbers.target.server, outage)():
+            if kills:
+                os.kill(numbers.cluster.worker_pids(job)[0], signal.SIGKILL)
+                numbers.cluster.wait_until(lambda: numbers.cluster.restarts(job) > before, "a restart")  # noqa: B023
+            over = time.monotonic() + 2.0
+            numbers.cluster.wait_until(lambda: time.monotonic() > over, "ten intervals of checkpoints")  # noqa: B023
+        seen = len(numbers.target.numbers())
+        numbers.cluster.wait_until(lambda: len(numbers.target.numbers()) > seen, "more rows")  # noqa: B023
+    numbers.finish(numbers.stopped(job))
+    assert numbers_once(numbers.target) == list(range(ROWS))
+    assert numbers.left() == []

@@ -305,6 +305,30 @@ def test_a_job_reads_each_record_once_through_kills_a_rescale_and_a_savepoint(
         assert hidden(job.out) == []
 
 
+@pytest.mark.long
+@pytest.mark.row("ends.4")
+def test_job_that_is_killed_while_its_broker_is_frozen_reads_each_record_once(
+    cluster: MiniCluster, broker: KafkaBroker, topic: str, tmp_path: Path
+) -> None:
+    with ended(Copy(cluster, tmp_path, "kafka", options(broker, topic))) as job:
+        job.start()
+        for number in range(3):
+            broker.produce(topic, values(200 * number, 100), partition=0)
+            broker.produce(topic, values(200 * number + 100, 100), partition=1)
+            if number:
+                job.has(200 * number + 50)
+            before = cluster.restarts(job.job_id)
+            with broker.silent():
+                os.kill(cluster.worker_pids(job.job_id)[number % 2], signal.SIGKILL)
+                cluster.wait_until(lambda: cluster.restarts(job.job_id) > before, "a restart")  # noqa: B023
+                over = time.monotonic() + 2.0
+                cluster.wait_until(lambda: time.monotonic() > over, "several intervals of checkpoints")  # noqa: B023
+            job.has(200 * (number + 1))
+        job.stop()
+        assert Counter(int(value) for value in visible(job.out).value) == Counter(range(600))
+        assert hidden(job.out) == []
+
+
 SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
 
 

@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
 
-from tests.support.kafka_broker import committed, kafka_broker
-from tests.support.postgres_server import postgres_server
+from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker
+from tests.support.postgres_server import PostgresServer, running_postgres
 
 FORMATS = ("parquet", "delta", "kafka", "postgresql", "postgresql-prepared", "foreachBatch")
 
@@ -20,9 +21,14 @@ class Target:
     """``options`` lead a sink to the place; :meth:`numbers` reads its column ``n``, each row once."""
 
     def __init__(
-        self, options: dict[str, str], numbers: Callable[[], list[int]], left: Callable[[], list[str]]
+        self,
+        options: dict[str, str],
+        numbers: Callable[[], list[int]],
+        left: Callable[[], list[str]],
+        server: KafkaBroker | PostgresServer | None = None,
     ) -> None:
         self.options = options
+        self.server = server
         self.numbers = numbers
         self.left = left
         """Names what is in the place and belongs to no row: hidden files, transactions, tables."""
@@ -42,24 +48,34 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
                 return numbers
 
             options = {"kafka.bootstrap.servers": broker.servers, "topic": "numbers"}
-            yield Target(options, values, lambda: [f"transaction {key}" for key in committed(broker, "numbers").open])
+
+            def open_ones() -> list[str]:
+                return [f"transaction {key}" for key in committed(broker, "numbers").open]
+
+            yield Target(options, values, open_ones, broker)
     elif format_.startswith("postgresql"):
         psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
-        with postgres_server() as url, psycopg.connect(url, autocommit=True) as database:
-            database.execute("CREATE TABLE numbers (n bigint, part text)")
+        with running_postgres() as server:
+
+            def column(query: str) -> list[Any]:
+                with psycopg.connect(server.url, autocommit=True) as database:
+                    return [value for (value,) in database.execute(query).fetchall()]
+
+            with psycopg.connect(server.url, autocommit=True) as database:
+                database.execute("CREATE TABLE numbers (n bigint, part text)")
 
             def left() -> list[str]:
-                tables = database.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-                found = {name for (name,) in tables} - {"numbers", "ckpt_commits", "ckpt_staged"}
-                waiting = database.execute("SELECT name FROM ckpt_staged").fetchall()
-                open_ = database.execute("SELECT gid FROM pg_prepared_xacts").fetchall()
-                return sorted({*found, *(name for (name,) in (*waiting, *open_))})
+                tables = column("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+                found = set(tables) - {"numbers", "ckpt_commits", "ckpt_staged"}
+                waiting = column("SELECT name FROM ckpt_staged")
+                return sorted({*found, *waiting, *column("SELECT gid FROM pg_prepared_xacts")})
 
             more = {"preparedTransactions": "true"} if format_ == "postgresql-prepared" else {}
             yield Target(
-                {"url": url, "dbtable": "numbers", **more},
-                lambda: [number for (number,) in database.execute("SELECT n FROM numbers")],
+                {"url": server.url, "dbtable": "numbers", **more},
+                lambda: column("SELECT n FROM numbers"),
                 left,
+                server,
             )
     else:
         place = directory / "target"

@@ -161,7 +161,7 @@ class JobManagerOptions:
     DYNAMIC_CONFIGURATION_ALLOW_LIST: ConfigOption[tuple[str, ...]] = cluster_option(
         "jobmanager.execution.dynamic-configuration.allow-list",
         KEYS,
-        ("execution.checkpointing.interval",),
+        ("execution.checkpointing.interval", "pipeline.source.rates"),
         "Options of running jobs that may be changed by `/jobs/:jobid/config` (FLIP-530), separated by commas; `*` "
         "allows all of them, and an empty value none.",
     )

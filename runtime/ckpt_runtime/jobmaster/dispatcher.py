@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
@@ -468,6 +469,10 @@ class Dispatcher:
 
     async def execution_result(self, job_id: str) -> ExecutionResult:
         return self._job(job_id).result()
+
+    async def progress(self, job_id: str) -> list[dict[str, Any]]:
+        """The reports of the progress of a job's queries, oldest first."""
+        return await self._job(job_id).progress()
 
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB

@@ -29,6 +29,7 @@ from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView
+from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
@@ -85,6 +86,7 @@ class JobShell:
     ) -> None:
         self.core = job_core
         self.view = JobView(submission)
+        self.progress = JobProgress(submission.job_id, submission.submitted_at_ms)
         self._announcer = announcer or JobAnnouncer(submission.job_id)
         self._announcer.begin(job_core)
         self._submission = submission
@@ -219,15 +221,17 @@ class JobShell:
                             checkpoint_id, "a worker whose subtasks are to be triggered is lost"
                         )
                     )
-            case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
+            case checkpoint_out.NotifyComplete(checkpoint_id, begun, tasks):
                 # A checkpoint has just been stored, so storage answers: failed deletions are retried without waiting
                 # for their pause.
                 self.storage.retry_deletions()
                 crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
                 crash_point("notify-after")
+                self.progress.completed(checkpoint_id, begun, self._host.now().abs_ms, self.core.graph)
             case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
                 self._tasks.abort(checkpoint_id, latest_completed, tasks)
+                self.progress.aborted(checkpoint_id)
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
                 self._schedule(timer, at_rel_ms, checkpoint_on.TimerFired(timer, generation))
             case checkpoint_out.CancelTimer(timer):
@@ -311,6 +315,7 @@ class JobShell:
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
+        self.progress.deployed()
         # A slot whose loss was reported to this job has been removed from them.
         slots = self._slots.held
         # Slots were acquired before the state was restored, which took time: any of them may have been lost since.
@@ -452,6 +457,7 @@ class JobShell:
                 self._align(self._alignment.ended(execution.key))
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
+                self.progress.acknowledged(message.checkpoint_id, execution.key, message.intervals)
                 self.tell(
                     checkpoint_on.Acknowledged(
                         message.checkpoint_id, execution, message.directory, message.state, message.metrics
@@ -471,6 +477,7 @@ class JobShell:
                 self.tell(job_on.TaskRunning(execution))
             case ExecutionState.FINISHED:
                 self.view.enter(execution, state)
+                self.progress.ended(execution.key, message.intervals)
                 self._align(self._alignment.ended(execution.key))
                 self.tell(job_on.TaskFinished(execution))
             case ExecutionState.CANCELED:
@@ -574,6 +581,8 @@ class JobShell:
 
     def _end(self, ended: job_out.JobEnded) -> None:
         self._ends_as = ended.status
+        if ended.status is JobStatus.FINISHED:
+            self.progress.finished(self._host.now().abs_ms, self.core.graph)
         self.view.ended(ended.cause)
         self._slots.release_all()
         self._consequences.forget()

@@ -203,11 +203,12 @@ _ON_FAILURE = CheckpointFailureManager.on_failure
 
 @bug("one failure too many is tolerated", "1.5", CheckpointFailureManager, "on_failure")
 def _(self, *arguments, **more):
-    self.tolerable_failed_checkpoints += 1
+    settings = self._in_force.settings
+    self._in_force.settings = replace(settings, tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints + 1)
     try:
         return _ON_FAILURE(self, *arguments, **more)
     finally:
-        self.tolerable_failed_checkpoints -= 1
+        self._in_force.settings = settings
 
 
 @bug("failed savepoints count", "1.5", CheckpointFailureManager, "on_failure")

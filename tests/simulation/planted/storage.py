@@ -45,7 +45,7 @@ bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire")(
 @bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add")
 def _(original, self, entry):
     subsumed = original(self, entry)
-    if len(self._entries) > 1 or self.retained == 1:
+    if len(self._entries) > 1 or self._in_force.settings.retained == 1:
         subsumed.append(self._entries.pop(0))
     return subsumed
 

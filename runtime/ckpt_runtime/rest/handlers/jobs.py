@@ -30,6 +30,7 @@ from ckpt_runtime.contract.jobs import (
     JobStates,
     JobStatusAnswer,
     PlanAnswer,
+    ProgressReports,
     Subtask,
     SubtaskAccumulators,
     UpgradeInProgress,
@@ -211,6 +212,12 @@ async def exceptions(
 async def execution_result(job_id: JobId, dispatcher: TheDispatcher) -> ExecutionResult:
     """How the job ended."""
     return job_answers.execution_result(await dispatcher.execution_result(job_id))
+
+
+@jobs.get("/{jobid}/progress", responses=_READ)
+async def progress(job_id: JobId, dispatcher: TheDispatcher) -> ProgressReports:
+    """What the queries of a job have done between two completed checkpoints, in Spark's form, oldest first."""
+    return ProgressReports(tuple(await dispatcher.progress(job_id)))
 
 
 @jobs.get("/{jobid}/jobmanager/config", responses=_READ, tags=["cluster"])

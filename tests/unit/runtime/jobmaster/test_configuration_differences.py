@@ -80,8 +80,8 @@ def test_the_allow_list(text: str, refused: tuple[str, ...] | None) -> None:
 @pytest.mark.row("530.3")
 def test_the_default_of_the_allow_list() -> None:
     option = OPTIONS["jobmanager.execution.dynamic-configuration.allow-list"]
-    assert option.default == (INTERVAL,)
-    assert option.default_text == INTERVAL
+    assert option.default == (INTERVAL, "pipeline.source.rates")
+    assert option.default_text == f"{INTERVAL},pipeline.source.rates"
     with pytest.raises(InvalidOptionError):
         option.parse("a,,b")
 

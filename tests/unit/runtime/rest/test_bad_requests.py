@@ -19,7 +19,8 @@ BAD_IDS = [
 ]  # fmt: skip
 JOB_PATHS = [
     ("GET", ""), ("PATCH", ""), ("GET", "/status"), ("GET", "/plan"), ("GET", "/config"), ("GET", "/metrics"),
-    ("GET", "/exceptions"), ("GET", "/execution-result"), ("GET", "/accumulators"), ("GET", "/jobmanager/config"),
+    ("GET", "/exceptions"), ("GET", "/execution-result"), ("GET", "/progress"),
+    ("GET", "/accumulators"), ("GET", "/jobmanager/config"),
     ("GET", "/checkpoints"), ("GET", "/checkpoints/config"), ("GET", "/checkpoints/configuration"),
     ("PATCH", "/checkpoints/configuration"), ("DELETE", "/checkpoints/configuration"), ("POST", "/checkpoints"),
     ("POST", "/savepoints"), ("POST", "/stop"), ("GET", f"/vertices/{VERTICES[0]}"),
