@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
+from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob
 from tests.support.outputs import assert_sequence, visible
@@ -163,3 +167,25 @@ def test_counted_records_are_at_least_the_visible_rows_before_and_at_most_those_
     cluster.wait_until(
         lambda: _samples(cluster, live, "flink_taskmanager_job_task_numRecordsIn") == [], "the end of the job's series"
     )
+
+
+def test_progress_reports_count_each_row_once_through_the_kill_of_a_worker(
+    cluster: MiniCluster, reader: RestReader, tmp_path: Path
+) -> None:
+    job = SequenceJob(cluster, tmp_path)
+    job.start(rows=1_000, rate=400, parallelism=PARALLELISM)
+    cluster.wait_for_checkpoints(job.job_id, 2)
+    os.kill(cluster.worker_pids(job.job_id)[0], signal.SIGKILL)
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    rows = assert_sequence(job.out)
+    reports = reader.get(f"/jobs/{job.job_id}/progress")["progress"]
+    by_sink: dict[str, list[dict[str, Any]]] = {}
+    for report in reports:
+        by_sink.setdefault(report["sink"]["description"], []).append(report)
+    assert len(by_sink) == 2
+    for name, own in by_sink.items():
+        batches = [report["batchId"] for report in own]
+        assert batches == sorted(set(batches))
+        assert len(batches) >= 3
+        assert sum(report["numInputRows"] for report in own) == rows, name
+        assert sum(report["sink"]["numOutputRows"] for report in own) == rows, name

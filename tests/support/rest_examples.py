@@ -270,6 +270,7 @@ CALLS = [
     Call("GET", JOB + "/exceptions", "a failure of a task"),
     Call("GET", JOB + "/exceptions", "a failure of the job", {"jobid": FAILED}),
     Call("GET", JOB + "/exceptions", "none", {"jobid": FINISHED}),
+    Call("GET", JOB + "/progress"),
     Call("GET", JOB + "/execution-result", "running"),
     Call("GET", JOB + "/execution-result", "finished", {"jobid": FINISHED}),
     Call("GET", JOB + "/execution-result", "failed", {"jobid": FAILED}),

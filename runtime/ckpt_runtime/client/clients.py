@@ -122,6 +122,7 @@ class _Methods:
     patch_job_config = _Method(requests.patch_job_config)
     job_metrics = _Method(requests.job_metrics)
     job_exceptions = _Method(requests.job_exceptions)
+    job_progress = _Method(requests.job_progress)
     execution_result = _Method(requests.execution_result)
     cancel_job = _Method(requests.cancel_job)
     cancel_and_retain = _Method(requests.cancel_and_retain)

@@ -31,6 +31,7 @@ from ckpt_runtime.contract.jobs import (
     JobHealth,
     JobLine,
     PlanPreview,
+    ProgressReports,
     RunOptions,
     SubtaskTimes,
     UpgradeInProgress,
@@ -340,6 +341,11 @@ def job_exceptions(job_id: str, max_entries: int = 20) -> Call[ExceptionHistory]
     """List failures of the job, newest first."""
     query = {"maxExceptions": str(max_entries)}
     return Call("GET", _job(job_id, "/exceptions"), reader(ExceptionHistory, "exceptionHistory"), query=query)
+
+
+def job_progress(job_id: str) -> Call[ProgressReports]:
+    """Read what the queries of the job have done between two completed checkpoints, oldest first."""
+    return Call("GET", _job(job_id, "/progress"), reader(ProgressReports))
 
 
 def execution_result(job_id: str) -> Call[ExecutionResult]:

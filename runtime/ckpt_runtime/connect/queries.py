@@ -13,8 +13,7 @@ import json
 import uuid
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict
@@ -48,29 +47,18 @@ def pipeline(spark: SparkSession) -> None:
     for command in program["commands"]:
         spark.client.execute_command(ParseDict(command, Command()))
 '''
-_MOST_PROGRESS = 100
-"""Number of progress reports that a query keeps, as Spark does by default."""
-_READERS = frozenset({"source", "range_reader"})
-"""The kinds of operators that emit the rows of a source."""
-_LATEST_MS = 253_402_300_799_999
-"""The end of the year 9999."""
 
 
 class QueryFailedError(Exception):
     """A query failed; the message is the first line of the failure."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Query:
-    """A started query. ``progress`` holds reports as JSON texts, one for each completed checkpoint that was seen."""
+    """A started query."""
 
     job_id: str
     name: str
-    progress: list[str] = field(default_factory=list)
-    reported: int = 0
-    rows: int = 0
-    reported_at_ms: int = 0
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def id(self) -> str:
@@ -195,78 +183,8 @@ class Queries:
         return (failure_reason(result.failure) or "the query failed") if result.status is JobStatus.FAILED else ""
 
     async def progress(self, query: Query) -> list[str]:
-        """Returns the reports of progress, oldest first, in Spark's JSON form.
-
-        A report is made on request, if a checkpoint has completed since the last one. It counts the rows that
-        the sources have read since then; its duration is that of the checkpoint.
-        """
-        async with query.lock:
-            await self._report(query)
-        return query.progress
-
-    async def _report(self, query: Query) -> None:
-        """Adds a report if a checkpoint has completed since the last one."""
-        latest = (await self._dispatcher.checkpoint_statistics(query.job_id)).latest_completed
-        if latest is None or latest.id == query.reported:
-            return
-        details = await self._dispatcher.job_details(query.job_id)
-        edges = details.graph.edges
-        sources = [vertex for vertex in details.vertices if all(edge.target != vertex.vertex_id for edge in edges)]
-        sinks = [vertex for vertex in details.vertices if all(edge.source != vertex.vertex_id for edge in edges)]
-        watermarks = [
-            subtask.measures.input_watermark
-            for vertex in details.vertices
-            for subtask in vertex.subtasks
-            if subtask.measures is not None and subtask.measures.input_watermark is not None
-        ]
-        first = {vertex.id: vertex.operators[0].kind for vertex in details.graph.vertices}
-        read = sum(
-            subtask.measures.operator_rows[0]
-            for vertex in details.vertices
-            if first[vertex.vertex_id] in _READERS
-            for subtask in vertex.subtasks
-            if subtask.measures is not None and subtask.measures.operator_rows
-        )
-        now = latest.trigger_timestamp
-        rows, query.rows = max(0, read - query.rows), read
-        since = query.reported_at_ms or details.overview.start_time_ms
-        rate = rows * 1000 / max(1, now - since)
-        query.reported, query.reported_at_ms = latest.id, now
-        everywhere = [subtask.measures for vertex in details.vertices for subtask in vertex.subtasks]
-        bad = sum(measure.bad_rows_dropped for measure in everywhere if measure is not None)
-        rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
-        figures = {"metrics": {"numBadRecordsDropped": str(bad)}}
-        offsets = {"startOffset": None, "endOffset": None, "latestOffset": None, "numInputRows": rows}
-        report = {
-            "id": query.id,
-            "runId": query.id,
-            "name": query.name or None,
-            "timestamp": spark_time(now),
-            "batchId": latest.id,
-            "batchDuration": latest.end_to_end_duration,
-            "durationMs": {"triggerExecution": latest.end_to_end_duration},
-            **({"eventTime": event_time} if (event_time := _event_time(watermarks)) else {}),
-            "stateOperators": [],
-            "numInputRows": rows,
-            **rates,
-            "sources": [{"description": ", ".join(vertex.name for vertex in sources), **offsets, **rates, **figures}],
-            "sink": {"description": ", ".join(vertex.name for vertex in sinks), "numOutputRows": -1},
-        }
-        query.progress = [*query.progress, json.dumps(report)][-_MOST_PROGRESS:]
-
-
-def spark_time(millis: int) -> str:
-    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970."""
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
-
-
-def _event_time(watermarks: Sequence[int]) -> dict[str, str]:
-    """The time that all operators have reached, at least 1970 as in Spark; nothing without event time.
-
-    The end of data is a watermark, too, later than every time that has a text.
-    """
-    reached = min((watermark for watermark in watermarks if watermark <= _LATEST_MS), default=None)
-    return {} if reached is None else {"watermark": spark_time(max(0, reached))}
+        """Returns the reports of progress, oldest first, in Spark's JSON form: one for each completed checkpoint."""
+        return [json.dumps(report) for report in await self._dispatcher.progress(query.job_id)]
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

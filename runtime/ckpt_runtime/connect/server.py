@@ -304,7 +304,7 @@ class ConnectServer:
         if command.WhichOneof("command") == "remove_listener_bus_listener":
             return
         bus = session.listeners = ListenerBus(self._queries, session.queries)
-        await bus.skip_ended()
+        await bus.skip_earlier()
         yield StreamingQueryListenerEventsResult(listener_bus_listener_added=True)
         async for events in bus.events():
             result = StreamingQueryListenerEventsResult()

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql.connect.proto import StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.connect.queries import Queries, Query, spark_time
+from ckpt_runtime.connect.queries import Queries, Query
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, Service
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded
+from ckpt_runtime.jobmaster.progress import spark_time
 
 _LOOK_S = 1.0
 _IDLE_MS = 10_000
@@ -42,16 +43,16 @@ class _Watched:
 
     def __init__(self, query: Query) -> None:
         self.query = query
-        self._seen = query.reported
+        self.seen = -1
         self._event_time: object = {}
         self._posted_at_ms = 0
 
     def of_report(self, text: str) -> Event | None:
         """Returns the event of a report that is new: of progress, or of idleness if nothing was read."""
         report = json.loads(text)
-        if report["batchId"] <= self._seen:
+        if report["batchId"] <= self.seen:
             return None
-        self._seen = report["batchId"]
+        self.seen = report["batchId"]
         now_ms = round(datetime.fromisoformat(report["timestamp"]).timestamp() * 1000)
         event_time = report.get("eventTime", {})
         moved, self._event_time = event_time != self._event_time, event_time
@@ -77,9 +78,13 @@ class ListenerBus:
         self._watched = {id_: _Watched(query) for id_, query in started.items()}
         self._ended: set[str] = set()
 
-    async def skip_ended(self) -> None:
-        """Leaves out the queries that have ended before the client had a listener."""
-        self._ended = {query.id for query in [*self._started.values()] if not await self._queries.is_active(query)}
+    async def skip_earlier(self) -> None:
+        """Leaves out queries that have ended, and progress that was made, before the client had a listener."""
+        for id_, watched in self._watched.items():
+            for text in await self._queries.progress(watched.query):
+                watched.seen = json.loads(text)["batchId"]
+            if not await self._queries.is_active(watched.query):
+                self._ended.add(id_)
 
     def remove(self) -> None:
         """Ends the stream after the events that have happened."""

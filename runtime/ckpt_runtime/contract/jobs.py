@@ -507,6 +507,12 @@ class Exceptions(Struct, frozen=True, rename=spelling.EXCEPTIONS):
     history: ExceptionHistory
 
 
+class ProgressReports(Struct, frozen=True):
+    """``/jobs/:jobid/progress``: reports of the progress of queries, as Spark's ``recentProgress`` has them in JSON."""
+
+    progress: tuple[dict[str, Any], ...]
+
+
 class QueueStatus(Struct, frozen=True):
     """``id`` is IN_PROGRESS or COMPLETED."""
 

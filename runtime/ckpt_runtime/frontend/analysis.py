@@ -32,6 +32,7 @@ from ckpt_runtime.frontend.catalyst import (
     spark_type,
 )
 from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.observe import read_observe
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, event_window, is_event_time, read_stateful
 from ckpt_runtime.frontend.static_joins import STATIC_HOW
 from ckpt_runtime.frontend.table_reader import StaticTables, check_static
@@ -339,7 +340,8 @@ def _analyze(
             if request.table is not msgspec.UNSET:
                 return Analysis(table=planner.table(request.table, request.relation, tables.new))
             plan = planner.analyzed(request.relation)
-        return PlanReader(spark._jvm, ansi, static).read(plan)
+        zone = str(session.conf().get("spark.sql.session.timeZone"))
+        return PlanReader(spark._jvm, ansi, static, zone).read(plan)
     finally:
         sessions.setActiveSession(spark._jsparkSession)
 
@@ -360,7 +362,7 @@ _RELATIONS = frozenset(
     {
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
-        *("local_relation", "sample", "with_relations"),
+        *("local_relation", "sample", "with_relations", "collect_metrics"),
         *(
             "map_partitions",
             "group_map",
@@ -555,10 +557,11 @@ def _contains(plan: Any, name: str) -> bool:
 class PlanReader:
     """Reads an analyzed plan, from its leaves to the root."""
 
-    def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None) -> None:
-        """``static`` gets the plans of static tables by the positions of their nodes."""
+    def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None, zone: str = "UTC") -> None:
+        """``static`` gets the plans of static tables by the positions of their nodes. ``zone`` is the time zone."""
         self._jvm = jvm
         self._ansi = ansi
+        self.zone = zone
         self._static = {} if static is None else static
         self._tag = companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
         self.nodes: list[PlanNode] = []
@@ -599,8 +602,8 @@ class PlanReader:
                 input_, expressions = self._with_subqueries(items(plan.projectList()), inputs[0])
                 project = Project(columns=columns, inputs=(input_,), plan_id=plan_id, expressions=expressions)
                 return self.add(project, ids)
-            case "Filter":
-                return self._filter(plan, inputs[0])
+            case "Filter" | "CollectMetrics":
+                return self._filter(plan, inputs[0]) if name == "Filter" else read_observe(self, plan, inputs[0])
             case "EventTimeWatermark":
                 column = self.expressions([plan.eventTime()], inputs[0])[0]
                 assert isinstance(column, Column)

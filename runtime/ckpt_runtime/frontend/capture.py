@@ -204,12 +204,6 @@ class Capture:
             if kind == "read" and message.read.is_streaming:
                 self._replace_source(message)
                 return
-            if kind == "collect_metrics":
-                raise PlanError(
-                    "observe",
-                    "the engine does not collect metrics of a frame; write them with a second query, such as "
-                    "frame.groupBy().agg(...), or compute them in foreachBatch",
-                )
             if kind in _MAY_BE_STATIC:
                 self._note_static(message)
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):

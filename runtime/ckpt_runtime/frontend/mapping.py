@@ -24,6 +24,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.observe import add_observe
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
@@ -35,6 +36,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Join,
     Limit,
     MapPartitions,
+    Observe,
     PlanNode,
     Project,
     Repartition,
@@ -389,8 +391,9 @@ class QueryMapper:
                 inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
                 return self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
-            case Filter():
-                return add_filter(self, node, inputs, schema)
+            case Filter() | Observe():
+                add: Any = add_filter if isinstance(node, Filter) else add_observe
+                return tuple(add(self, node, inputs, schema))
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
@@ -605,6 +608,8 @@ def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
     trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
     if isinstance(spec, specs.EvaluateSpec):
         trees = [tree for _, tree in spec.columns]
+    if isinstance(spec, specs.ObserveSpec):
+        trees = [*spec.arguments, *(tree for _, tree in spec.results)]
     if isinstance(spec, specs.ExpandSpec):
         trees = [tree for row in spec.rows for tree in row]
     if isinstance(spec, specs.JoinSpec) and spec.condition is not None:

@@ -6,6 +6,7 @@ Spark marks event time in the metadata of columns; a key with that mark ends its
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
@@ -120,20 +121,8 @@ def _aggregate(
     grouping = items(plan.groupingExpressions())
     keys = list(reader.expressions(grouping, input_, aggregates=True))
     results = reader.expressions(items(plan.aggregateExpressions()), input_, aggregates=True)
-    calls: list[Call] = []
-    for result in results:
-        _collect(result, calls)
     arguments: list[Expression] = [*keys]
-    aggregates = []
-    for call in calls:
-        positions = []
-        for argument in call.arguments:
-            if argument not in arguments:
-                arguments.append(argument)
-            positions.append(arguments.index(argument))
-        settings = {key: value for key, value in call.settings.items() if key not in ("aggregate", FILTERED)}
-        filtered = bool(call.settings.get(FILTERED))
-        aggregates.append(TypedAggregate(call.function, tuple(positions), call.type, call.mode, filtered, settings))
+    calls, aggregates = collected(results, arguments)
     prepared = tuple(TypedColumn(f"_{at}", argument.type) for at, argument in enumerate(arguments))
     before = reader.add(Project(columns=prepared, inputs=(input_,), expressions=tuple(arguments)), ())
     outcome = prepared[: len(keys)] + tuple(
@@ -150,7 +139,30 @@ def _aggregate(
         session=next((at for at, mark in enumerate(marks) if _SESSION in mark), None),
     )
     grouped = reader.add(node, ())
-    known = [*keys, *calls]
+    finished = tuple(over_results(result, [*keys, *calls]) for result in results)
+    return reader.add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
+
+
+def collected(results: Sequence[Expression], arguments: list[Expression]) -> tuple[list[Call], list[TypedAggregate]]:
+    """Returns the aggregates in expressions, as calls and over ``arguments``, to which it adds their arguments."""
+    calls: list[Call] = []
+    for result in results:
+        _collect(result, calls)
+    aggregates = []
+    for call in calls:
+        positions = []
+        for argument in call.arguments:
+            if argument not in arguments:
+                arguments.append(argument)
+            positions.append(arguments.index(argument))
+        settings = {key: value for key, value in call.settings.items() if key not in ("aggregate", FILTERED)}
+        filtered = bool(call.settings.get(FILTERED))
+        aggregates.append(TypedAggregate(call.function, tuple(positions), call.type, call.mode, filtered, settings))
+    return calls, aggregates
+
+
+def over_results(result: Expression, known: Sequence[Expression]) -> Expression:
+    """Returns an expression over columns for ``known`` ones: keys, and the results of aggregates."""
 
     def computed(tree: Expression) -> Expression | None:
         if tree in known:
@@ -159,8 +171,7 @@ def _aggregate(
             raise UnsupportedExpressionError("an aggregation", "a result uses a column that is not one of its keys")
         return None
 
-    finished = tuple(rewritten(result, computed) for result in results)
-    return reader.add(Project(columns=columns, inputs=(grouped,), expressions=finished), ids)
+    return rewritten(result, computed)
 
 
 def _collect(tree: Expression, calls: list[Call]) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from ckpt_runtime.expressions.nodes import Expression, Mode
 from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.graph.specs import ObserveSpec
 
 
 class TypedColumn(msgspec.Struct, frozen=True):
@@ -168,6 +169,12 @@ class Expand(_Node, frozen=True, tag="expand", kw_only=True):
     rows: tuple[tuple[Expression, ...], ...]
 
 
+class Observe(_Node, frozen=True, tag="observe", kw_only=True):
+    """Passes the rows on, and computes metrics of them for reports of progress."""
+
+    spec: ObserveSpec
+
+
 class Deduplicate(_Node, frozen=True, tag="deduplicate", kw_only=True):
     """Passes the first row of each key. ``event_time`` is the column by which rows are late.
 
@@ -192,6 +199,7 @@ PlanNode: TypeAlias = (
     | Limit
     | Expand
     | Deduplicate
+    | Observe
     | Generate
     | MapPartitions
     | StatefulFunction

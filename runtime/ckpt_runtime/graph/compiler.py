@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
@@ -37,6 +38,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     JoinSpec,
     MapInArrowSpec,
+    ObserveSpec,
     OperatorSpec,
     PythonFunctionsSpec,
     RangeReaderSpec,
@@ -352,6 +354,7 @@ def _connect(operators: list[_Operator]) -> None:
 _PASS_RANGES_ON = (
     WatermarkSpec,
     ConditionSpec,
+    ObserveSpec,
     EvaluateSpec,
     GenerateSpec,
     PythonFunctionsSpec,
@@ -489,4 +492,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
         alignment_group=_alignment_group(node.spec),
+        observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
     )

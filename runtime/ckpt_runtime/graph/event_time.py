@@ -29,13 +29,14 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     JoinSpec,
     LimitSpec,
+    ObserveSpec,
     ProcessSpec,
     PythonFunctionsSpec,
     StaticJoinSpec,
     WatermarkSpec,
 )
 
-_KEEP_COLUMNS = (ConditionSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
+_KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
 
 

@@ -41,6 +41,7 @@ class OperatorNode:
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
     ``alignment_group`` is the group of a source's readers whose watermarks are aligned; None without alignment.
+    ``observation`` is the JSON text of an ``observe``'s :class:`ObserveSpec`, by which the driver computes metrics.
     """
 
     uid: str
@@ -52,6 +53,7 @@ class OperatorNode:
     output_directory: str | None = None
     transaction_timeout_ms: int | None = None
     alignment_group: str | None = None
+    observation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,13 +178,13 @@ class JobGraph:
     def fingerprint(self) -> str:
         """Equal for two runs of the same deterministic entry point; leaves the configuration and texts out.
 
-        It also leaves out timeouts and groups, which graphs that an earlier version stored lack.
+        It also leaves out timeouts, groups and observations, which graphs that an earlier version stored lack.
         """
         document = self.to_json()
         del document["configuration"], document["explained"]
         for vertex in document["vertices"]:
             for operator in vertex["operators"]:
-                del operator["transaction_timeout_ms"], operator["alignment_group"]
+                del operator["transaction_timeout_ms"], operator["alignment_group"], operator["observation"]
         return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
     @property

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Expression
-from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.graph.aggregates import GroupAggregate
 
 FILE_FORMATS = frozenset({"delta", "parquet"})
@@ -204,6 +205,47 @@ class GroupSpec:
         removed = [pa.field(REMOVED, pa.bool_())] if self.session is not None and self.mode == "complete" else []
         results = (pa.field(aggregate.name, aggregate.result) for aggregate in self.aggregates)
         return pa.schema([*grouped, *results, *removed])
+
+
+class ObservedAggregate(msgspec.Struct, frozen=True):
+    """One aggregate over arguments, by their positions. Spark allows neither FILTER nor DISTINCT here."""
+
+    function: str
+    arguments: tuple[int, ...]
+    type: SparkType
+    ansi: bool = True
+    settings: dict[str, Any] = {}
+
+
+class ObserveSpec(msgspec.Struct, frozen=True):
+    """Passes rows on, and computes metrics of all that pass between two checkpoints.
+
+    ``arguments`` are expressions over the input's columns, ``results`` over the aggregates' results, by the names of
+    the metrics. ``zone`` is the time zone in which timestamps are shown.
+    """
+
+    name: str
+    arguments: tuple[Expression, ...]
+    aggregates: tuple[ObservedAggregate, ...]
+    results: tuple[tuple[str, Expression], ...]
+    zone: str = "UTC"
+
+    @property
+    def group(self) -> GroupSpec:
+        """The aggregation of all rows, without keys, over columns for the arguments."""
+        schema = pa.schema([(f"_{at}", arrow_type(tree.type)) for at, tree in enumerate(self.arguments)])
+        aggregates = tuple(
+            GroupAggregate(
+                each.function,
+                tuple(f"_{at}" for at in each.arguments),
+                f"_agg{number}",
+                arrow_type(each.type),
+                each.ansi,
+                settings=each.settings,
+            )
+            for number, each in enumerate(self.aggregates)
+        )
+        return GroupSpec(schema, (), aggregates, "update")
 
 
 REMOVED = "$removed"
@@ -444,6 +486,7 @@ OperatorSpec = (
     SourceSpec
     | MapInArrowSpec
     | ConditionSpec
+    | ObserveSpec
     | EvaluateSpec
     | GenerateSpec
     | PythonFunctionsSpec

@@ -155,6 +155,10 @@ class EndedJob:
     def exception_history(self, limit: int) -> ExceptionHistory:
         return ExceptionHistory(self._exceptions[:limit], truncated=len(self._exceptions) > limit)
 
+    async def progress(self) -> list[dict[str, Any]]:
+        """No reports: those of the driver that ran the job ended with it."""
+        return []
+
     def result(self) -> ExecutionResult:
         overview = self._overview
         status = self.status if self.status.is_globally_terminal else None

@@ -12,7 +12,7 @@ from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
@@ -439,6 +439,10 @@ class JobMaster:
 
     def result(self) -> ExecutionResult:
         return self.view.result()
+
+    async def progress(self) -> list[dict[str, Any]]:
+        """The reports of the progress of all queries, oldest first."""
+        return await asyncio.to_thread(self._shell.progress.reports)
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         return self._shell.checkpoint_config()

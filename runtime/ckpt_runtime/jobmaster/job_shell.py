@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 
@@ -19,14 +20,16 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
+from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
-from ckpt_runtime.jobmaster.job_settings import processes_backlog, shown_settings
+from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView
+from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
@@ -83,9 +86,14 @@ class JobShell:
     ) -> None:
         self.core = job_core
         self.view = JobView(submission)
+        self.progress = JobProgress(submission.job_id, submission.submitted_at_ms)
         self._announcer = announcer or JobAnnouncer(submission.job_id)
         self._announcer.begin(job_core)
         self._submission = submission
+        # Log lines of everything that the job starts name it.
+        with about(job_id=submission.job_id, job_name=submission.graph.name):
+            self._context = copy_context()
+        self._state_backend = BACKEND_NAMES[submission.configuration.get(StateOptions.BACKEND_TYPE)]
         self._host = host
         self._tasks = tasks
         self._record = submission.record
@@ -133,20 +141,20 @@ class JobShell:
             return
         self._busy = True
         try:
-            with about(job_id=self._submission.job_id, job_name=self._submission.graph.name):
-                while self._inbox:
-                    self._take(self._inbox.popleft())
+            self._context.run(self._take_all)
         finally:
             self._busy = False
 
-    def _take(self, event: JobInput) -> None:
-        if isinstance(event, JobEvent):
-            self.view.touched()
-        for output in self.core.handle(event, self._host.now()):
-            self._execute(output)
-            # Announced after execution: listeners look at the job on a change, so the job has to show it already.
-            self._announcer.announce(output)
-        self._announcer.looked(self.core)
+    def _take_all(self) -> None:
+        while self._inbox:
+            event = self._inbox.popleft()
+            if isinstance(event, JobEvent):
+                self.view.touched()
+            for output in self.core.handle(event, self._host.now()):
+                self._execute(output)
+                # Announced after execution: listeners look at the job on a change, so it has to show it already.
+                self._announcer.announce(output)
+            self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
         """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""
@@ -213,15 +221,17 @@ class JobShell:
                             checkpoint_id, "a worker whose subtasks are to be triggered is lost"
                         )
                     )
-            case checkpoint_out.NotifyComplete(checkpoint_id, _, tasks):
+            case checkpoint_out.NotifyComplete(checkpoint_id, begun, tasks):
                 # A checkpoint has just been stored, so storage answers: failed deletions are retried without waiting
                 # for their pause.
                 self.storage.retry_deletions()
                 crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
                 crash_point("notify-after")
+                self.progress.completed(checkpoint_id, begun, self._host.now().abs_ms, self.core.graph)
             case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
                 self._tasks.abort(checkpoint_id, latest_completed, tasks)
+                self.progress.aborted(checkpoint_id)
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
                 self._schedule(timer, at_rel_ms, checkpoint_on.TimerFired(timer, generation))
             case checkpoint_out.CancelTimer(timer):
@@ -305,6 +315,7 @@ class JobShell:
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
+        self.progress.deployed()
         # A slot whose loss was reported to this job has been removed from them.
         slots = self._slots.held
         # Slots were acquired before the state was restored, which took time: any of them may have been lost since.
@@ -446,6 +457,7 @@ class JobShell:
                 self._align(self._alignment.ended(execution.key))
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
+                self.progress.acknowledged(message.checkpoint_id, execution.key, message.intervals)
                 self.tell(
                     checkpoint_on.Acknowledged(
                         message.checkpoint_id, execution, message.directory, message.state, message.metrics
@@ -465,6 +477,7 @@ class JobShell:
                 self.tell(job_on.TaskRunning(execution))
             case ExecutionState.FINISHED:
                 self.view.enter(execution, state)
+                self.progress.ended(execution.key, message.intervals)
                 self._align(self._alignment.ended(execution.key))
                 self.tell(job_on.TaskFinished(execution))
             case ExecutionState.CANCELED:
@@ -568,6 +581,8 @@ class JobShell:
 
     def _end(self, ended: job_out.JobEnded) -> None:
         self._ends_as = ended.status
+        if ended.status is JobStatus.FINISHED:
+            self.progress.finished(self._host.now().abs_ms, self.core.graph)
         self.view.ended(ended.cause)
         self._slots.release_all()
         self._consequences.forget()
@@ -589,8 +604,14 @@ class JobShell:
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         """The settings in effect now."""
-        known = self.core
-        return shown_settings(known.coordinator.configuration, known.configuration, known.overrides)
+        settings = self.core.coordinator.configuration
+        return EffectiveCheckpointConfig(
+            settings,
+            exactly_once=settings.exactly_once,
+            state_backend=self._state_backend,
+            checkpoint_storage="FileSystemCheckpointStorage",
+            overrides=tuple(self.core.overrides.given),
+        )
 
     def references(self) -> References:
         """The snapshots that this job needs."""

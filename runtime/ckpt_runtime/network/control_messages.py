@@ -7,6 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
+from ckpt_runtime.checkpoint.measures import Intervals
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
@@ -273,13 +274,17 @@ class Canceled(Message, frozen=True):
 
 
 class TaskStateChanged(Message, frozen=True):
-    """The state of a subtask has changed; ``failure`` is the cause if it FAILED."""
+    """The state of a subtask has changed; ``failure`` is the cause if it FAILED.
+
+    ``intervals`` are the measures of one that is FINISHED which no completed checkpoint has reported.
+    """
 
     deployment: int
     vertex_id: str
     subtask: NonNegative
     state: TaskState
     failure: TaskFailure | None = None
+    intervals: Intervals = ()
 
     def __post_init__(self) -> None:
         """Checks that a failed task has a cause."""
@@ -297,7 +302,10 @@ class EndOfDataReport(Message, frozen=True):
 
 
 class AcknowledgeCheckpoint(Message, frozen=True):
-    """``directory`` is the one that the trigger named, since the same number may have been used twice."""
+    """``directory`` is the one that the trigger named, since the same number may have been used twice.
+
+    ``intervals`` are the measures that this checkpoint may have to report: see ``checkpoint/measures.py``.
+    """
 
     deployment: int
     vertex_id: str
@@ -306,6 +314,7 @@ class AcknowledgeCheckpoint(Message, frozen=True):
     directory: str
     state: SubtaskState
     metrics: CheckpointMetrics
+    intervals: Intervals = ()
 
     def __post_init__(self) -> None:
         """Validates at the sender: an error here fails one checkpoint, while one at the receiver costs the worker."""

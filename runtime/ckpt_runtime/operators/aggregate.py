@@ -10,10 +10,14 @@ when the watermark reaches its end; never in mode complete, in which changed ses
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.graph.schemas import aggregate_output_schema, aggregate_type
 from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
@@ -37,6 +41,7 @@ class AggregateOperator(Operator):
     """
 
     requires_final_checkpoint = False
+    state_operator = "stateStoreSave"
 
     def __init__(self, spec: AggregateSpec, input_schema: pa.Schema | None = None) -> None:
         self._spec = spec
@@ -61,7 +66,12 @@ class AggregateOperator(Operator):
         except pa.ArrowInvalid as error:
             assert self._schema is not None
             raise output_schema_error(self.context.uid, batch.schema, self._schema) from error
+        self.rows_updated += batch.num_rows
         self.output.emit(result)
+
+    def measured(self) -> OperatorMeasures:
+        table = self._table
+        return replace(super().measured(), stored_rows=len(table) if isinstance(table, Sized) else None)
 
     def _open_table(self, input_schema: pa.Schema) -> KeyedAggregates:
         self._schema = aggregate_output_schema(input_schema, self._spec)
@@ -84,6 +94,7 @@ class DeduplicateOperator(GroupStateOperator):
 
     def __init__(self, spec: DeduplicateSpec) -> None:
         super().__init__(spec.schema, spec.keys, spec.event_time)
+        self.state_operator = "dedupe" if spec.within_ms is None else "dedupeWithinWatermark"
         self._spec = spec
 
     @property

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.conformed import conformed
@@ -143,6 +145,7 @@ class GroupStateOperator(Operator):
             ends = pc.fill_null(ends.cast(pa.int64()), NEVER)
         batch = pa.RecordBatch.from_arrays([*columns, ends.cast(TIME)], schema=self._row_schema)
         self._buffer.append(batch, slots, np.zeros(rows, dtype=np.uint8))
+        self.rows_updated += rows
 
     def process_watermark(self, timestamp_ms: int) -> None:
         """Ends the groups whose end the watermark has reached. At the end of data, open groups stay in state."""
@@ -151,10 +154,12 @@ class GroupStateOperator(Operator):
             if self._next_affected <= bound:
                 self.add_waiting()
             self._watermark = self._watermark_to_keep = timestamp_ms
+            before = len(self._buffer)
             for rows in self._buffer.expired(bound):
                 for start in range(0, len(rows), OUTPUT_ROWS):
                     part = rows[start : start + OUTPUT_ROWS]
                     self.ended(self._buffer.take(part, range(len(self._row_schema) - 1)))
+            self.rows_removed += before - len(self._buffer)
             self._buffers.compact_if_due()
         elif timestamp_ms == MAX_WATERMARK:
             self.add_waiting()
@@ -168,6 +173,10 @@ class GroupStateOperator(Operator):
 
     def finish(self) -> None:
         self.add_waiting()
+
+    def measured(self) -> OperatorMeasures:
+        stored = {"stored_rows": len(self._buffer), "stored_bytes": self._buffer.nbytes, "watermark": self._watermark}
+        return replace(super().measured(), **stored)
 
     def snapshot(self, checkpoint_id: int) -> None:
         self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)

@@ -45,6 +45,7 @@ class GroupOperator(GroupStateOperator):
 
     def __init__(self, spec: GroupSpec) -> None:
         super().__init__(spec.schema, spec.keys, spec.event_time)
+        self.state_operator = "stateStoreSave" if spec.session is None else "sessionWindowStateStoreSaveExec"
         self._spec = spec
         self._aggregates = GroupAggregates(spec)
         self._partial = self._aggregates.partial_schema

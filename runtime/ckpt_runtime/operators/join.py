@@ -15,7 +15,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
@@ -81,6 +83,7 @@ class JoinOperator(Operator):
     """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is part of the state."""
 
     requires_final_checkpoint = False
+    state_operator = "symmetricHashJoin"
 
     def __init__(self, spec: JoinSpec) -> None:
         self._spec = spec
@@ -205,6 +208,7 @@ class JoinOperator(Operator):
             batch, slots, found = batch.filter(pa.array(keep)), slots[keep], found[keep]
         if batch.num_rows:
             side.buffer.append(batch, slots, found)
+            self.rows_updated += batch.num_rows
 
     def _emit_unmatched(self, side: _Side, batch: pa.RecordBatch) -> None:
         if side.outer and batch.num_rows:
@@ -225,10 +229,17 @@ class JoinOperator(Operator):
         self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
 
     def _forget(self, side: _Side, bound: int) -> None:
+        before = len(side.buffer)
         for rows in side.buffer.expired(bound):
             if side.outer and len(rows):
                 columns = side.buffer.take(rows, range(len(side.spec.schema)))
                 self.output.emit(self._result.unmatched(side.number, columns))
+        self.rows_removed += before - len(side.buffer)
+
+    def measured(self) -> OperatorMeasures:
+        buffers = [side.buffer for side in self._sides]
+        rows, size = sum(map(len, buffers)), sum(buffer.nbytes for buffer in buffers)
+        return replace(super().measured(), stored_rows=rows, stored_bytes=size, watermark=self._watermark_to_keep)
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 from msgspec import Meta
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.failure_report import printable
@@ -168,6 +169,15 @@ class Operator(ABC):
     bad_rows_dropped: int = 0
     """Rows that were left out since ``open`` because an expression failed for them; read by the heartbeat."""
 
+    state_operator: str = ""
+    """Spark's name of the operator, if it keeps state of keys."""
+
+    rows_updated: int = 0
+    """Rows that were put into state since ``open``."""
+
+    rows_removed: int = 0
+    """Rows that were removed from state since ``open`` because event time has passed them."""
+
     pending_rows: int | None = None
     """Rows that wait to be read, as far as a source knows; set by the operator's thread, read by the heartbeat."""
 
@@ -248,6 +258,22 @@ class Operator(ABC):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """The synchronous part: put list states into ``context.operator_state``; the subtask takes keyed state."""
+
+    def measured(self) -> OperatorMeasures:
+        """The counts since ``open``, and what else was measured since the last call. Called with each snapshot."""
+        return OperatorMeasures(
+            self.context.uid,
+            self.state_operator,
+            late=self.late_rows_dropped,
+            updated=self.rows_updated,
+            removed=self.rows_removed,
+            bad=self.bad_rows_dropped,
+            pending=self.pending_rows,
+        )
+
+    def combined(self, observed: Sequence[bytes]) -> bytes:
+        """Combines partial results of ``observe``."""
+        raise TypeError(f"operator {self.context.uid!r} observes nothing")
 
     def align(self, minimum: int) -> None:
         """The event time of the group of sources that this one belongs to; called for the head of a chain."""

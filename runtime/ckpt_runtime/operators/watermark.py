@@ -17,7 +17,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import EventTimes, OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.specs import WatermarkSpec
@@ -106,6 +108,7 @@ class WatermarkOperator(Operator):
         self._most_looks = 0
         self._looks = 0
         self._idle = False
+        self._times: EventTimes | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
@@ -144,17 +147,26 @@ class WatermarkOperator(Operator):
                 self.output.emit_watermark(self._emitted)
         self.output.emit(batch)
         column = batch.column(self._column)
-        greatest = pc.max(column).cast(pa.int64()).as_py()
+        numbers = column.cast(pa.int64())
+        least, greatest = pc.min_max(numbers).as_py().values()
         if greatest is None:
             return
         # Rounded down, since rounding up would make rows of the same millisecond late.
         multiply, divide = _PER_MS[column.type.unit]
+        total = pc.sum(numbers.cast(pa.float64(), safe=False)).as_py() * multiply / divide  # integers could overflow
+        rows = len(numbers) - numbers.null_count
+        times = EventTimes(least * multiply // divide, greatest * multiply // divide, total, rows)
+        self._times = times if self._times is None else self._times.and_(times)
         reached = greatest * multiply // divide - self._delay_ms
         self._next = reached if self._next is None else max(self._next, reached)
         chain = self.context.chain_time
         chain.reached_ms = reached if chain.reached_ms is None else max(chain.reached_ms, reached)
         if not self._by_ranges:
             self._catch_up()
+
+    def measured(self) -> OperatorMeasures:
+        times, self._times = self._times, None
+        return replace(super().measured(), event_times=times, watermark=self._to_keep)
 
     def process_end_of_range(self) -> None:
         self._catch_up()

@@ -174,6 +174,10 @@ class KeyedRowBuffer(Protocol):
 
     def __len__(self) -> int: ...
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the rows in memory."""
+
     def append(self, batch: pa.RecordBatch, slots: AnyArray, matched: AnyArray) -> None:
         """Adds rows after the existing rows of their keys; ``matched`` says (0 or 1) which have already found a match.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import pyarrow as pa
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, Operator, OperatorContext
@@ -170,6 +172,7 @@ class OperatorChain:
         self._outputs: list[_NextOperator | ChainEnd] = [*map(_NextOperator, self.operators[1:]), end]
         self._backends = [context.keyed_state for context in contexts if context.keyed_state is not None]
         self._opened = 0
+        self._measured: list[OperatorMeasures] = []
         self._with_limit = [each for each in self.operators if type(each).is_full is not Operator.is_full]
 
     @property
@@ -193,6 +196,11 @@ class OperatorChain:
             self.operators[position].open(self.contexts[position], self._outputs[position])
 
     @property
+    def is_open(self) -> bool:
+        """Whether all operators were opened, and not closed since."""
+        return self._opened == len(self.operators)
+
+    @property
     def requires_final_checkpoint(self) -> bool:
         """Whether any operator requires one."""
         return any(operator.requires_final_checkpoint for operator in self.operators)
@@ -211,6 +219,20 @@ class OperatorChain:
     def has_commits_left(self) -> bool:
         """Whether an operator still commits completed checkpoints."""
         return any(operator.has_commits_left for operator in self.operators)
+
+    def measured(self, rows_in: int) -> tuple[OperatorMeasures, ...]:
+        """What the operators have measured since the last call. ``rows_in`` counts the rows that came to the chain."""
+        received = (rows_in, *(output.rows for output in self._outputs[:-1]))
+        counts = []
+        for operator, came, output in zip(self.operators, received, self._outputs, strict=True):
+            counts.append(replace(operator.measured(), rows_in=came, rows_out=output.rows))
+        before, self._measured = self._measured, counts
+        return tuple(now.less(then) for now, then in zip(counts, before, strict=True)) if before else tuple(counts)
+
+    def combined(self, uid: str, observed: Sequence[bytes]) -> bytes:
+        """Combines what the ``observe`` of that uid has observed in several intervals."""
+        [operator] = [each for each in self.operators if each.context.uid == uid]
+        return operator.combined(observed)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         for operator in self.operators:

@@ -40,6 +40,7 @@ from ckpt_runtime.graph.specs import (
     JoinSpec,
     LimitSpec,
     MapInArrowSpec,
+    ObserveSpec,
     OperatorSpec,
     ProcessSpec,
     PythonFunctionsSpec,
@@ -58,6 +59,7 @@ from ckpt_runtime.operators.aggregate import AggregateOperator, DeduplicateOpera
 from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
+from ckpt_runtime.operators.observe import ObserveOperator
 from ckpt_runtime.operators.operator import ChainTime, Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.operators.python_functions import MapInArrowOperator, PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
@@ -199,6 +201,7 @@ class TaskThread:
 
 _OF_SPEC: dict[type, Callable[..., Operator]] = {
     ConditionSpec: ConditionOperator,
+    ObserveSpec: ObserveOperator,
     EvaluateSpec: EvaluateOperator,
     ExpandSpec: ExpandOperator,
     GenerateSpec: GenerateOperator,

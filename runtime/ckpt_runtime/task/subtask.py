@@ -22,6 +22,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
 )
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.measures import Interval
 from ckpt_runtime.failure_report import log_failure
 from ckpt_runtime.network.elements import (
     CancelCheckpoint,
@@ -181,6 +182,7 @@ class Subtask:
         self.index = index
         self.name = name
         self.state = TaskState.INITIALIZING
+        self.last_intervals: tuple[Interval, ...] = ()
         self.metrics = SubtaskMetrics()
         self.gate = gate
         self.chain = chain
@@ -610,6 +612,7 @@ class Subtask:
         self.checkpoints.close()
         if self._restored is not None:
             self._restored.close()
+        self.last_intervals = self.checkpoints.last_intervals() if state is TaskState.FINISHED else ()
         for failure in self.chain.close():
             log_failure(logger, logging.ERROR, f"closing {self.name} failed", failure)
             # An operator that failed to close may not have written its last rows.

@@ -32,6 +32,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     TakeSnapshot,
 )
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.measures import Interval, OpenIntervals
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfPartition
 from ckpt_runtime.network.gate import InputChannel, InputGate
@@ -70,6 +71,7 @@ class SubtaskSnapshot:
     operators: tuple[OperatorSnapshot, ...]
     in_flight: InFlight
     measures: SnapshotMeasures
+    intervals: tuple[Interval, ...] = ()
 
     def release(self) -> None:
         """Releases the frozen state of a snapshot that will not be written."""
@@ -140,6 +142,7 @@ class SubtaskCheckpoints:
         self._writing: set[int] = set()
         self.final_checkpoint: int | None = None
         self.persisted = PersistedBuffers()
+        self._intervals = OpenIntervals(subtask.chain.combined)
         self.records = False
 
     def work(self) -> bool:
@@ -248,6 +251,7 @@ class SubtaskCheckpoints:
         self._aborted = {known for known in self._aborted if known > checkpoint_id}
         self._writing = {known for known in self._writing if known > checkpoint_id}
         self.persisted.completed(checkpoint_id)
+        self._intervals.completed(checkpoint_id)
 
     def aborted(self, checkpoint_id: int) -> None:
         """The coordinator aborted the checkpoint. If its barriers have not arrived yet, downstream is notified when
@@ -256,9 +260,17 @@ class SubtaskCheckpoints:
         if checkpoint_id > self._latest:
             self._aborted.add(checkpoint_id)
         self.persisted.aborted(checkpoint_id)
+        self._intervals.aborted(checkpoint_id)
         self._writing.discard(checkpoint_id)
         self._discard(checkpoint_id)
         self.handle(AbortedByCoordinator(checkpoint_id))
+
+    def last_intervals(self) -> tuple[Interval, ...]:
+        """The measures of a subtask that has finished which no completed checkpoint has reported."""
+        chain = self._subtask.chain
+        if not chain.is_open:  # it had finished before the checkpoint that it was restored from
+            return ()
+        return self._intervals.add(Interval(self._latest + 1, chain.measured(self._subtask.metrics.rows_in)))
 
     def close(self) -> None:
         """Discards the snapshots that are still open."""
@@ -319,6 +331,7 @@ class SubtaskCheckpoints:
             operator.snapshot(checkpoint_id)
             keyed = None if context.keyed_state is None else context.keyed_state.snapshot(checkpoint_id, properties)
             operators.append(OperatorSnapshot(context.uid, context.operator_state.snapshot(), keyed))
+        intervals = self._intervals.add(Interval(checkpoint_id, chain.measured(self._subtask.metrics.rows_in)))
         measures = SnapshotMeasures(
             start_delay_ms=max(0, now.abs_ms - barrier.timestamp_ms - alignment_ms),
             alignment_ms=alignment_ms,
@@ -329,7 +342,7 @@ class SubtaskCheckpoints:
         # The barrier was sent in order but is still queued: at its deadline it overtakes the elements before it.
         turnable = _may_overtake(barrier) and not overtaking and chain.end.holds_barrier(checkpoint_id)
         self._open[checkpoint_id] = _OpenSnapshot(
-            SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures),
+            SubtaskSnapshot(barrier, tuple(operators), InFlight(), measures, intervals),
             restored,
             outputs,
             inputs,

@@ -453,7 +453,7 @@ class TaskWorker:
         with about(vertex_id=subtask.vertex_id, subtask=subtask.index):
             failure = None if error is None else _logged(f"subtask {subtask.name} failed", error)
         if (sender := self._sender(subtask)) is not None:
-            self._report(TaskStateChanged(*sender, subtask.state, failure))
+            self._report(TaskStateChanged(*sender, subtask.state, failure, subtask.last_intervals))
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -519,7 +519,11 @@ class TaskWorker:
         async_ms = round((time.monotonic() - start) * 1000)
         metrics, directory = _metrics(measures, written, async_ms), barrier.options.directory
         try:
-            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, directory, written.state, metrics))
+            self._report(
+                AcknowledgeCheckpoint(
+                    *sender, barrier.checkpoint_id, directory, written.state, metrics, snapshot.intervals
+                )
+            )
         except ValueError as error:  # the state contains values that a document cannot hold, or is too large
             written.files.discard()
             self._decline_failed(subtask, barrier.checkpoint_id, error)

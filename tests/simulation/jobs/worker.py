@@ -276,7 +276,7 @@ class SimulatedWorker:
             return
         failure = None if error is None else describe_error(error)
         if (sender := self._sender(subtask)) is not None:
-            self._report(TaskStateChanged(*sender, subtask.state, failure))
+            self._report(TaskStateChanged(*sender, subtask.state, failure, subtask.last_intervals))
 
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         if (sender := self._sender(subtask)) is not None:
@@ -354,7 +354,9 @@ class SimulatedWorker:
         sender = self._sender(subtask)
         if sender is not None:
             where, state = barrier.options.directory, written.state
-            self._report(AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics))
+            self._report(
+                AcknowledgeCheckpoint(*sender, barrier.checkpoint_id, where, state, metrics, snapshot.intervals)
+            )
 
     def _sender(self, subtask: Subtask) -> tuple[int, str, int] | None:
         """None for a subtask of an earlier deployment, whose snapshot may still be written."""

@@ -33,7 +33,7 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "barrier": lambda rows: rows.mapInPandas(lambda frames: frames, rows.schema, barrier=True),
     "generator": lambda rows: rows.select(F.json_tuple("country", F.col("country"))),
     "Python in a lambda": lambda rows: rows.select(F.transform(F.array("country"), F.udf(str, "string"))),
-    "observe": lambda rows: rows.observe("seen", F.count("*")),
+    "observe": lambda rows: rows.observe("seen", F.collect_list("country")),
     "session": lambda rows: (
         rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
     ),

@@ -7,6 +7,7 @@ subtask's thread. The backend opens no files: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -161,7 +162,9 @@ class MemoryKeyedStateBackend(TableBackend):
             if not properties.is_savepoint:
                 self._increments.begun(checkpoint_id)
             if not canonical:
-                named = {name: NamedState(frozen[name], _descriptor_of(state)) for name, state in states.items()}
+                named = {
+                    name: NamedState(frozen[name], partial(_descriptor_of, state)) for name, state in states.items()
+                }
                 return IncrementalSnapshot(
                     named, self.key_groups, self.max_parallelism, self._increments, checkpoint_id, properties
                 )
@@ -192,6 +195,7 @@ class MemoryKeyedStateBackend(TableBackend):
                 state.load(_rows_of(state, evolve(state.name, batch, wanted)))
             if restored.descriptor == state.descriptor():
                 state.begin_changes()
+        state.descriptor()  # now, because it takes milliseconds, which a snapshot must not
         self._states[state.name] = state
 
     def _claim(self, name: str, kind: str) -> UnclaimedState | None:

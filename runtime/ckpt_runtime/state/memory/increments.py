@@ -14,7 +14,7 @@ The subtask's thread takes snapshots and reports outcomes; other threads write.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import is_
@@ -53,10 +53,10 @@ class Freezable(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NamedState:
-    """A frozen state and its descriptor."""
+    """A frozen state; ``descriptor`` gives its descriptor, from any thread."""
 
     frozen: Freezable
-    descriptor: dict[str, Any]
+    descriptor: Callable[[], dict[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class IncrementalSnapshot:
         if not self._properties.is_savepoint:
             self._increments.stored(self._id, parts)
         listed = [[part.name, part.key_groups.first, part.key_groups.last] for part in parts]
-        states = {name: state.descriptor for name, state in self._states.items()}
+        states = {name: state.descriptor() for name, state in self._states.items()}
         stored = {part.name: part.file for part in parts}
         return (IncrementalKeyedStateHandle(self._key_groups, HASHMAP, stored, {"states": states, "parts": listed}),)
 

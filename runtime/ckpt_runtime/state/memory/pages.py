@@ -81,6 +81,7 @@ def _by_group(table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> Iterat
     # The kernel checks no bounds: a row of another key group would be counted outside of the array.
     order_by_group(read_only(groups), owned.first, counted, order)
     ends = counted.tolist()
+    table = table.combine_chunks()  # each call that takes rows would do it
     start = 0
     for first, last in _runs(ends):
         # A bounded number of rows at a time: all of them in order would be a second table.

@@ -109,6 +109,7 @@ class PartWriter:
     def _write(self, runs: list[Run], table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> None:
         order = np.empty(len(groups), dtype=np.int64)
         order_by_group(read_only(groups), owned.first, np.zeros(len(owned), dtype=np.int64), order)
+        table = table.combine_chunks()  # each call that takes rows would do it
         for start in range(0, len(order), ROWS_WRITTEN):
             places = order[start : start + ROWS_WRITTEN]
             taken = table.take(columns.arrow_from_numpy(pa.int64(), places)).combine_chunks()
@@ -158,6 +159,9 @@ class StoredPart:
             footer = decoded(bytes(read(length - _TAIL_BYTES - size, size)), Footer)
         if footer.version != 1:
             raise CorruptStateError(f"part {name!r} has version {footer.version}, this release reads 1")
+        for run in (run for section in footer.sections for run in (*section.rows, *section.removed)):
+            if run.first > run.last:
+                raise CorruptStateError(f"part {name!r} has a batch of the key groups {run.first} to {run.last}")
         return cls(key_groups, read, footer)
 
     def share_of(self, key_groups: KeyGroupRange) -> float:
@@ -198,6 +202,8 @@ def merged(
     schema = stored_rows.schema_from_json(descriptor.get("schema"))
     numbered = pa.schema([*schema, pa.field(ROW, pa.int64())]) if descriptor["kind"] == "rows" else schema
     identity = pa.schema([each for each in numbered if each.name.startswith(KEY_PREFIX) or each.name == ROW])
+    if not identity.names:
+        raise CorruptStateError(f"state {name!r} has a schema without keys")
     # Key groups of which an older part may have more.
     open_groups = np.zeros(max_parallelism, dtype=bool)
     open_groups[owned.first : owned.last + 1] = True

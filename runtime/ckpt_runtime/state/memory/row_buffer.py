@@ -160,6 +160,11 @@ class RowBuffer:
         """The number of live rows in memory."""
         return self._rows.rows - self.dead
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the rows in memory, those that are removed but not freed among them."""
+        return sum(segment.nbytes for segment in self._rows.segments)
+
     def _clear(self) -> None:
         self.dead = 0
         self._latest: AnyArray | None = None

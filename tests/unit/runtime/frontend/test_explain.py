@@ -195,14 +195,3 @@ def test_program_prints_what_it_explains_and_the_plan_keeps_it(explain: Any, col
 def test_mode_about_the_execution_by_spark_is_refused(mode: str) -> None:
     with pytest.raises(PlanError, match=mode):
         explained(lambda frame: frame.explain(mode=mode))
-
-
-@pytest.mark.parametrize(
-    ("call", "named"),
-    [
-        (lambda frame: frame.observe("seen", frame.amount).schema, "observe: .*second query"),
-    ],
-)
-def test_operation_on_metrics_is_refused_with_the_way_out(call: Any, named: str) -> None:
-    with pytest.raises(PlanError, match=named):
-        explained(call)

@@ -24,6 +24,7 @@ from ckpt_runtime.graph.specs import (
     GenerateSpec,
     JoinSide,
     MapInArrowSpec,
+    ObserveSpec,
     OperatorSpec,
     PythonFunctionsSpec,
     RangeReaderSpec,
@@ -297,7 +298,7 @@ def spec_of(kind: type) -> Any:
 
 
 PASS_RANGES_ON = {
-    *(WatermarkSpec, ConditionSpec, EvaluateSpec, MapInArrowSpec),
+    *(WatermarkSpec, ConditionSpec, ObserveSpec, EvaluateSpec, MapInArrowSpec),
     *(GenerateSpec, PythonFunctionsSpec, StaticJoinSpec),
 }
 

@@ -6,9 +6,11 @@ Operations finish after a number of polls, so that tests see them in progress wi
 from __future__ import annotations
 
 import hashlib
+import uuid
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import (
@@ -487,6 +489,15 @@ class FakeGateway:
     async def exception_history(self, job_id: str, max_entries: int) -> g.ExceptionHistory:
         entries = self._job(job_id).exceptions
         return g.ExceptionHistory(tuple(entries[:max_entries]), len(entries) > max_entries)
+
+    async def progress(self, job_id: str) -> list[dict[str, Any]]:
+        self._job(job_id)
+        rates = {"inputRowsPerSecond": 60.0, "processedRowsPerSecond": 60.0}
+        offsets = {"startOffset": None, "endOffset": None, "latestOffset": None}
+        source = {"description": "orders", **offsets, "numInputRows": 600, **rates, "metrics": {"pendingRecords": "0"}}
+        report = {"id": str(uuid.UUID(job_id)), "name": "totals", "batchId": 3, "numInputRows": 600, **rates}
+        report |= {"stateOperators": [], "sources": [source], "sink": {"description": "totals", "numOutputRows": 12}}
+        return [{**report, "observedMetrics": {"orders": {"rows": 600}}}]
 
     async def execution_result(self, job_id: str) -> g.ExecutionResult:
         job = self._job(job_id)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.rest.bodies import MAX_BODY_BYTES, JsonRefused, parse_json
+from ckpt_runtime.rest.exchange import MAX_BODY_BYTES, JsonRefused, parse_json
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 
@@ -19,7 +19,8 @@ BAD_IDS = [
 ]  # fmt: skip
 JOB_PATHS = [
     ("GET", ""), ("PATCH", ""), ("GET", "/status"), ("GET", "/plan"), ("GET", "/config"), ("GET", "/metrics"),
-    ("GET", "/exceptions"), ("GET", "/execution-result"), ("GET", "/accumulators"), ("GET", "/jobmanager/config"),
+    ("GET", "/exceptions"), ("GET", "/execution-result"), ("GET", "/progress"),
+    ("GET", "/accumulators"), ("GET", "/jobmanager/config"),
     ("GET", "/checkpoints"), ("GET", "/checkpoints/config"), ("GET", "/checkpoints/configuration"),
     ("PATCH", "/checkpoints/configuration"), ("DELETE", "/checkpoints/configuration"), ("POST", "/checkpoints"),
     ("POST", "/savepoints"), ("POST", "/stop"), ("GET", f"/vertices/{VERTICES[0]}"),

@@ -320,6 +320,7 @@ class _Ending:
     """Looks like a subtask, its job, and the keyed state of its snapshot; it ends when that is written, or before."""
 
     vertex_id, index, name = VERTEX, 0, "s"
+    last_intervals = ()
 
     def __init__(self, *, ends_while_writing: bool) -> None:
         self.deployment = DEPLOYMENT

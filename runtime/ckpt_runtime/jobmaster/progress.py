@@ -1,0 +1,272 @@
+"""Reports of a job's progress: what its queries have done between two completed checkpoints, in Spark's JSON form.
+
+Subtasks send measures with their acknowledgements; those of completed checkpoints are added up here. Reports are kept
+in memory only, and only the last ones, as in Spark.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ckpt_runtime.checkpoint.executions import SubtaskKey
+from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures, since
+from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
+from ckpt_runtime.graph.schema import decoded
+from ckpt_runtime.graph.specs import READER_SUFFIX, ObserveSpec
+
+MOST_REPORTS = 100
+"""Number of checkpoints whose reports a job keeps, as Spark does by default."""
+_SINKS = frozenset({"sink", "drill_sink"})
+_SUFFIX = "-sink"
+_LATEST_MS = 253_402_300_799_999
+"""The end of the year 9999."""
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorTotals:
+    """The measures of all subtasks of an operator in one interval. The watermark is the least one."""
+
+    rows_in: int = 0
+    rows_out: int = 0
+    late: int = 0
+    updated: int = 0
+    removed: int = 0
+    bad: int = 0
+    stored_rows: int | None = None
+    stored_bytes: int = 0
+    state: str = ""
+    subtasks: int = 0
+    watermark: int | None = None
+    event_times: EventTimes | None = None
+    observed: tuple[bytes, ...] = ()
+    pending: int | None = None
+
+    def and_(self, more: OperatorMeasures) -> OperatorTotals:
+        """With those of a subtask."""
+        times = self.event_times if more.event_times is None else more.event_times
+        if self.event_times is not None and more.event_times is not None:
+            times = self.event_times.and_(more.event_times)
+        return OperatorTotals(
+            self.rows_in + more.rows_in,
+            self.rows_out + more.rows_out,
+            self.late + more.late,
+            self.updated + more.updated,
+            self.removed + more.removed,
+            self.bad + more.bad,
+            _sum(self.stored_rows, more.stored_rows),
+            self.stored_bytes + (more.stored_bytes or 0),
+            more.state or self.state,
+            self.subtasks + 1,
+            more.watermark if self.watermark is None else min(self.watermark, *_known(more.watermark)),
+            times,
+            (*self.observed, more.observed) if more.observed else self.observed,
+            _sum(self.pending, more.pending),
+        )
+
+
+def _known(value: int | None) -> tuple[int, ...]:
+    return () if value is None else (value,)
+
+
+def _sum(first: int | None, second: int | None) -> int | None:
+    known = (*_known(first), *_known(second))
+    return sum(known) if known else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Checkpoint:
+    """What a completed checkpoint reports. ``since_ms`` is when the one before it began."""
+
+    id: int
+    since_ms: int
+    begun_ms: int
+    duration_ms: int
+    graph: JobGraph
+    totals: Mapping[str, OperatorTotals]
+
+
+class JobProgress:
+    """The measures of one job under one driver."""
+
+    def __init__(self, job_id: str, started_at_ms: int) -> None:
+        self._id = str(uuid.UUID(job_id))
+        self._reported_at_ms = started_at_ms
+        self._completed = -1
+        self._acknowledged: dict[int, dict[SubtaskKey, Sequence[Interval]]] = {}
+        self._ended: dict[SubtaskKey, Sequence[Interval]] = {}
+        self._checkpoints: deque[_Checkpoint] = deque(maxlen=MOST_REPORTS)
+        self._reports: dict[int, tuple[str, ...]] = {}
+
+    def deployed(self) -> None:
+        """Begins a new attempt. Rows that no completed checkpoint covers are read again, and measured again."""
+        self._completed = -1
+        self._acknowledged, self._ended = {}, {}
+
+    def acknowledged(self, checkpoint_id: int, subtask: SubtaskKey, intervals: Sequence[Interval]) -> None:
+        """Keeps what the acknowledgement of a pending checkpoint says."""
+        self._acknowledged.setdefault(checkpoint_id, {})[subtask] = intervals
+
+    def ended(self, subtask: SubtaskKey, intervals: Sequence[Interval]) -> None:
+        """Keeps the last measures of a subtask that has finished."""
+        self._ended[subtask] = intervals
+
+    def aborted(self, checkpoint_id: int) -> None:
+        """Forgets a checkpoint that will not complete."""
+        self._acknowledged.pop(checkpoint_id, None)
+
+    def completed(self, checkpoint_id: int, begun_ms: int, now_ms: int, graph: JobGraph) -> None:
+        """Makes the report of a completed checkpoint."""
+        totals: dict[str, OperatorTotals] = {}
+        for intervals in {**self._acknowledged.get(checkpoint_id, {}), **self._ended}.values():
+            for interval in since(intervals, self._completed, checkpoint_id):
+                latest = interval is intervals[-1]
+                for measures in interval.operators:
+                    totals[measures.uid] = totals.get(measures.uid, OperatorTotals()).and_(
+                        measures if latest else _without_levels(measures)
+                    )
+        self._acknowledged = {id_: known for id_, known in self._acknowledged.items() if id_ > checkpoint_id}
+        self._completed = checkpoint_id
+        duration = max(0, now_ms - begun_ms)
+        self._checkpoints.append(_Checkpoint(checkpoint_id, self._reported_at_ms, begun_ms, duration, graph, totals))
+        self._reported_at_ms = begun_ms
+
+    def finished(self, now_ms: int, graph: JobGraph) -> None:
+        """Makes the report of what no checkpoint has covered when all subtasks have finished."""
+        ended = [interval for intervals in self._ended.values() for interval in intervals]
+        left = since(ended, self._completed, 1 << 62)
+        if any(measures.rows_out or measures.rows_in for interval in left for measures in interval.operators):
+            self.completed(max(interval.checkpoint_id for interval in left), now_ms, now_ms, graph)
+
+    def reports(self) -> list[dict[str, Any]]:
+        """The reports of all queries, oldest first. Blocks while it computes what frames have observed."""
+        found = {known.id: self._reports.get(known.id) or tuple(self._texts(known)) for known in [*self._checkpoints]}
+        self._reports = found
+        return [json.loads(text) for texts in found.values() for text in texts]
+
+    def _texts(self, checkpoint: _Checkpoint) -> Iterator[str]:
+        for uid in checkpoint.graph.sinks:
+            yield json.dumps(_report(self._id, checkpoint, uid))
+
+
+def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
+    from msgspec.structs import replace
+
+    return replace(measures, stored_rows=None, stored_bytes=None, pending=None)
+
+
+def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:
+    """The operators whose rows reach a sink, itself the last one."""
+    vertex = next(vertex for vertex in graph.vertices if any(node.uid == sink for node in vertex.operators))
+    found, todo = {vertex.id}, [vertex.id]
+    while todo:
+        for edge in graph.inputs(todo.pop()):
+            if edge.source not in found:
+                found.add(edge.source)
+                todo.append(edge.source)
+    return [node for each in graph.vertices if each.id in found for node in each.operators]
+
+
+def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]:
+    """The report of one query."""
+    nodes = _above(checkpoint.graph, sink)
+    totals = {node.uid: checkpoint.totals.get(node.uid, OperatorTotals()) for node in nodes}
+    seconds = max(1, checkpoint.begun_ms - checkpoint.since_ms) / 1000
+    sources = [_source(node, nodes, totals, seconds) for node in nodes if node.kind == "source"]
+    rows = sum(source["numInputRows"] for source in sources)
+    last = next(node for node in nodes if node.uid == sink)
+    observed = dict(_observed(nodes, totals))
+    event_time = _event_time(nodes, totals)
+    return {
+        "id": query_id,
+        "runId": query_id,
+        "name": last.name if last.uid == f"{last.name}{_SUFFIX}" else None,
+        "timestamp": spark_time(checkpoint.begun_ms),
+        "batchId": checkpoint.id,
+        "batchDuration": checkpoint.duration_ms,
+        "numInputRows": rows,
+        "inputRowsPerSecond": rows / seconds,
+        "processedRowsPerSecond": rows / seconds,
+        "durationMs": {"triggerExecution": checkpoint.duration_ms},
+        **({"eventTime": event_time} if event_time else {}),
+        "stateOperators": [_state(totals[node.uid]) for node in reversed(nodes) if totals[node.uid].state],
+        "sources": sources,
+        "sink": {"description": last.name, "numOutputRows": totals[sink].rows_in},
+        **({"observedMetrics": observed} if observed else {}),
+    }
+
+
+def _source(
+    node: OperatorNode, nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTotals], seconds: float
+) -> dict[str, Any]:
+    reader = next((each.uid for each in nodes if each.uid == node.uid + READER_SUFFIX), node.uid)
+    read = totals[reader]
+    metrics = {"numBadRecordsDropped": str(sum(each.bad for each in totals.values()))}
+    if read.pending is not None:
+        metrics["pendingRecords"] = str(read.pending)
+    offsets = dict.fromkeys(("startOffset", "endOffset", "latestOffset"))
+    rate = read.rows_out / seconds
+    rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
+    return {"description": node.name, **offsets, "numInputRows": read.rows_out, **rates, "metrics": metrics}
+
+
+def _state(totals: OperatorTotals) -> dict[str, Any]:
+    """An operator with state. Spark's times of parts of a batch have no meaning between checkpoints."""
+    return {
+        "operatorName": totals.state,
+        "numRowsTotal": totals.stored_rows or 0,
+        "numRowsUpdated": totals.updated,
+        "allUpdatesTimeMs": 0,
+        "numRowsRemoved": totals.removed,
+        "allRemovalsTimeMs": 0,
+        "commitTimeMs": 0,
+        "memoryUsedBytes": totals.stored_bytes,
+        "numRowsDroppedByWatermark": totals.late,
+        "numShufflePartitions": totals.subtasks,
+        "numStateStoreInstances": totals.subtasks,
+    }
+
+
+def _event_time(nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTotals]) -> dict[str, str]:
+    """Event times of the rows, and the time that all operators have reached: at least 1970, as in Spark.
+
+    The end of data is a watermark, too, which lies behind all times that have a text.
+    """
+    marked = [node for node in nodes if node.kind == "watermark"]
+    if not marked:
+        return {}
+    found: EventTimes | None = None
+    for node in marked:
+        times = totals[node.uid].event_times
+        if times is not None:
+            found = times if found is None else found.and_(times)
+    marks = [each.watermark for each in totals.values() if each.watermark is not None]
+    reached = min((mark for mark in marks if mark <= _LATEST_MS), default=0)
+    shown = {"watermark": spark_time(max(0, reached))}
+    if found is not None and found.rows:
+        mean = int(found.total / found.rows)
+        shown |= {"max": spark_time(found.greatest), "min": spark_time(found.least), "avg": spark_time(mean)}
+    return shown
+
+
+def _observed(
+    nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTotals]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields the name and the metrics of each ``observe``."""
+    for node in nodes:
+        if node.observation is not None:
+            # Imported here, because compiled kernels take a second to load, and few jobs observe anything.
+            from ckpt_runtime.operators.observe import Observation
+
+            spec = decoded(node.observation.encode(), ObserveSpec)
+            yield spec.name, Observation(spec).results(totals[node.uid].observed)
+
+
+def spark_time(millis: int) -> str:
+    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970."""
+    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

@@ -1,0 +1,135 @@
+"""Reports of progress: from the measures of subtasks to what a query has done between two checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
+from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
+from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress
+
+JOB = "0" * 32
+SOURCE, SINK = "a" * 32, "b" * 32
+GRAPH = JobGraph(
+    "job",
+    (
+        JobVertex(SOURCE, (OperatorNode("in", "in", "source"), OperatorNode("time", "time", "watermark")), 2),
+        JobVertex(SINK, (OperatorNode("state", "state", "aggregate"), OperatorNode("out-sink", "out", "sink")), 1),
+    ),
+    (JobEdge(SOURCE, SINK, Partitioning.HASH, ("k",)),),
+)
+END_OF_DATA = (1 << 63) - 1
+
+
+def read(checkpoint_id: int, rows: int, times: EventTimes | None = None, watermark: int | None = None) -> Interval:
+    time = OperatorMeasures("time", rows_in=rows, rows_out=rows, event_times=times, watermark=watermark)
+    return Interval(checkpoint_id, (OperatorMeasures("in", rows_out=rows, bad=1, pending=rows), time))
+
+
+def written(checkpoint_id: int, rows: int, stored: int, late: int = 0, watermark: int | None = None) -> Interval:
+    state = OperatorMeasures(
+        "state", "stateStoreSave", late=late, updated=rows, stored_rows=stored, watermark=watermark
+    )
+    return Interval(checkpoint_id, (state, OperatorMeasures("out-sink", rows_in=rows)))
+
+
+def complete(progress: JobProgress, id_: int, reads: list[list[Interval]], *writes: Interval) -> dict[str, Any]:
+    """Acknowledges and completes a checkpoint, and returns its report."""
+    for subtask, intervals in enumerate(reads):
+        progress.acknowledged(id_, (SOURCE, subtask), intervals)
+    progress.acknowledged(id_, (SINK, 0), writes)
+    progress.completed(id_, id_ * 1000, id_ * 1000 + 30, GRAPH)
+    return progress.reports()[-1]
+
+
+def test_report_adds_up_the_subtasks_of_an_interval() -> None:
+    progress = JobProgress(JOB, 0)
+    first, second = EventTimes(1_000, 9_000, 10_000.0, 2), EventTimes(500, 2_000, 2_500.0, 2)
+    report = complete(
+        progress, 2, [[read(2, 30, first, 8_000)], [read(2, 10, second, 1_500)]], written(2, 7, 5, 3, 1_500)
+    )
+    assert report["name"] == "out"
+    assert report["batchId"] == 2
+    assert report["numInputRows"] == 40
+    assert report["inputRowsPerSecond"] == report["processedRowsPerSecond"] == 20.0
+    assert report["eventTime"] == {
+        "watermark": "1970-01-01T00:00:01.500Z",
+        "min": "1970-01-01T00:00:00.500Z",
+        "max": "1970-01-01T00:00:09.000Z",
+        "avg": "1970-01-01T00:00:03.125Z",
+    }
+    [state] = report["stateOperators"]
+    assert state["operatorName"] == "stateStoreSave"
+    assert [state[key] for key in ("numRowsTotal", "numRowsUpdated", "numRowsDroppedByWatermark")] == [5, 7, 3]
+    [source] = report["sources"]
+    assert source["numInputRows"] == 40
+    assert source["metrics"] == {"numBadRecordsDropped": "2", "pendingRecords": "40"}
+    assert report["sink"] == {"description": "out", "numOutputRows": 7}
+
+
+def test_rows_of_an_aborted_checkpoint_are_part_of_the_next_report_and_its_levels_are_not() -> None:
+    progress = JobProgress(JOB, 0)
+    progress.acknowledged(1, (SOURCE, 0), [read(1, 30)])
+    progress.aborted(1)
+    report = complete(progress, 2, [[read(1, 30), read(2, 5)]], written(1, 9, 6), written(2, 1, 4))
+    assert report["numInputRows"] == 35
+    assert report["stateOperators"][0]["numRowsTotal"] == 4
+    assert report["stateOperators"][0]["numRowsUpdated"] == 10
+
+
+def test_interval_that_an_earlier_checkpoint_has_reported_is_not_reported_again() -> None:
+    progress = JobProgress(JOB, 0)
+    complete(progress, 1, [[read(1, 30)]], written(1, 9, 6))
+    assert complete(progress, 2, [[read(1, 30), read(2, 5)]], written(2, 1, 4))["numInputRows"] == 5
+
+
+def test_new_attempt_reports_nothing_of_the_one_before_it() -> None:
+    progress = JobProgress(JOB, 0)
+    complete(progress, 5, [[read(5, 1)]])
+    progress.acknowledged(6, (SOURCE, 0), [read(6, 30)])
+    progress.ended((SOURCE, 1), [read(6, 30)])
+    progress.deployed()
+    assert complete(progress, 7, [[read(7, 2)]])["numInputRows"] == 2
+
+
+def test_rows_of_subtasks_that_finished_are_reported_once_with_the_next_checkpoint() -> None:
+    progress = JobProgress(JOB, 0)
+    complete(progress, 1, [[read(1, 1)], [read(1, 1)]])
+    progress.ended((SOURCE, 0), [read(2, 10)])
+    assert complete(progress, 3, [[], [read(3, 5)]])["numInputRows"] == 15
+    progress.ended((SOURCE, 1), [read(4, 2)])
+    progress.finished(9_000, GRAPH)
+    assert [report["numInputRows"] for report in progress.reports()] == [2, 15, 2]
+
+
+def test_job_that_finished_with_everything_reported_has_no_further_report() -> None:
+    progress = JobProgress(JOB, 0)
+    complete(progress, 1, [[read(1, 1)]])
+    progress.ended((SOURCE, 0), [read(2, 0)])
+    progress.finished(9_000, GRAPH)
+    assert len(progress.reports()) == 1
+
+
+def test_only_the_last_reports_are_kept() -> None:
+    progress = JobProgress(JOB, 0)
+    for id_ in range(MOST_REPORTS + 5):
+        complete(progress, id_, [[read(id_, 1)]])
+    assert [report["batchId"] for report in progress.reports()] == [*range(5, MOST_REPORTS + 5)]
+
+
+@pytest.mark.parametrize(
+    ("watermarks", "reported"),
+    [
+        ((None, None), "1970-01-01T00:00:00.000Z"),
+        ((END_OF_DATA, 1_700_000_000_122), "2023-11-14T22:13:20.122Z"),
+        ((-5, None), "1970-01-01T00:00:00.000Z"),
+    ],
+)
+def test_report_has_the_least_watermark_that_is_not_the_end_of_data(
+    watermarks: tuple[int | None, int | None], reported: str
+) -> None:
+    progress = JobProgress(JOB, 0)
+    report = complete(progress, 1, [[read(1, 1, watermark=watermarks[0])]], written(1, 1, 1, watermark=watermarks[1]))
+    assert report["eventTime"] == {"watermark": reported}
