@@ -176,6 +176,13 @@ class Conditions:
         if not self.left.keys:
             raise PlanError("join", "a join of streams needs an equality between a column of each side")
         exact = self._exact_bounds()
+        if exact is None and self.how != "inner":
+            raise PlanError(
+                "join",
+                f"a {self.how} join of streams needs a watermark on both sides (withWatermark), and a condition that "
+                "bounds the time between two matching rows, such as right_time BETWEEN left_time AND left_time + "
+                "INTERVAL 1 HOUR: otherwise it is never certain that a row has no match",
+            )
         within = None if exact is None else (exact[0] // 1000, -(-exact[1] // 1000))
         sides = [
             JoinSide(
