@@ -129,7 +129,7 @@ def measure_cells(cells: Sequence[tuple[str, float]], options: argparse.Namespac
 
 @dataclass
 class Window:
-    """What was seen of a job between two moments."""
+    """The observations of a job between two moments."""
 
     before: Report
     after: Report
@@ -217,7 +217,7 @@ def _now_ms() -> int:
 def queued_bytes(vertices: Sequence[IoMetrics]) -> int:
     """Rows between the vertices of one chain of them, in bytes: what each has written and the next has not read.
 
-    Each worker tells of all its vertices at once, but workers do so at different moments of a second: a moment's
+    Each worker reports all its vertices at once, but workers report at different moments of a second: a moment's
     figure may be off by what their rates differ in that time.
     """
     total = 0.0

@@ -1,4 +1,4 @@
-"""What checkpoints cost in throughput: one job of keyed_count whose interval is patched from window to window.
+"""The cost of checkpoints in throughput: one job of keyed_count whose interval is patched from window to window.
 
 Windows with checkpoints every ``--interval-ms`` and windows without any take turns in one run, since a machine's speed
 changes more from minute to minute than a checkpoint costs. ``cost_percent`` is the median over pairs of neighbours.
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _pairs(job: BenchmarkJob, options: argparse.Namespace) -> list[tuple[float, float]]:
-    """Rows per second with and without checkpoints, window beside window; the order turns from pair to pair."""
+    """Rows per second with and without checkpoints, in alternating windows; the order turns from pair to pair."""
     pairs = []
     for number in range(int(options.seconds / (2 * options.window_s))):
         rates: dict[bool, float] = {}

@@ -1,4 +1,4 @@
-"""A session without Spark in a process of its own, whose REST API counts what it is asked. Argument: the file READY.
+"""A session without Spark in a process of its own, whose REST API counts its requests. Argument: the file READY.
 
 READY gets two addresses: that of the counted API, and that of an uncounted one, which also serves the counts.
 """
@@ -28,7 +28,7 @@ _COUNTS = "/benchmark/requests"
 
 
 class Counting:
-    """An application and how often each request came, as ``GET /jobs/<id>``."""
+    """An application, and how often it received each request, as ``GET /jobs/<id>``."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -54,7 +54,7 @@ class CountedSession:
     uncounted_url: str
 
     def requests(self) -> Counter[str]:
-        """What has come so far."""
+        """The requests so far."""
         return Counter(httpx.get(self.uncounted_url + _COUNTS, timeout=60).raise_for_status().json())
 
 

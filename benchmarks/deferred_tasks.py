@@ -1,8 +1,7 @@
 """Deferred tasks without workers: ``python -m benchmarks.deferred_tasks RUN_ID`` in the environment of an Airflow.
 
-Reads triggers as JSON from stdin, ``[[class, keyword arguments], ...]``, and leaves in the database what a worker
-leaves there that defers a task: for each a trigger, and an instance of the DAG's task that waits for it, by its map
-index.
+Reads triggers as JSON from stdin, ``[[class, keyword arguments], ...]``, and writes the same rows into the database as
+a worker that defers a task: for each a trigger, and an instance of the DAG's task that waits for it, by its map index.
 """
 
 from __future__ import annotations

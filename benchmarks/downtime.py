@@ -1,16 +1,17 @@
 """Seconds without output of a running job that is changed: from its last row to its first after.
 
 With ``--kind rescale`` it grows to twice its parallelism and shrinks back, again and again; the first time also
-launches a barrier stage, which costs no downtime: the job runs meanwhile. With ``--kind config`` an option of its
-configuration changes that needs a restart, in place. With ``--kind savepoint-resume`` the same change is made without
-that: the job is stopped with a savepoint and submitted again.
+launches a barrier stage, which costs no downtime: the job runs during that time. With ``--kind config`` an option of
+its configuration changes that needs a restart, in place. With ``--kind savepoint-resume`` the same change is made by a
+new job: the job is stopped with a savepoint and submitted again.
 
 With the other kinds a process is killed: ``slot``, a slot's agent, once all slots have their spare workers;
 ``executor``, a JVM of a Spark cluster, with half of the slots; ``driver``, the leading driver, its JVM included, while
-another session stands by.
+another session is the standby.
 
-Each change comes when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much state
-to be restored, in values of 500 bytes that no compression makes smaller, each of which is compared when it changes.
+Each change is made when the job has completed a checkpoint since the last one. With ``--state-mb`` there is so much
+state to be restored, in values of 500 bytes that no compression makes smaller, each of which is compared when it
+changes.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _take_over(
 
 @dataclass(frozen=True)
 class _Load:
-    """What the job runs, and what it is given; large state is full when a row of each of its ``keys`` has come."""
+    """The program of the job, and its arguments; large state is full when a row of each of its ``keys`` has arrived."""
 
     pipeline: str
     keys: int
@@ -201,7 +202,7 @@ def _configuration(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _newest(job: BenchmarkJob) -> Report:
-    """What the subtasks of the newest attempt say; those that are no more leave their last word behind."""
+    """The reports of the subtasks of the newest attempt; of those that have ended the last report stays."""
     subtasks = job.report().subtasks
     newest = max(document["attempt"] for document in subtasks.values())
     return Report({index: document for index, document in subtasks.items() if document["attempt"] == newest})
@@ -241,7 +242,7 @@ def _resume(job: BenchmarkJob, change: _Change) -> tuple[BenchmarkJob, int]:
 
 
 def _kill_slot(job: BenchmarkJob, _: _Change) -> tuple[BenchmarkJob, int]:
-    """After a loss they come back within seconds, and the next one is not measured before."""
+    """After a loss they are replaced within seconds, and the next one is not measured before."""
     job.wait_for("spare workers", lambda: len(job.ready_workers()) >= 2 * PARALLELISM, TIMEOUT_S)
     worker = job.active_worker()
     (agent_of(worker) or worker).kill()

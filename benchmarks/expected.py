@@ -125,7 +125,7 @@ class Savepoint:
     def totals(self, uid: str, keys: int, form: str = "int") -> Totals:
         """The state of operator ``uid``: a state whose first columns are the key, the count and the sum.
 
-        Keys have one of the :data:`KEY_FORMS`. Raises KeyError for one that is none of the ``keys``.
+        Keys have one of the :data:`KEY_FORMS`. Raises KeyError for a key that is not one of the ``keys``.
         """
         known = None if form == "int" else pa.array(scattered(np.arange(keys)))
         totals = Totals(np.zeros(keys, dtype=np.int64), np.zeros(keys, dtype=np.int64))

@@ -1,4 +1,5 @@
-"""What all benchmarks share: a session in Spark's local mode, a job in it, the sink's reports, and the JSON line.
+"""The common parts of all benchmarks: a session in Spark's local mode, a job in it, the sink's reports, and the JSON
+line.
 
 Never prints anything else on stdout. A benchmark that finds its result wrong raises :class:`BenchmarkError`.
 """
@@ -97,7 +98,7 @@ def backend_configuration(backend: str) -> dict[str, str]:
 
 @dataclass
 class Report:
-    """What the sink's subtasks have said last, by subtask."""
+    """The last reports of the sink's subtasks, by subtask."""
 
     subtasks: dict[int, dict[str, Any]]
 
@@ -197,7 +198,7 @@ class BenchmarkJob:
         """Raises BenchmarkError when the job ends or the time is over before the condition holds."""
         deadline, look_at = time.monotonic() + timeout_s, 0.0
         while not condition():
-            if time.monotonic() >= look_at:  # each asks the driver, which has other things to do
+            if time.monotonic() >= look_at:  # each is a request to the driver, which has other work
                 self.check_alive()
                 look_at = time.monotonic() + ALIVE_S
             if time.monotonic() > deadline:
@@ -209,7 +210,7 @@ class BenchmarkJob:
         self.wait_for("the first rows", lambda: len(self.report().subtasks) == self._parallelism, START_TIMEOUT_S)
 
     def wait_for_spares(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every slot has its warm spare: one that still starts takes the time of a core."""
+        """Until every slot has its warm spare: one that is still starting takes the time of a core."""
 
         def ready() -> bool:
             ports = [listening_port(worker) for worker in workers_of(self.session.info.pid)]
@@ -218,7 +219,7 @@ class BenchmarkJob:
         self.wait_for("a spare worker in every slot", ready, timeout_s)
 
     def let_run(self, seconds: float, sample: Callable[[], None] | None = None) -> None:
-        """Sleeps beside the job, saying now and then how far it is; raises when it ends meanwhile.
+        """Sleeps while the job runs and prints its progress now and then; raises when the job ends.
 
         ``sample`` is called about every second.
         """
@@ -260,7 +261,7 @@ class BenchmarkJob:
         return [worker for worker in workers_of(self.session.info.pid) if listening_port(worker) is not None]
 
     def io_metrics(self) -> list[IoMetrics]:
-        """What each vertex has read and written, in topological order, as of its workers' last heartbeats."""
+        """The rows that each vertex has read and written, in topological order, as of its workers' last heartbeats."""
         return [vertex.io for vertex in self._client.job_details(self.id).vertices]
 
     def metric(self, name: str) -> int:
@@ -338,7 +339,7 @@ class BenchmarkJob:
         return self.stop(drain=True)
 
     def stop(self, *, drain: bool = False) -> str:
-        """Stops the job with a savepoint, from which it can go on unless it is drained; its URL."""
+        """Stops the job with a savepoint, from which it can continue unless it is drained; its URL."""
         trigger = self._client.stop_with_savepoint(self.id, str(self.session.directory / "savepoints"), drain=drain)
         status = self._client.wait_for_operation("savepoint", trigger, self.id, timeout_s=120, poll_interval_s=0.02)
         self._client.wait_for_state(self.id, ["FINISHED"], timeout_s=60, poll_interval_s=0.02)
@@ -367,7 +368,7 @@ def standby(
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         stack.push(partial(_show_log, log_file))
-        # A benchmark that is told to end takes its session along.
+        # A benchmark that receives a signal to end ends its session, too.
         stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _end))
         stack.callback(lambda: starting.exception() or stop_session(starting.result()))
         starting = stack.enter_context(ThreadPoolExecutor(1)).submit(
@@ -404,7 +405,7 @@ def _show_log(log_file: Path, kind: type[BaseException] | None, *_: object) -> N
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
-    """The value that ``share`` (0..1) of all values do not exceed; None of none."""
+    """The value that ``share`` (0..1) of all values do not exceed; None for no values."""
     if not values:
         return None
     ordered = sorted(values)
@@ -426,7 +427,7 @@ def emit(name: str, options: argparse.Namespace, measures: Mapping[str, Any], pe
 
 
 def run_main(main: Callable[[], None]) -> None:
-    """Runs a benchmark; one that is void ends with code 1 and a line on stderr."""
+    """Runs a benchmark; an invalid one ends with code 1 and a line on stderr."""
     try:
         main()
     except (BenchmarkError, CkptClientError) as error:

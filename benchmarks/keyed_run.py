@@ -17,7 +17,7 @@ WARM_UP_S = 5.0
 
 @dataclass
 class KeyedRun:
-    """What one run measured; ``checkpoints`` are those triggered and completed in the window."""
+    """The measures of one run; ``checkpoints`` are those triggered and completed in the window."""
 
     rows_per_s: float
     peak_rss_mb: int = 0
@@ -64,7 +64,7 @@ def _measured(job: BenchmarkJob, seconds: float) -> KeyedRun:
 
 
 def check(job: BenchmarkJob, savepoint_url: str, keys: int, form: str = "int") -> None:
-    """The sink saw every row once, and the state is what the generator's definition says. Raises BenchmarkError."""
+    """The sink received every row once, and the state equals the generator's definition. Raises BenchmarkError."""
     report = job.report()
     savepoint = expected.Savepoint(savepoint_url)
     positions = savepoint.positions("source")

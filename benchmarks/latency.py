@@ -1,4 +1,4 @@
-"""Milliseconds from a source's stamp to the operator behind one shuffle, at a fixed rate of rows."""
+"""Milliseconds from a source's stamp to the operator after one shuffle, at a fixed rate of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A trigger that fires at a moment known beforehand and does nothing else: what is measured with it is Airflow."""
+"""A trigger that fires at a moment known beforehand and does nothing else: it measures Airflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What FLIP-571's PATCH costs: the time until the coordinator uses new values, and the rows that the job loses by it.
+"""The cost of FLIP-571's PATCH: the time until the coordinator uses new values, and the rows that the job loses by it.
 
 Windows with a PATCH every 200 ms alternate with windows without, in the order ABBA so that a drift of the machine hits
 both alike. High availability is on: a PATCH is answered when it is stored. Each PATCH is followed by a GET of the

@@ -51,7 +51,7 @@ class Contest:
 
 
 def contests(options: argparse.Namespace) -> list[Contest]:
-    """The work that was asked for. PyFlink's thread mode is its fastest way to run Python."""
+    """The requested work. PyFlink's thread mode is its fastest way to run Python."""
     if options.what == "backpressure":
         return [backpressure(policy, sleep, options) for sleep in options.sleeps for policy in options.policies]
     seconds = ("--seconds", f"{options.seconds:g}", "--interval-ms", str(options.interval_ms))
@@ -78,7 +78,7 @@ def contests(options: argparse.Namespace) -> list[Contest]:
 
 
 def backpressure(policy: str, sleep_ms: float, options: argparse.Namespace) -> Contest:
-    """One policy at one sleep. Both sides warm up alike, and wait alike for a checkpoint behind the window."""
+    """One policy at one sleep. Both sides warm up alike, and wait alike for a checkpoint after the window."""
     work = ("--sleep-ms", f"{sleep_ms:g}", "--seconds", f"{options.seconds:g}")
     mode: tuple[str, ...] = ("--mode", "unaligned" if policy == "timeout" else policy)
     if policy == "timeout":
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def _is_special(options: argparse.Namespace) -> bool:
-    """Whether it asks for what only one pair of benchmarks can do."""
+    """Whether it requests options that only one pair of benchmarks has."""
     given = (options.keys, options.key, options.cached_keys, options.backend)
     return given != (100_000, "int", None, "memory")
 

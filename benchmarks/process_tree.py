@@ -16,7 +16,7 @@ SAMPLE_S = 0.5
 
 
 def processes_of(root_pid: int) -> list[psutil.Process]:
-    """The process, everything below it, and what else is of the session that it leads; empty when it is gone.
+    """The process, everything below it, and what else is of the session that it leads; empty when it has ended.
 
     An adopted worker is such another one: it outlived the agent that started it.
     """
@@ -95,7 +95,7 @@ def executor_of(worker: psutil.Process) -> psutil.Process | None:
 
 
 def listening_port(process: psutil.Process) -> int | None:
-    """The port of a worker's data exchange; None while it starts, or when it is gone."""
+    """The port of a worker's data exchange; None while it starts, or when it has ended."""
     try:
         ports = [c.laddr.port for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
     except psutil.Error:

@@ -1,7 +1,7 @@
 """Rows that count in the end, of FLIP-76's topology under back-pressure and with a worker killed again and again.
 
 ``--fail-every-s`` after all subtasks run, first and after each recovery, a worker is killed. A row counts once a
-completed checkpoint has it behind the sink: what a failure after the last checkpoint would undo does not.
+completed checkpoint covers its output: rows that a failure after the last checkpoint would undo do not count.
 ``positions_advanced`` says how many recoveries started from a more recent position than the one before: no split of the
 source further back, and more rows out of the source or at the sink.
 """
@@ -42,7 +42,7 @@ RESTARTS = {
 
 @dataclass(frozen=True)
 class Position:
-    """Where a checkpoint stands: rows that each of the source's splits has emitted, and rows at the sink."""
+    """The position of a checkpoint: rows that each of the source's splits has emitted, and rows at the sink."""
 
     emitted: dict[int, int]
     arrived: int
@@ -53,7 +53,7 @@ class Position:
         return cls(checkpoint.positions("source"), checkpoint.rows("verify-sink"))
 
     def is_more_recent_than(self, other: Position) -> bool:
-        """Whether nothing has gone back and something has come forward."""
+        """Whether no position has decreased and one has advanced."""
         if self.arrived < other.arrived:
             return False
         if any(self.emitted.get(split, 0) < rows for split, rows in other.emitted.items()):

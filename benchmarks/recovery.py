@@ -1,7 +1,7 @@
 """Seconds from ``kill -9`` of a worker or of a slot agent to the first row out of the restarted job.
 
-The job is paced and its state small: what is measured is detecting the loss, redeploying and restoring. A kill comes
-when the job has completed a checkpoint since the last one and every slot has its warm spare again.
+The job is paced and its state small: it measures the detection of the loss, the deployment and the restore. A process
+is killed when the job has completed a checkpoint since the last one and every slot has its warm spare again.
 """
 
 from __future__ import annotations

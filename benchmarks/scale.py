@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scale``: what the driver does to deploy a job of many subtasks. No Spark.
+"""``python -m benchmarks.scale``: the work of the driver to deploy a job of many subtasks. No Spark.
 
 Two vertices of ``--subtasks`` subtasks each, with a shuffle between them: the deployments are planned, and encoded as
 for the control connections. The driver does both on its event loop. ``message_bytes`` is the first message of a worker,

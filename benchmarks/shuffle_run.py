@@ -1,4 +1,6 @@
-"""What backpressure and progress share: FLIP-76's topology, its options, the policies, and the check of its result."""
+"""The common parts of backpressure and progress: FLIP-76's topology, its options, the policies, and the check of its
+result.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ def drain_and_check(job: BenchmarkJob) -> None:
 
 
 def faults(positions: dict[int, int], rows_in_state: int, report: Report) -> list[str]:
-    """What is wrong about a drained job whose source has emitted ``positions[s]`` rows of each split ``s``."""
+    """The faults of a drained job whose source has emitted ``positions[s]`` rows of each split ``s``."""
     emitted = sum(positions.values())
     found = sum(int(document["digest"], 16) for document in report.subtasks.values()) % (1 << 64)
     facts = {

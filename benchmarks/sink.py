@@ -75,7 +75,7 @@ def main() -> None:
 
 
 class Target:
-    """Where rows go: a new place for each run, the options that lead there, and a look at what it holds."""
+    """The targets of rows: a new place for each run, its options, and a function that reads its content."""
 
     def __init__(self, kind: str, directory: Path, server: Any = None) -> None:
         self.kind = kind

@@ -1,4 +1,4 @@
-"""What a key of keyed_count's state costs in memory: measured in a process of its own, without a job around it.
+"""The memory of a key of keyed_count's state: measured in a process of its own, without a job around it.
 
 A job's processes hold more that grows with the keys, the checking sink's copy of all counts and sums above all, so
 their size does not tell. Here a backend counts and sums keys in the order in which the generator brings them, and

@@ -34,7 +34,7 @@ Described = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A task that the triggerer has resumed: when its event was written, and what it says."""
+    """A task that the triggerer has resumed: when its event was written, and its content."""
 
     at_ms: float
     event: dict[str, Any]
@@ -65,7 +65,7 @@ class Triggerer:
             raise BenchmarkError(f"nothing could be deferred: {done.stderr[-2000:]}")
 
     def waiting(self, run_id: str) -> int:
-        """How many triggers of a run have said something in their tasks' logs, as each does that waits."""
+        """How many triggers of a run have written to their tasks' logs, as each waiting one does."""
         return len(list(self._airflow.home.glob(f"logs/dag_id={_DAG_ID}/run_id={run_id}/*/*/*.trigger.*.log")))
 
     def resumed(self, run_id: str) -> dict[int, Resumed]:

@@ -1,4 +1,4 @@
-"""What waiting costs: a real triggerer with many deferred waits at one session, and one stream of events for them all.
+"""The cost of waiting: a real triggerer with many deferred waits at one session, and one stream of events for them all.
 
 Three times tasks wait in the same triggerer: ``--waiting`` triggers that fire at moments known beforehand, which is
 Airflow's own floor; ``--few`` waits of the provider; ``--waiting`` waits of the provider. Each time nothing happens
@@ -130,7 +130,7 @@ def round_of(index: int, rounds: int) -> int:
 
 
 class Benchmark:
-    """A triggerer, and a session with a job that takes a checkpoint when it is told to."""
+    """A triggerer, and a session with a job that takes checkpoints on request."""
 
     def __init__(
         self,

@@ -61,7 +61,7 @@ def _shown(rows: DataFrame) -> DataFrame:
 def beside_spark(
     options: Any, directory: Path, program: Path, totals: Callable[[DataFrame], DataFrame]
 ) -> dict[str, Any]:
-    """Runs a program of the engine, and what it computes as a query of Structured Streaming, and compares the rows.
+    """Runs a program of the engine, and the same query in Structured Streaming, and compares the rows.
 
     Each of them runs once before on a part of the rows.
     """

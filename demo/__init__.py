@@ -1,1 +1,1 @@
-"""What the demonstration is made of; never imported by the runtime or by the provider."""
+"""The parts of the demonstration; never imported by the runtime or by the provider."""

@@ -2,8 +2,8 @@
 
 Starts a Kafka broker, a session (a Spark application in local mode) and a real Airflow. People place orders while the
 DAG ``orders_demo`` runs the job that sums them up by minute and country, rescales it and upgrades it. The demonstration
-says what happens at each step, and ends with one line: ``demo: OK, N orders in M rows, 0 lost, 0 duplicated``.
-``KEEP=1`` leaves everything running.
+describes each step, and ends with one line: ``demo: OK, N orders in M rows, 0 lost, 0 duplicated``. ``KEEP=1`` leaves
+everything running.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REPORTED: Final = ("name", "status", "checkpoint_id", "interval_ms", "outcome", 
 
 
 class Console:
-    """Lines with the time since the start; on a terminal also one line that shows what is being waited for."""
+    """Lines with the time since the start; on a terminal also one line that shows the current wait."""
 
     def __init__(self) -> None:
         self._start = time.monotonic()
@@ -105,7 +105,9 @@ def new_airflow(console: Console, session: SessionInfo, data: Path, servers: str
 
 
 def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, shop: Shop, data: Path) -> DagRun:
-    """Runs the DAG to its end, and says when a task has succeeded. Raises SystemExit with a report if the run fails."""
+    """Runs the DAG to its end, and prints a line when a task has succeeded. Raises SystemExit with a report if the run
+    fails.
+    """
     run = airflow.trigger_dag("orders_demo")
     console.say(f"DAG orders_demo runs as {run.run_id}; the results go to the Delta table {data / 'revenue'}")
     said: set[str] = set()
@@ -131,7 +133,7 @@ def run_dag(console: Console, airflow: LocalAirflow, client: CkptClient, shop: S
 
 
 def _detail(airflow: LocalAirflow, run: DagRun, task_id: str) -> str:
-    """The parts of what the task returned that say something to a reader."""
+    """The parts of a task's result that are of interest to a reader."""
     value: Any = airflow.api.xcom(run, task_id)
     if isinstance(value, dict):
         shown = [f"{key} {value[key]}" for key in REPORTED if value.get(key) is not None]
@@ -140,7 +142,7 @@ def _detail(airflow: LocalAirflow, run: DagRun, task_id: str) -> str:
 
 
 def _progress(client: CkptClient, waiting_for: str) -> str:
-    """The step being waited for and what the newest job is doing."""
+    """The step being waited for, and the state of the newest job."""
     jobs = client.list_jobs()
     if not jobs:
         return waiting_for

@@ -44,7 +44,7 @@ class AirflowApi:
 
     @classmethod
     def connect(cls, base_url: str, timeout: float = 60.0) -> Self:
-        """Get a token from an Airflow where everybody is administrator and return a client that uses it.
+        """Get a token from an Airflow in which every user is an administrator, and return a client that uses it.
 
         :raises AirflowApiError: when the server is not reachable yet.
         """
@@ -131,11 +131,11 @@ class AirflowApi:
         return states
 
     def set_task_state(self, run: DagRun, task_id: str, state: str) -> None:
-        """What "mark failed" and "mark success" of the user interface do."""
+        """The action of "mark failed" and "mark success" in the user interface."""
         self.call("PATCH", f"{run.path}/taskInstances/{quote(task_id)}", json={"new_state": state})
 
     def clear_task(self, run: DagRun, task_id: str) -> None:
-        """What "clear" of the user interface does for one task."""
+        """The action of "clear" in the user interface, for one task."""
         body = {"dry_run": False, "dag_run_id": run.run_id, "task_ids": [task_id], "only_failed": False}
         self.call("POST", f"/dags/{quote(run.dag_id)}/clearTaskInstances", json=body)
 

@@ -124,8 +124,8 @@ class LocalAirflow:
             # A file that has changed is read at the next refresh; one that has not, hardly ever again.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "600",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
-            # A triggerer builds its access to the execution API at the first request, which a busy machine may take
-            # longer for than the 30 s in which a killed wait may do what it has to.
+            # A triggerer builds its access to the execution API at the first request, which on a busy machine may take
+            # longer than the 30 s that a killed wait has for its last actions.
             "AIRFLOW__TRIGGERER__ON_KILL_TIMEOUT": "300",
             # The default of 5 s makes tasks fail before they start when the machine is loaded.
             "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "120",
@@ -149,7 +149,7 @@ class LocalAirflow:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What all processes have; for one more that is to find the same database."""
+        """The common parts of all processes; for one more that is to find the same database."""
         return dict(self._env)
 
     # -- life cycle --------------------------------------------------------------------------------------------
@@ -327,7 +327,7 @@ class LocalAirflow:
         return self.api.task_states(run)
 
     def wait_run(self, run: DagRun, deadline: float) -> str:
-        """Wait for a run's end, telling every change of a task's state.
+        """Wait for a run's end, reporting every change of a task's state.
 
         :param deadline: seconds to wait at most.
         :returns: ``success`` or ``failed``.
@@ -376,7 +376,7 @@ class LocalAirflow:
         return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
 
     def log_path(self, name: str) -> Path:
-        """Where a process writes."""
+        """The log file of a process."""
         self.home.mkdir(parents=True, exist_ok=True)
         return self.home / f"{name}.log"
 

@@ -1,4 +1,6 @@
-"""What ``spark-submit`` runs: starts a session. Alone in its folder, which spark-submit puts on the path first."""
+"""The script that ``spark-submit`` runs: starts a session. Alone in its folder, which spark-submit puts on the path
+first.
+"""
 
 from ckpt_runtime.spark.installation import check_runtime
 

@@ -7,8 +7,8 @@ session did without it: what heartbeats and rows execute anyway is not counted.
 
 - ``patch``: a PATCH of the checkpoint configuration, from the request's arrival to its answer
 - ``savepoint``: ``TakeSavepointOperator`` of the Airflow provider; the files of the provider and of the client
-- ``checkpoint``: a periodic checkpoint, from its trigger to the end of its clean-up; the files of the driver alone,
-  because what workers run meanwhile depends on the rows that arrive
+- ``checkpoint``: a periodic checkpoint, from its trigger to the end of its clean-up; the files of the driver only,
+  because the code that workers run depends on the rows that arrive
 
 The first operation of its kind imports and compiles; it is left out, and the second one is counted.
 """
@@ -143,7 +143,8 @@ def checkpoint(directory: Path) -> Spans:
 
     done: list[Any] = []
     with _running_job(directory, 1_500) as (_, job):
-        # A request between two checkpoints would be counted with one of them: there is one when enough are complete.
+        # A request between two checkpoints would be counted with one of them: there is one when enough of them are
+        # complete.
         while len(done) < _CHECKPOINTS:
             time.sleep(patient(9))
             history = _ask(f"{job}/checkpoints")["history"]

@@ -1,9 +1,9 @@
 """Traceability: which tests prove which row of the designs.
 
 Prints one line for each row of ``tests/rows.toml``: its id, ``proven`` or ``open``, how many tests carry it, and their
-names; what is missing of an open row comes last. Fails when a page of the documentation claims a row, as ``[571.3]``,
-that is unknown or open, when a promise that names its tests claims a row that none of them carries, and when a test
-carries a row that does not exist.
+names; the missing part of an open row is printed last. Fails when a page of the documentation claims a row, as
+``[571.3]``, that is unknown or open, when a promise that names its tests claims a row that none of them carries, and
+when a test carries a row that does not exist.
 
 It reads the sources and runs none of them.
 """
@@ -120,7 +120,7 @@ def _ids(call: ast.Call, file: str) -> list[str]:
 
 
 def claims(root: Path) -> Iterator[Claim]:
-    """What the pages claim, fenced blocks left out."""
+    """The claims of the pages, without fenced blocks."""
     for page in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "runtime").glob("*.md")]):
         text = _FENCE.sub(lambda block: "\n" * block[0].count("\n"), page.read_text("utf-8"))
         for number, line in enumerate(text.splitlines(), start=1):

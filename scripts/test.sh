@@ -17,17 +17,14 @@ ROOMS=("${COMPUTING[@]}" state)
 
 # What the tests of a group share (a session, a Spark application, an Airflow) ends with the group. The longest come first;
 # none takes so long that the suite waits for it alone.
-STORAGE=(snapshots storage cli)
 GROUPS_OF_TESTS=(
     tests/system
-    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/} ${STORAGE[*]/#/--ignore=tests/unit/runtime/}"
+    tests/differential
+    "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
+    tests/fault
     "tests/integration/test_[m-z]*.py"
     "tests/integration/test_[g-l]*.py"
-    tests/fault
-    "tests/differential/test_[a-o]*.py tests/differential/test_p[or]*.py"
-    "tests/differential/test_py*.py tests/differential/test_[q-z]*.py"
     "tests/integration/test_[a-f]*.py"
-    "${STORAGE[*]/#/tests/unit/runtime/}"
     tests/unit/provider
     "tests/attack tests/chaos"
     "tests/docs tests/fuzz"
@@ -37,9 +34,7 @@ GROUPS_OF_TESTS=(
 # most of its time.
 FILLERS=(
     "tests/simulation --ignore=tests/simulation/jobs ${COMPUTING[*]/#/tests/unit/runtime/}"
-    tests/simulation/jobs
-    tests/property
-    tests/unit/runtime/state
+    "tests/simulation/jobs tests/property tests/unit/runtime/state"
 )
 
 # A group's temporary directories stay until its next run. By default pytest keeps those of its last three runs only: it
@@ -86,7 +81,7 @@ archive=$!
 fill "${FILLERS[0]}" "$@"
 wait "$kernels" || { kill -INT -- "-${fillers// /}"; exit 1; }
 wait "$archive" || { echo "There is no archive of Spark's classes, and its Java machines take longer to start:"; cat "$reports/archive"; } >&2
-for group in "${FILLERS[@]:1}"; do fill "$group" "$@"; done
+fill "${FILLERS[1]}" "$@"
 
 groups_under_way() { # sets $under_way
     local pid

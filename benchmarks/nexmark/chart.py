@@ -19,7 +19,9 @@ def bars(queries: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, float, flo
 
 
 def write_chart(path: Path, queries: Mapping[str, Mapping[str, Any]], peer: str, note: str) -> None:
-    """Writes a pair of bars for each query, with the ratio above it. ``note`` says when and how they were measured."""
+    """Writes a pair of bars for each query, with the ratio above it. ``note`` describes when and how they were
+    measured.
+    """
     import matplotlib
 
     matplotlib.use("Agg")

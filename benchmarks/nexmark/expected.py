@@ -1,4 +1,4 @@
-"""What each query of Nexmark gives, computed by DuckDB from the same events, and the comparison with a result."""
+"""The rows of each query of Nexmark, computed by DuckDB from the same events, and the comparison with a result."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Expected:
         return {name: _without_zone(pa.Table.from_batches([batch])) for name, batch in rows.items()}
 
     def difference(self, query: str, result: pa.Table, last_events: tuple[int, int]) -> tuple[int, str]:
-        """Compares a result with the expected rows, in any order, and returns their number and what is wrong.
+        """Compares a result with the expected rows, in any order, and returns their number and the difference.
 
         ``last_events`` are the last events of the readers that are behind and ahead of all others. A window has a row
         if the watermark behind both has reached its end, and none if the watermark behind neither has: which of them
@@ -122,12 +122,12 @@ class Expected:
         return rows, f"{missing} of {rows} rows are missing, and {more} are wrong" if missing or more else ""
 
     def rows(self, query: str, last_event: int) -> pa.Table:
-        """Returns the rows of a query, its windows as of the watermark behind an event."""
+        """Returns the rows of a query, its windows as of the watermark after an event."""
         parameters = {"watermark": self._watermark_us(last_event)} if "$watermark" in QUERIES[query] else {}
         return self._connection.sql(QUERIES[query], params=parameters).to_arrow_table()
 
     def _watermark_us(self, last_event: int) -> int:
-        """The watermark behind an event, in whole milliseconds, given in microseconds since the epoch."""
+        """The watermark after an event, in whole milliseconds, given in microseconds since the epoch."""
         time = START_US + last_event * (1_000_000 // self._generator.events_per_s)
         return time // 1_000 * 1_000 - _DELAY_US
 

@@ -1,4 +1,4 @@
-"""The processor time of processes that come and go: sampled in a thread, because it cannot be read afterwards."""
+"""The processor time of processes that start and end: sampled in a thread, because it cannot be read afterwards."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class CpuTime:
 
     @property
     def seconds(self) -> float:
-        """What they have used so far."""
+        """The time that they have used so far."""
         return sum(self._last.values()) - sum(self._first.values())
 
     def __enter__(self) -> Self:

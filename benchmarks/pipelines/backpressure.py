@@ -56,7 +56,7 @@ def plus_one(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 class Sleepy:
     """Sleeps for each row. Below a millisecond, which no clock can do, it sleeps one whenever as much is owed.
 
-    What a sleep takes too long counts for the next ones. A file ``hurry`` ends the sleeping for good.
+    The excess of a sleep counts for the next ones. A file ``hurry`` ends the sleeping for good.
     """
 
     def __init__(self, sleep_ms: float, hurry: str) -> None:

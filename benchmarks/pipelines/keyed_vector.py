@@ -27,7 +27,7 @@ class VectorCountAndSum(ArrowStatefulProcessor):
         first, after, sizes = offsets[:-1], offsets[1:], np.diff(offsets)
         values = rows["value"].to_numpy()
         sums = np.cumsum(values)
-        # What a key has in the state, less what the running numbers had before its first row.
+        # The state of a key, less the running numbers before its first row.
         counts_before = state["count"].fill_null(0).to_numpy() - first
         sums_before = state["sum"].fill_null(0).to_numpy() - sums[first] + values[first]
         counts = np.arange(1, len(values) + 1) + np.repeat(counts_before, sizes)

@@ -1,4 +1,4 @@
-"""A paced count and sum per key with small state: what is timed is the restart, not the work."""
+"""A paced count and sum per key with small state: the restart is timed, not the work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A large value per key, written once in ascending order and then changed here and there, at a pace.
 
 Row ``i`` of the source becomes ``spread`` keys while the state fills, one key afterwards. A value that is not the one
-that its key's last update wrote fails the job, so a restore that lost or mixed up state cannot go on.
+that its key's last update wrote fails the job, so a restore that lost or mixed up state cannot continue.
 """
 
 # Names are PySpark's.

@@ -14,7 +14,7 @@ def pipeline(spark: SparkSession, sink: str, target: str, options: str, rows: st
 
 
 def times(spark: SparkSession, sink: str, target: str, options: str, rows_per_s: str) -> None:
-    """Rows that say when they were due, in microseconds since the epoch."""
+    """Rows with the time at which they were due, in microseconds since the epoch."""
     rows = spark.readStream.format("rate").option("rowsPerSecond", rows_per_s).load().hint("uid", "times")
     due = rows.selectExpr("value AS key", "value", "unix_micros(timestamp) AS row")
     _write(due, sink, target, json.loads(options))

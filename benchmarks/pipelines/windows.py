@@ -1,4 +1,4 @@
-"""Windows by a string key: what the engine and Structured Streaming run in ``benchmarks.windows``."""
+"""Windows by a string key: the query that the engine and Structured Streaming run in ``benchmarks.windows``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ SCHEMA = "customer STRING, amount BIGINT, placed_at TIMESTAMP"
 
 
 def totals(rows: DataFrame) -> DataFrame:
-    """Returns the ten-minute windows of each customer, with what is counted of them."""
+    """Returns the ten-minute windows of each customer, with their counts."""
     return (
         rows.withWatermark("placed_at", "1 minute")
         .groupBy(functions.window("placed_at", "10 minutes"), "customer")

@@ -86,16 +86,16 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:
-        """Makes the rows since the last call durable and returns what a commit of them needs.
+        """Makes the rows since the last call durable and returns the committables of these rows.
 
         An empty sequence means that there is nothing to commit. What was returned belongs to the checkpoint from now
         on: only a committer may commit or abort it.
         """
 
     def check(self) -> None:
-        """Raises what has gone wrong since the last call. A writer that works in the background overrides it.
+        """Raises failures since the last call. A writer that works in the background overrides it.
 
-        It is called twice a second while no rows come.
+        It is called twice a second while no rows arrive.
         """
 
     def close(self) -> None:

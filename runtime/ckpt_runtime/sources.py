@@ -105,7 +105,8 @@ class SplitEnumerator(ABC):
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """What an enumerator needs in order to continue behind what it has returned so far, as a value of JSON.
+        """The state with which an enumerator continues after the splits that it has returned so far, as a value of
+        JSON.
 
         The value is stored later: it must not change any more.
         """
@@ -237,9 +238,9 @@ class Source(ABC):
 
     @abstractmethod
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
-        """Returns the enumerator, which continues behind a ``state`` of :meth:`SplitEnumerator.snapshot`.
+        """Returns the enumerator, which continues after a ``state`` of :meth:`SplitEnumerator.snapshot`.
 
-        ``state`` is None at a first start. ``bounded``: it finds what is there now and nothing that comes later.
+        ``state`` is None at a first start. ``bounded``: it finds the data that exists now and no later data.
         """
 
     def repositioned(

@@ -5,8 +5,7 @@ so it holds only names; each partition opens the snapshot again.
 
 The writer makes a new savepoint with the rows of a DataFrame as one state. Tasks write parts, with any distribution of
 rows over them; the commit on the driver takes over the content of the base and publishes the savepoint. A failed or
-aborted write leaves nothing behind, unless storage did not answer and it is unknown whether the savepoint was
-published.
+aborted write leaves no files, unless storage did not answer and it is unknown whether the savepoint was published.
 """
 
 from __future__ import annotations
@@ -268,7 +267,8 @@ class StateDataWriter(DataSourceArrowWriter):
 
 
 class StateDataSource(DataSource):
-    """``option("path", SNAPSHOT)`` lists its states. With ``operator`` and ``state`` it reads one's rows, by key group.
+    """``option("path", SNAPSHOT)`` lists its states. With ``operator`` and ``state`` it reads the rows of one state, by
+    key group.
 
     Writing creates a new savepoint with the given rows as that state.
     """

@@ -33,6 +33,7 @@ from tests.support.processes import command_line
 from tests.support.spark_sessions import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+SECRET_OPTION = "do-not-show-this"
 
 
 @pytest.fixture(scope="session")
@@ -99,7 +100,12 @@ def attacked() -> Iterator[AttackedSession]:
     info = start_session(
         "local",
         2,
-        conf={"heartbeat.timeout": "50 s", "connect.enabled": "true", "connect.port": "0"},
+        conf={
+            "heartbeat.timeout": "50 s",
+            "connect.enabled": "true",
+            "connect.port": "0",
+            "my.db.password": SECRET_OPTION,
+        },
         log_file=directory / "session.log",
         work_directory=directory / "work",
     )

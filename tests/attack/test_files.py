@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.attack.conftest import AttackedSession
+from tests.attack.conftest import SECRET_OPTION, AttackedSession
 from tests.support.spark_sessions import wait_until
 
 pytestmark = [pytest.mark.attack, pytest.mark.spark, pytest.mark.timeout(600)]
@@ -54,3 +54,11 @@ def test_the_process_list_shows_no_secret(attacked: AttackedSession) -> None:
     assert attacked.info.token
     assert [line for line in lines if attacked.info.token in line] == []
     assert Path(attacked.info.log_file).read_text().count(attacked.info.token) == 0
+
+
+def test_secret_options_are_in_no_command_line_no_file_and_no_answer(attacked: AttackedSession) -> None:
+    assert not [line for line in attacked.command_lines() if SECRET_OPTION in line]
+    files = [file for file in attacked.directory.iterdir() if file.is_file()]
+    assert Path(attacked.info.log_file) in files
+    assert not [file for file in files if SECRET_OPTION.encode() in file.read_bytes()]
+    assert attacked.client.cluster_configuration()["my.db.password"] == "******"

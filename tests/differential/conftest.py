@@ -59,6 +59,9 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
         "spark.python.daemon.module": "tests.support.spark_worker_daemon",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.memory": "768m",
+        # To compile a class for each query takes longer than the class saves on a few hundred rows.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     }.items():
         builder = builder.config(key, value)
     with pytest.MonkeyPatch.context() as patch:

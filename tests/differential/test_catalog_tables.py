@@ -130,10 +130,10 @@ def test_table_that_a_stream_cannot_write_is_refused_and_none_is_created(
     spark.sql("CREATE TABLE IF NOT EXISTS taken (quantity INT) USING parquet")
     spark.sql("CREATE OR REPLACE VIEW looked_at AS SELECT * FROM taken")
     spark.sql("CREATE TABLE IF NOT EXISTS listed (q INT, country STRING) USING parquet PARTITIONED BY (country)")
-    before = spark.catalog.listTables()
+    before = spark.sql("SHOW TABLES").collect()
     with pytest.raises(SubmissionFailed, match=named):
         cluster.submit(PROGRAM, arguments=[orders, *arguments])
-    assert spark.catalog.listTables() == before
+    assert spark.sql("SHOW TABLES").collect() == before
 
 
 @pytest.mark.row("ps.1")

@@ -130,7 +130,7 @@ def test_program_that_the_engine_cannot_run_is_refused_by_name_when_it_is_submit
         ("SELECT * FROM VALUES (java_method('java.lang.System', 'exit', 0)) AS t(a)", "java_method"),
         ("SELECT reflect('java.lang.System', 'exit', 0) FROM orders", "reflect"),
         ("SELECT * FROM parquet.`/etc`", "parquet"),
-        ("CREATE TABLE taken (a INT) USING parquet", "CreateDataSourceTable"),
+        ("CREATE TABLE created (a INT) USING parquet", "CreateDataSourceTable"),
         ("ADD JAR 'https://example.invalid/code.jar'", "AddJar"),
     ],
 )
@@ -141,7 +141,7 @@ def test_question_of_a_hostile_planning_process_runs_nothing_in_the_driver(
     for request in (AnalysisRequest(relation), AnalysisRequest(relation, {"orders": relation})):
         analysis = ANALYZER.analyze(request)
         assert named in analysis.error + analysis.unsupported
-    assert not spark.catalog.tableExists("taken")
+    assert not spark.catalog.tableExists("created")
 
 
 SCALA = {"function_name": "f", "scalar_scala_udf": {"payload": b"\xac\xed\x00\x05"}}

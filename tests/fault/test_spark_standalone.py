@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -42,13 +43,8 @@ def _executors(cluster: SparkCluster) -> list[int]:
     return [pid for pid in below if "CoarseGrainedExecutorBackend" in command_line(pid)]
 
 
-def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
-    wait_until(lambda: job.client.cluster_overview().slots_total == 1, "the slot of the first executor", 120)
-    job.start(1000, expect_slots=False)
-    reason = "needs 2 slots, the cluster has 1"
-    wait_until(lambda: job.client.job_details(job.job_id).status_reason == reason, "the reason why the job waits")
-    for _ in range(2):
-        cluster.start_worker()
+def _through_a_lost_executor(job: FlightsJob, cluster: SparkCluster) -> None:
+    """Waits until the job runs on two executors, kills one of them and waits until the job has restarted."""
     job.client.wait_for_state(job.job_id, ["RUNNING"], timeout_s=patient(180))
     assert job.client.job_details(job.job_id).status_reason is None
     assert job.client.cluster_overview().slots_total == 2
@@ -62,10 +58,6 @@ def _through_lost_executors(job: FlightsJob, cluster: SparkCluster) -> None:
     # The other worker may miss its peer before Spark misses the executor.
     wait_until(lambda: any(REASON.search(text) for text in _told(job)), "the reason to be reported")
     job.wait_for_checkpoint()
-    known = job.restarts()
-    _lose_a_host(cluster)
-    wait_until(lambda: job.restarts() > known, "the restart on the hosts that are left", 120)
-    job.finished()
 
 
 def _lose_a_host(cluster: SparkCluster) -> None:
@@ -77,26 +69,56 @@ def _lose_a_host(cluster: SparkCluster) -> None:
             os.kill(lost, signal.SIGKILL)
 
 
-@pytest.mark.spark
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.row("io.3")
-def test_a_lost_executor_and_a_lost_host(tmp_path: Path) -> None:
-    source = write_slice(tmp_path / "flights.parquet", ROWS)
-    with standalone_cluster(tmp_path, workers=1) as cluster:
-        session = start_session(
-            cluster.url, 2, spark_conf=SETTINGS | cluster.settings, log_file=tmp_path / "session.log"
-        )
-        try:
-            with CkptClient(session.rest_url, token=session.token) as client:
-                job = FlightsJob(session, client, source, tmp_path)
-                _through_lost_executors(job, cluster)
-        finally:
-            stop_session(session)
+@contextmanager
+def _job(directory: Path, cluster: SparkCluster) -> Iterator[FlightsJob]:
+    """A job that is not started yet, in a session that needs two slots. The output is complete in the end."""
+    source = write_slice(directory / "flights.parquet", ROWS)
+    session = start_session(cluster.url, 2, spark_conf=SETTINGS | cluster.settings, log_file=directory / "session.log")
+    try:
+        with CkptClient(session.rest_url, token=session.token) as client:
+            job = FlightsJob(session, client, source, directory)
+            yield job
+            job.finished()
+    finally:
+        stop_session(session)
     flights = read_flights(source)
     assert hidden(job.out) == []
     assert_rotations(visible(job.out / "rotations"), flights)
     assert_carriers(visible(job.out / "carrier_delays"), flights)
+
+
+def _waits(job: FlightsJob, reason: str) -> None:
+    """Starts a job that has to wait for its slots."""
+    job.start(1000, expect_slots=False)
+    wait_until(lambda: job.client.job_details(job.job_id).status_reason == reason, "the reason why the job waits")
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.row("io.3")
+def test_executors_that_come_late_get_the_job_and_a_lost_one_costs_no_row(tmp_path: Path) -> None:
+    with standalone_cluster(tmp_path, workers=0, cores=2) as cluster, _job(tmp_path, cluster) as job:
+        _waits(job, "needs 2 slots, the cluster has 0")
+        cluster.start_worker()
+        _through_a_lost_executor(job, cluster)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.row("io.3")
+def test_an_executor_and_a_host_that_are_lost_one_after_the_other_cost_no_row(tmp_path: Path) -> None:
+    with standalone_cluster(tmp_path, workers=1) as cluster, _job(tmp_path, cluster) as job:
+        wait_until(lambda: job.client.cluster_overview().slots_total == 1, "the slot of the first executor", 120)
+        _waits(job, "needs 2 slots, the cluster has 1")
+        for _ in range(2):
+            cluster.start_worker()
+        _through_a_lost_executor(job, cluster)
+        known = job.restarts()
+        _lose_a_host(cluster)
+        wait_until(lambda: job.restarts() > known, "the restart on the hosts that are left", 120)
 
 
 @pytest.mark.spark

@@ -342,6 +342,7 @@ def test_an_incremental_savepoint_is_copied_within_the_store(client: CkptClient,
 
 @pytest.mark.row("203.10")
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_tools_work_in_an_object_store(
     cluster: MiniCluster, client: CkptClient, bucket: str, stopped: Stopped, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -102,7 +102,7 @@ def test_every_page_of_a_running_job(
         job: ["Durations", "Sizes", "History", "completed", "every 1 h"],
         f"{job}/savepoints": ["native", "file:///"],
         f"{job}/configuration": ["execution.checkpointing.interval", "given at submission", "******"],
-        f"{job}/health": ["Nothing has failed", "order -> order", "Restarts", "Processes", "Driver"],
+        f"{job}/health": ["No failures", "order -> order", "Restarts", "Processes", "Driver"],
         f"{job}/vertices/{vertex}/flamegraph": ["Flame graph of", "sampled for two seconds"],
         f"/processes/{agent}/threads": [f"Threads of task manager {agent}", "MainThread"],
         f"/processes/{agent}/log": [f"Log of task manager {agent}"],
@@ -221,7 +221,7 @@ def test_the_page_distinguishes_a_checkpoint_that_left_the_history_from_one_that
     expect(page.page.locator("#page")).to_contain_text("web.checkpoints.history")
     go(page, cluster, f"{job}/checkpoints/4711")
     expect(page.page.locator("#page")).to_contain_text("has not begun a checkpoint with this number")
-    expect(page.page.locator("#page")).to_contain_text("All that the history has")
+    expect(page.page.locator("#page")).to_contain_text("All checkpoints in the history")
 
 
 def test_a_hostile_name_is_text(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
@@ -248,7 +248,7 @@ def test_a_pending_checkpoint_is_followed_live(page: Visit, cluster: MiniCluster
         ask_for_checkpoint(shown)
         go(page, cluster, f"/jobs/{shown.job_id}")
         pending = page.page.locator(".pending")
-        expect(pending).to_contain_text("subtasks are done")
+        expect(pending).to_contain_text("subtasks have acknowledged")
         expect(pending).to_contain_text("it expires in")
         # Others may be the reasons of the job's verdict.
         waits = page.page.locator("#page .reason").filter(has_text=re.compile(r"It waits for subtasks? [01]"))
@@ -355,7 +355,7 @@ def test_page_shows_that_the_session_does_not_answer_and_recovers_later(
     go(page, cluster)
     page.page.route("**/overview", away)
     notice = page.page.locator("#notice")
-    expect(notice).to_contain_text("The session does not answer. What is shown is of")
+    expect(notice).to_contain_text("The session does not answer. The page shows the data of")
     expect(page.page.get_by_text(HOSTILE).first).to_be_visible()
     page.shot("away")
     page.page.unroute("**/overview")

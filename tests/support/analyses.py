@@ -109,7 +109,7 @@ def _from_shared_spark(directory: Path, request: AnalysisRequest, tables: Static
             connection.sendall(msgspec.json.encode(question))
             connection.shutdown(socket.SHUT_WR)
             text = received.read()
-        except ConnectionError:
+        except OSError:
             return None
     if not text:  # it has ended meanwhile
         return None

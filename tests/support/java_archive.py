@@ -75,6 +75,9 @@ from pyspark.sql import SparkSession
 from tests.support.java_archive import end_spark
 
 settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1"}
+# As in the tests that compare with Spark. Otherwise this takes three times as long.
+settings |= {"spark.sql.shuffle.partitions": "1"}
+settings |= {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
 spark.sparkContext.setLogLevel("ERROR")
 rows, totals = sys.argv[1] + "/rows", sys.argv[1] + "/totals"

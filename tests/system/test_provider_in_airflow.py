@@ -338,7 +338,7 @@ def test_the_pages_in_airflows_own(
         expect(frame.locator("#page:not([aria-busy])")).to_be_visible()
         frame.get_by_role("link", name="sequence").first.click()
         expect(frame.locator("#page")).to_contain_text("Durations")
-        expect(frame.locator(".pending").first).to_contain_text("subtasks are done")
+        expect(frame.locator(".pending").first).to_contain_text("subtasks have acknowledged")
         opened.shot("airflow-menu")
         page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint/details")
         link = page.locator(f'a[href$="#/jobs/{held.job_id}/checkpoints"]')

@@ -30,7 +30,7 @@ function JobsInTrouble() {
         const answer = response.ok ? await response.json() : { jobs: [], unread: [`The answer was ${response.status}.`], looked_at: 0 };
         if (!ended) setFound(answer);
       } catch {
-        // Airflow is away, which its own page shows
+        // Airflow does not answer, which its own page shows
       }
     }
     look();

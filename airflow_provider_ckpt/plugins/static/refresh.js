@@ -1,4 +1,4 @@
-// Shows the newest content of the page in place: a reload would take away the focus, and the place of a screen reader.
+// Shows the newest content of the page in place: a reload would lose the focus and the position of a screen reader.
 
 const EVERY_MS = 10000;
 
@@ -8,7 +8,7 @@ function look() {
   request.responseType = "document";
   request.onload = () => {
     const fresh = request.status === 200 ? request.response?.querySelector("main") : null;
-    if (request.responseURL !== location.href) location.reload(); // the page leads to another one by now
+    if (request.responseURL !== location.href) location.reload(); // the page now redirects to another one
     else if (fresh && fresh.innerHTML !== document.querySelector("main").innerHTML) document.querySelector("main").replaceWith(fresh);
   };
   request.open("GET", location.href);

@@ -401,6 +401,8 @@ class QueryMapper:
                         "withWatermark",
                         f"column {column!r} is not a timestamp; select its window.start or window.end first",
                     )
+                if _has_watermark(node, nodes):
+                    raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
                 return self._watermark(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)
@@ -538,6 +540,15 @@ class QueryMapper:
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
+
+
+def _has_watermark(node: PlanNode, nodes: Sequence[PlanNode]) -> bool:
+    """Returns whether a watermark is set below a node, with no stateful operation between them."""
+    below = [nodes[at] for at in node.inputs]
+    passes = (Project, Filter, Generate, MapPartitions, Union, Repartition)
+    return any(
+        isinstance(each, Watermark) or (isinstance(each, passes) and _has_watermark(each, nodes)) for each in below
+    )
 
 
 def _in_turn(edges: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:

@@ -194,7 +194,7 @@ class Dispatcher:
     # --- the cluster
 
     async def cluster_overview(self) -> ClusterOverview:
-        statuses = Counter(job.status for job in self._known)
+        statuses = Counter(job.status for job in self._known.newest_first())
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
     async def slot_agents(self) -> tuple[TaskManager, ...]:
@@ -374,7 +374,7 @@ class Dispatcher:
 
     def _job(self, job_id: str) -> JobMaster | EndedJob:
         self._check_leads()
-        return self._known.get(job_id)
+        return self._known[job_id]
 
     def has_cleaned_up(self, job_id: str) -> bool:
         """Whether the clean-up after a job's end is complete: its files, claims and records are deleted."""
@@ -442,7 +442,11 @@ class Dispatcher:
         At most as many values as the configured limit; the number behind them says how many were left out.
         """
         self._check_leads()
-        jobs = [(job.overview(), job.executions) for job in self._known if not job.status.is_globally_terminal]
+        jobs = [
+            (job.overview(), job.executions)
+            for job in self._known.newest_first()
+            if not job.status.is_globally_terminal
+        ]
         series = [one for job, executions in jobs for one in executions.series(job.job_id, job.name)]
         return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
 
@@ -649,7 +653,7 @@ class Dispatcher:
         self._check_leads()
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         directories = [self._configuration.get(option)]
-        for known in self._known:
+        for known in self._known.newest_first():
             statistics = known.checkpoint_statistics()
             taken = [item for item in (*statistics.history, statistics.latest_savepoint) if item and item.is_savepoint]
             directories.append(known.configuration.get(option))
@@ -672,7 +676,7 @@ class Dispatcher:
         """The given directory, or the one configured for the latest known job of that id or name, or for all jobs."""
         if directory is not None:
             return directory
-        known = (found for found in self._known if job in (found.overview().job_id, found.graph.name))
+        known = (found for found in self._known.newest_first() if job in (found.overview().job_id, found.graph.name))
         of_job = next((found.configuration for found in known), Configuration())
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         configured = Configuration.merge(self._configuration, of_job).get(option)

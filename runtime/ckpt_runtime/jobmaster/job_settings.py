@@ -16,8 +16,7 @@ from ckpt_runtime.configuration.checkpointing_options import (
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import IMPLICIT_RESTART_STRATEGY
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
-from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
-from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig
+from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.scheduler.restart_strategies import (
     ExponentialDelay,
     FailureRate,
@@ -77,7 +76,7 @@ def create_restart_strategy(configuration: Configuration) -> RestartStrategy:
             )
 
 
-_BACKEND_NAMES = {
+BACKEND_NAMES = {
     StateBackendType.HASHMAP: "HashMapStateBackend",
     StateBackendType.ROCKSDB: "EmbeddedRocksDBStateBackend",
 }
@@ -105,19 +104,6 @@ def processes_backlog(pending_rows: int, before: bool, configuration: Configurat
     """
     limit = configuration.get(CheckpointingOptions.BACKLOG_PENDING_RECORDS)
     return pending_rows >= limit if not before else 2 * pending_rows > limit
-
-
-def shown_settings(
-    settings: CheckpointConfiguration, configuration: Configuration, overrides: CheckpointOverrides
-) -> EffectiveCheckpointConfig:
-    """The settings that ``GET /jobs/:jobid/checkpoints/config`` shows."""
-    return EffectiveCheckpointConfig(
-        settings,
-        exactly_once=settings.exactly_once,
-        state_backend=_BACKEND_NAMES[configuration.get(StateOptions.BACKEND_TYPE)],
-        checkpoint_storage="FileSystemCheckpointStorage",
-        overrides=tuple(overrides.given),
-    )
 
 
 def overridden_options(overrides: CheckpointOverrides) -> dict[str, str | None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 
@@ -19,13 +20,14 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
+from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
-from ckpt_runtime.jobmaster.job_settings import processes_backlog, shown_settings
+from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
@@ -88,6 +90,10 @@ class JobShell:
         self._announcer = announcer or JobAnnouncer(submission.job_id)
         self._announcer.begin(job_core)
         self._submission = submission
+        # Log lines of everything that the job starts name it.
+        with about(job_id=submission.job_id, job_name=submission.graph.name):
+            self._context = copy_context()
+        self._state_backend = BACKEND_NAMES[submission.configuration.get(StateOptions.BACKEND_TYPE)]
         self._host = host
         self._tasks = tasks
         self._record = submission.record
@@ -135,20 +141,20 @@ class JobShell:
             return
         self._busy = True
         try:
-            with about(job_id=self._submission.job_id, job_name=self._submission.graph.name):
-                while self._inbox:
-                    self._take(self._inbox.popleft())
+            self._context.run(self._take_all)
         finally:
             self._busy = False
 
-    def _take(self, event: JobInput) -> None:
-        if isinstance(event, JobEvent):
-            self.view.touched()
-        for output in self.core.handle(event, self._host.now()):
-            self._execute(output)
-            # Announced after execution: listeners look at the job on a change, so the job has to show it already.
-            self._announcer.announce(output)
-        self._announcer.looked(self.core)
+    def _take_all(self) -> None:
+        while self._inbox:
+            event = self._inbox.popleft()
+            if isinstance(event, JobEvent):
+                self.view.touched()
+            for output in self.core.handle(event, self._host.now()):
+                self._execute(output)
+                # Announced after execution: listeners look at the job on a change, so it has to show it already.
+                self._announcer.announce(output)
+            self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
         """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""
@@ -598,8 +604,14 @@ class JobShell:
 
     def checkpoint_config(self) -> EffectiveCheckpointConfig:
         """The settings in effect now."""
-        known = self.core
-        return shown_settings(known.coordinator.configuration, known.configuration, known.overrides)
+        settings = self.core.coordinator.configuration
+        return EffectiveCheckpointConfig(
+            settings,
+            exactly_once=settings.exactly_once,
+            state_backend=self._state_backend,
+            checkpoint_storage="FileSystemCheckpointStorage",
+            overrides=tuple(self.core.overrides.given),
+        )
 
     def references(self) -> References:
         """The snapshots that this job needs."""

@@ -314,8 +314,11 @@ class OrphanedJobs:
 MAX_ENDED_JOBS = 100
 
 
-class KnownJobs:
-    """The known jobs by id, oldest first. All methods run on the driver's event loop."""
+class KnownJobs(dict[str, JobMaster | EndedJob]):
+    """The known jobs by id, oldest first. All methods run on the driver's event loop.
+
+    An unknown id raises JobNotFound, and NotReady if the job could not be recovered.
+    """
 
     def __init__(
         self,
@@ -325,59 +328,55 @@ class KnownJobs:
         events: EventLog,
         submissions: Submissions,
     ) -> None:
+        super().__init__()
         self._configuration = configuration
         self._slots = slots
         self._pools = pools
         self._submissions = submissions
         self._store: HaStore | None = None
-        self._jobs: dict[str, JobMaster | EndedJob] = {}
         self._orphaned = OrphanedJobs(self._look_again, self._take_over_job)
         self._cleaning: list[JobMaster] = []
         self.create = partial(JobMaster, slots=slots, pools=pools, events=events)
         """Makes the master of a submission; it is not known before :meth:`add`."""
 
-    def __iter__(self) -> Iterator[JobMaster | EndedJob]:
-        """Yields jobs, newest first, without those that could not be recovered."""
-        return reversed(self._jobs.values())
+    def newest_first(self) -> Iterator[JobMaster | EndedJob]:
+        """Yields jobs, without those that could not be recovered."""
+        return reversed(self.values())
 
     def add(self, job_id: str, job: JobMaster) -> None:
         """Adds and starts an accepted job. If too many jobs have ended, the oldest of them are forgotten."""
-        self._jobs[job_id] = job
+        self[job_id] = job
         job.start()
         self._forget_old_jobs()
 
-    def get(self, job_id: str) -> JobMaster | EndedJob:
-        """Raises JobNotFound, and NotReady for a job that could not be recovered."""
-        job = self._jobs.get(job_id)
-        if job is None:
-            if job_id in self._orphaned:
-                raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
-            raise JobNotFound(job_id)
-        return job
+    def __missing__(self, job_id: str) -> JobMaster | EndedJob:
+        if job_id in self._orphaned:
+            raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
+        raise JobNotFound(job_id)
 
     def overviews(self) -> tuple[JobOverview, ...]:
         """All jobs; those that could not be recovered come first."""
-        unrecovered = (_unrecovered(job_id) for job_id in self._orphaned if job_id not in self._jobs)
-        return (*unrecovered, *(job.overview() for job in self))
+        unrecovered = (_unrecovered(job_id) for job_id in self._orphaned if job_id not in self)
+        return (*unrecovered, *(job.overview() for job in self.newest_first()))
 
     def running_archive(self, pipeline_id: str) -> bytes | None:
         """The archive of a program from a job that has not ended, if one runs it."""
-        masters = (job for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended)
+        masters = (job for job in self.values() if isinstance(job, JobMaster) and not job.has_ended)
         return next((job.program().archive for job in masters if job.config_info().pipeline_id == pipeline_id), None)
 
     def of_lineage(self, lineage: str) -> list[JobOverview]:
         """The known jobs of the lineage, the latest first."""
-        overviews = [job.overview() for job in self]
+        overviews = [job.overview() for job in self.newest_first()]
         found = [(job.lineage.incarnation, job) for job in overviews if job.lineage and job.lineage.id == lineage]
         return [job for _, job in sorted(found, key=lambda numbered: numbered[0], reverse=True)]
 
     def named(self, name: str) -> list[JobOverview]:
         """The jobs of this name, newest first, without restore drills."""
-        return [job for job in (job.overview() for job in self) if job.name == name and not job.drill]
+        return [job for job in (job.overview() for job in self.newest_first()) if job.name == name and not job.drill]
 
     def check_recovered(self, job_id: str) -> None:
         """Raises Conflict for an unrecovered job, which may continue once its storage is back."""
-        if job_id in self._orphaned and job_id not in self._jobs:
+        if job_id in self._orphaned and job_id not in self:
             reason = self._orphaned.reason(job_id)
             raise Conflict(
                 f"Job {job_id} of the same lineage cannot be recovered now, but may continue later: {reason}. If it "
@@ -386,19 +385,19 @@ class KnownJobs:
 
     def latest_snapshots(self, lineage: str) -> list[str]:
         """The last checkpoint and savepoint of the lineage's latest job, if they still exist."""
-        latest = [self._jobs[job.job_id].checkpoint_statistics() for job in self.of_lineage(lineage)[:1]]
+        latest = [self[job.job_id].checkpoint_statistics() for job in self.of_lineage(lineage)[:1]]
         taken = [last for each in latest for last in (each.latest_completed, each.latest_savepoint) if last is not None]
         return [last.external_path for last in taken if last.external_path is not None and not last.discarded]
 
     def lineage_ended_by(self, job_id: str) -> str | None:
         """The lineage of a job, if it has ended and is the latest one of that lineage."""
-        job = self._jobs.get(job_id)
+        job = self.get(job_id)
         place = None if job is None or not job.status.is_globally_terminal else job.overview().lineage
         return place.id if place is not None and self.of_lineage(place.id)[0].job_id == job_id else None
 
     def to_resume_from(self, job_id: str) -> str | None:
         """The last snapshot up to which a job has committed its output; without one, the one it was restored from."""
-        statistics = self._jobs[job_id].checkpoint_statistics()
+        statistics = self[job_id].checkpoint_statistics()
         completed = [last for last in (statistics.latest_completed, statistics.latest_savepoint) if last is not None]
         committed = [last for last in completed if last.checkpoint_type is not CheckpointType.SAVEPOINT]
         began = statistics.latest_restored
@@ -408,21 +407,21 @@ class KnownJobs:
 
     def ended_before(self, savepoint: CompletedCheckpoint | None) -> tuple[str, ...]:
         """The job that took a snapshot, if it is known to have ended. Jobs of other sessions are not known."""
-        job = None if savepoint is None else self._jobs.get(savepoint.job_id)
+        job = None if savepoint is None else self.get(savepoint.job_id)
         return (savepoint.job_id,) if savepoint and job is not None and job.status.is_globally_terminal else ()
 
     def _forget_old_jobs(self) -> None:
-        ended = [job_id for job_id, job in self._jobs.items() if job.status.is_globally_terminal]
+        ended = [job_id for job_id, job in self.items() if job.status.is_globally_terminal]
         # The dictionary is in order of submission, so that the oldest are removed first.
         for job_id in ended[: max(0, len(ended) - MAX_ENDED_JOBS)]:
-            del self._jobs[job_id]
+            del self[job_id]
             self._submissions.forget(job_id)
             if self._store is not None:
                 asyncio.get_running_loop().run_in_executor(self._pools.own, forget_result, self._store, job_id)
 
     def references(self) -> list[References]:
         """The snapshots that this session may still need and that must not be disposed of."""
-        living = [job.references() for job in self._jobs.values() if isinstance(job, JobMaster) and not job.has_ended]
+        living = [job.references() for job in self.values() if isinstance(job, JobMaster) and not job.has_ended]
         for job_id, request in self._submissions.in_progress():
             snapshots = () if request.savepoint_path is None else (request.savepoint_path,)
             claims = request.claim_mode is RecoveryClaimMode.CLAIM
@@ -434,7 +433,7 @@ class KnownJobs:
         cleaning = {job.job_id for job in self._cleaning if not job.cleaned_up}
         return frozenset(
             job_id
-            for job_id, job in self._jobs.items()
+            for job_id, job in self.items()
             if (job.status.is_globally_terminal if isinstance(job, EndedJob) else job.cleaned_up)
             and job_id not in cleaning
         )
@@ -447,7 +446,7 @@ class KnownJobs:
         """Suspends all running jobs; with ``fenced`` nothing may be changed, not even for clean-up."""
         for cleaning in self._cleaning:
             cleaning.close()
-        for job in self._jobs.values():
+        for job in self.values():
             if isinstance(job, JobMaster):
                 job.suspend(fenced=fenced)
 
@@ -463,7 +462,7 @@ class KnownJobs:
         for found in jobs:
             self._take_over_job(found)
         self._orphaned.look_for([job for job in jobs if job.may_pass])
-        logger.info("recovered %d jobs, %d could not be recovered", len(self._jobs), len(self._orphaned))
+        logger.info("recovered %d jobs, %d could not be recovered", len(self), len(self._orphaned))
 
     def _read_snapshot(self, url: str) -> CompletedCheckpoint:
         return self._pools.paths(url).submit(read_snapshot, url).result()
@@ -485,14 +484,14 @@ class KnownJobs:
             self._orphaned.add(found.job_id, found.failure)
         request = None
         if found.result is not None:
-            ended = self._jobs[found.job_id] = EndedJob(found.result)
+            ended = self[found.job_id] = EndedJob(found.result)
             request = ended.request
             if found.submission is not None:
                 self._finish_clean_up(found.submission, ended)
         elif found.submission is not None:
             request = found.submission.request
             submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
-            job = self._jobs[found.job_id] = self.create(submission)
+            job = self[found.job_id] = self.create(submission)
             job.start()
         if request is not None:
             self._submissions.remember(found.job_id, request)

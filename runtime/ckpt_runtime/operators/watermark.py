@@ -89,9 +89,9 @@ class WatermarkOperator(Operator):
     watermark is sent again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may be from a
-    slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a drained
-    savepoint continues with new data.
+    operator}``, none before the first row or the end of data. At another parallelism it starts without a watermark: the
+    rows may be from a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is
+    started from a drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -174,8 +174,10 @@ class WatermarkOperator(Operator):
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
-            # The end of data ends the last range too.
+            # The end of data ends the last range too. Without a row, event time is at its beginning.
             self._catch_up()
+            if self._emitted is None:
+                self._advance(0)
             self._advance(timestamp_ms)
 
     def _catch_up(self) -> None:

@@ -46,7 +46,7 @@ class ForkedProcess:
         self._notices = notices
         self._report_timeout_s = report_timeout_s
         self._lock = threading.Lock()
-        self._is_deaf = False  # no more reports will arrive
+        self._is_deaf = False  # no further reports will arrive
         self._killed = False
         self.descriptor = -1
         """Becomes readable when the process has ended; below 0 until the process has begun."""
@@ -213,7 +213,7 @@ class Template:
     ) -> ForkedProcess:
         """Request a fork and return at once.
 
-        Raises ConnectionError when the template is gone, OSError when the system is out of resources.
+        Raises ConnectionError when the template has ended, OSError when the system is out of resources.
         """
         with _connection() as (notices, theirs), nameless_file(document) as file:
             if self.connection.fileno() < 0:
@@ -222,7 +222,7 @@ class Template:
         return ForkedProcess(notices, report_timeout_s)
 
     def close(self) -> None:
-        """Close the connection: the template accepts no more requests."""
+        """Close the connection: the template accepts no further requests."""
         self.connection.close()
 
 
@@ -231,21 +231,21 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """What a new process receives. The process owns the descriptors and has to report that it has begun."""
+    """The request that a new process receives. The process owns the descriptors and has to report that it has begun."""
 
     document: bytes
     descriptors: list[int]
     notices: socket.socket
 
     def begun(self, pid: int | None = None) -> None:
-        """Report this process, or its child that does the work, to the requester; exit if the requester is gone."""
+        """Report this process, or its child that does the work, to the requester; exit if the requester has ended."""
         pid = os.getpid() if pid is None else pid
         try:
             descriptor = os.pidfd_open(pid)
             with self.notices:
                 socket.send_fds(self.notices, [b"%s %d" % (_BEGUN, pid)], [descriptor])
             os.close(descriptor)
-        except OSError:  # the requester is gone: no process could end this one or notice its end
+        except OSError:  # the requester has ended: no process could end this one or notice its end
             os._exit(1)
 
 
@@ -273,7 +273,7 @@ class ForkServer:
         """Pids and connections of the forked processes, by process descriptor."""
 
     def run(self) -> ForkRequest | None:
-        """Return the request in each new process, and None in the template when no more requests can come."""
+        """Return the request in each new process, and None in the template when no further requests can arrive."""
         while ready := self._poll.poll(None if self._children else self._idle_ms):
             for descriptor, _ in ready:
                 if descriptor in self._children:
@@ -285,7 +285,7 @@ class ForkServer:
         return None
 
     def wait_for_all(self) -> None:
-        """Wait for all forked processes to end, once no more requests can come."""
+        """Wait for all forked processes to end, once no further requests can arrive."""
         self._poll.unregister(self._connection)
         while self._children:
             for descriptor, _ in self._poll.poll():

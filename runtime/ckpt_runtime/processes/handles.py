@@ -43,7 +43,7 @@ def machine() -> str:
 
 
 def descendants(pid: int) -> list[int]:
-    """All descendants of a process, including zombies; parents come first."""
+    """All descendants of a process, including zombies; parents are first."""
     parents: dict[int, int] = {}
     for entry in os.listdir("/proc"):
         if entry.isdigit():
@@ -58,13 +58,13 @@ def descendants(pid: int) -> list[int]:
 
 
 def processor_ticks(pid: int) -> int:
-    """The processor time a process has used, in clock ticks. Raises OSError if it is gone, and on non-Linux systems."""
+    """The processor time of a process, in clock ticks. Raises OSError if it has ended, and on non-Linux systems."""
     fields = stat_fields(pid)
     return int(fields[11]) + int(fields[12])
 
 
 def hold(pid: int, began: int) -> int:
-    """A descriptor that becomes readable when the process ends. Raises OSError if it is gone or its pid was reused."""
+    """A descriptor that is readable once the process has ended. Raises OSError if it has ended or its pid is reused."""
     descriptor = os.pidfd_open(pid)
     try:
         if started(pid) != began:
@@ -76,7 +76,7 @@ def hold(pid: int, began: int) -> int:
 
 
 class AdoptedProcess:
-    """A process that another one started; can be waited for and killed like a child. Raises OSError if it is gone."""
+    """A process that another one started; can be waited for and killed like a child. Raises OSError if it has ended."""
 
     def __init__(self, pid: int, began: int) -> None:
         self.pid = pid

@@ -59,7 +59,7 @@ class HeldDirectory:
 
 
 def hold(directory: str | Path) -> int:
-    """A descriptor that keeps another process's directory until it is closed. Raises OSError if that is gone."""
+    """A descriptor that keeps another process's directory until it is closed. Raises OSError if that is missing."""
     file = Path(directory, LOCK)
     descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
     try:
@@ -76,7 +76,7 @@ def hold(directory: str | Path) -> int:
 def remove_abandoned(prefix: str, root: Path, clean: Clean = remove_tree) -> None:
     """Clean this user's directories that no process holds."""
     for file in root.glob(f"{prefix}*/{LOCK}"):
-        with suppress(OSError):  # it is in use, or has disappeared meanwhile
+        with suppress(OSError):  # it is in use, or has disappeared in the meantime
             descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 if os.fstat(descriptor).st_uid == os.geteuid():
@@ -100,6 +100,6 @@ def _new(prefix: str, root: Path) -> tuple[Path, int]:
 
 
 def _end(path: Path, descriptor: int, clean: Clean) -> None:
-    # The lock is held until the directory is gone, so that no two processes clean it at the same time.
+    # The lock is held until the directory is removed, so that no two processes clean it at the same time.
     clean(path)
     os.close(descriptor)

@@ -16,7 +16,7 @@ It uses only the standard library.
 
 A template has imported the modules that limited processes need, and forks them on request. Without it, a planning
 process would spend most of its time on imports. The template itself runs no untrusted
-code. When a caller ends a process, the process's children are killed as well; when the driver is gone, all processes
+code. When a caller ends a process, the process's children are killed as well; when the driver has ended, all processes
 are killed. A template ends after some idle time, and when its driver has ended.
 
 Templates exist on Linux only, like :mod:`ckpt_runtime.processes.forking`, on which they are built.
@@ -93,7 +93,7 @@ class ProcessTemplate:
         Raises ConnectionError when the template has ended.
         """
         document = json.dumps([module, list(arguments)]).encode()
-        # Not in the document: what the template reads stays in its memory, and in the memory of later processes.
+        # Not in the document: data that the template reads stays in its memory, and in the memory of later processes.
         variables = nameless_file(json.dumps(dict(environment)).encode())
         reading, writing = os.pipe()
         try:
@@ -189,7 +189,8 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 class ProcessLimits:
     """Limits of a process. ``time_s`` limits both the elapsed time and the processor time.
 
-    ``memory_bytes`` is on top of what the engine's own modules take; ``file_bytes`` applies to each file written.
+    ``memory_bytes`` is in addition to the memory of the engine's own modules; ``file_bytes`` applies to each file
+    written.
     """
 
     time_s: float
@@ -352,7 +353,7 @@ class _Started:
 
 
 def _drain(process: Forked | _Started, deadline: float) -> bytes | None:
-    """Wait for the process to end and return the end of its standard error; None if the deadline came first.
+    """Wait for the process to end and return the end of its standard error; None if the deadline passed first.
 
     The wait is for the process itself, not for the end of the pipe, which a leftover child may hold open.
     """
@@ -376,7 +377,7 @@ def _drain(process: Forked | _Started, deadline: float) -> bytes | None:
 
 
 def _read_some(pipe: int) -> bytes:
-    """Read what is in the pipe now, without blocking."""
+    """Read the present content of the pipe, without blocking."""
     try:
         return os.read(pipe, _PIPE_BYTES)
     except BlockingIOError:
@@ -415,7 +416,7 @@ def serve(answer: Callable[[bytes], bytes]) -> None:
 
 def _limit(memory: int, seconds: int, file_bytes: int) -> None:
     with suppress(OSError):
-        # If memory runs out all the same, the kernel should kill this process and not the driver.
+        # If memory runs out nevertheless, the kernel should kill this process and not the driver.
         Path("/proc/self/oom_score_adj").write_text("1000")
     limits = {resource.RLIMIT_CPU: seconds, resource.RLIMIT_FSIZE: file_bytes, resource.RLIMIT_CORE: 0}
     if _STATM.exists():

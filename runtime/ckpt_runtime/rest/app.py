@@ -9,11 +9,10 @@ from fastapi import FastAPI
 
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.rest.audit import AuditLog, Write
-from ckpt_runtime.rest.bodies import DEFAULT_MAX_UPLOAD_BYTES
 from ckpt_runtime.rest.event_stream import EventStreams
+from ckpt_runtime.rest.exchange import DEFAULT_MAX_UPLOAD_BYTES, VersionPrefix, install_error_handlers
 from ckpt_runtime.rest.handlers import checkpoints, cluster, configuration, jobs, pages
 from ckpt_runtime.rest.openapi import install_openapi
-from ckpt_runtime.rest.responses import VersionPrefix, install_error_handlers
 from ckpt_runtime.rest.server import Guard, WebSessions
 
 _DESCRIPTION = (

@@ -18,7 +18,7 @@ from fastapi.openapi.utils import get_openapi
 from msgspec import NODEFAULT, Struct, structs
 from pydantic import BaseModel
 
-from ckpt_runtime.rest.responses import ContractRoute
+from ckpt_runtime.rest.exchange import ContractRoute
 
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",

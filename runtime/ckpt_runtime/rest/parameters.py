@@ -18,8 +18,8 @@ from pydantic import AfterValidator
 from ckpt_runtime.contract.cluster import AggregatedMetric, Metric
 from ckpt_runtime.jobmaster.gateway_values import Precondition
 from ckpt_runtime.jobmaster.metric_table import text_of
+from ckpt_runtime.rest.exchange import HEX_ID_PATTERN, OWNER_PATTERN, BadRequest, echo
 from ckpt_runtime.rest.job_answers import FLAME_GRAPH_KINDS
-from ckpt_runtime.rest.responses import BadRequest, echo
 
 AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
 
@@ -69,8 +69,6 @@ def _aggregate(kind: str, values: Sequence[float]) -> float:
 
 
 _MOST_SUBTASKS = 32767
-HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"
-OWNER_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$"
 _JOB, _VERTEX = "fa461ac280c9aa36bde4a060aa97618c", "f74362dd18da632fe7d708268d6f8693"
 _TRIGGER = "3e4fc69c1d0a4bb0b1a4d1a2c3b4d5e6"
 

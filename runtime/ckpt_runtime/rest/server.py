@@ -46,7 +46,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ckpt_runtime.configuration.cluster_options import RestAuthentication, RestOptions
 from ckpt_runtime.rest.event_stream import end_streams
-from ckpt_runtime.rest.responses import error_response
+from ckpt_runtime.rest.exchange import error_response
 
 LIFETIME_S = 12 * 3600
 MAX_ENDED = 10_000

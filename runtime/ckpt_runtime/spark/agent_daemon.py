@@ -1,6 +1,6 @@
 """The process from which Spark forks the Python of barrier tasks: ``pyspark.daemon``, with the imports already done.
 
-Spark itself forks an empty process, which then imports pyspark from a zip without compiled modules. That adds seconds
+Spark itself forks an empty process, which then imports pyspark from a zip without compiled modules. This adds seconds
 to the downtime of a job that has lost a slot. Runs no user code, and starts no thread before it forks.
 """
 

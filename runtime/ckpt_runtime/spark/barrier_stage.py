@@ -38,7 +38,7 @@ Task = Callable[[Iterable[str]], Iterable[str]]
 
 
 class StageFailedError(RuntimeError):
-    """A barrier stage failed; one line says why."""
+    """A barrier stage failed; one line gives the reason."""
 
 
 class BarrierStageProvider:
@@ -87,7 +87,7 @@ class BarrierStageProvider:
         ).start()
 
     def cancel(self, slot_id: str) -> None:
-        """Cancel a stage whose agent does not answer. If the JVM is gone, its stages are gone as well."""
+        """Cancel a stage whose agent does not answer. If the JVM has ended, its stages have ended as well."""
         try:
             self._context.cancelJobGroup(_group(slot_id))
         except Exception as error:

@@ -1,4 +1,5 @@
-"""Checks before a session starts whether its packages are installed and fit together, and says how to repair that.
+"""Checks before a session starts whether its packages are installed and fit together, and names the command that
+repairs them.
 
 The distribution ckpt-runtime without extras is the client and the command line. The extra ``session`` adds the engine's
 server and kernels; this module imports nothing of that extra.

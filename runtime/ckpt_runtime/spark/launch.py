@@ -150,7 +150,7 @@ def become_session(
         master, rest_host=settings.get("rest_host", LOOPBACK), rest_port=settings.get("rest_port", 0), files=files
     )
     session_file.unlink(missing_ok=True)
-    # Signals that arrive meanwhile stay pending for the driver, which unblocks them as soon as it has handlers.
+    # Signals that arrive during this stay pending for the driver, which unblocks them as soon as it has handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, TERMINATION)
     try:
         with _prepared(master, slots, files, settings) as environment:
@@ -214,10 +214,9 @@ def _slot_settings(master: str, slots: int | None, spark_conf: dict[str, str]) -
 
 
 def stop_session(info: SessionInfo, timeout_s: float = STOP_TIMEOUT_S) -> bool:
-    """End a session and everything it started; False if the session was gone already.
-
-    The signal goes to the driver, which shuts down cleanly even if Spark's JVM is already gone. spark-submit's own
-    process would abandon the driver.
+    """End a session and everything it started; False if the session had already ended. The signal is sent to the
+    driver, which shuts down cleanly even if Spark's JVM has already ended. spark-submit's own process would abandon the
+    driver.
     """
     if not info.is_alive:
         return False

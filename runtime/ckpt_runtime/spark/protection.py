@@ -45,7 +45,7 @@ _DEFAULTS = {"spark.network.crypto.enabled": "true"}
 
 
 class UnprotectedSparkError(RuntimeError):
-    """Spark would accept connections without a secret, or its secret is missing. The message says what to set."""
+    """Spark would accept connections without a secret, or its secret is missing. The message names the options."""
 
 
 def protect(conf: SparkConf) -> None:

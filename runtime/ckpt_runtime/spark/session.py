@@ -1,8 +1,8 @@
 """A session: the Spark application whose driver hosts the dispatcher and its REST API.
 
-The driver's main thread runs the event loop; Spark's own work (holding barrier stages) happens in threads beside it.
+The driver's main thread runs the event loop; Spark's own work (holding barrier stages) is done in other threads.
 
-A watch detects that Spark's application has ended: its JVM is gone, or its master or the JVM itself has stopped it.
+A watch detects that Spark's application has ended: its JVM has ended, or its master or the JVM itself has stopped it.
 Otherwise the driver would keep running without slots, as a leader that no other session can replace.
 
 The size of the session's output file is limited. Several processes write to it, in local mode user code as well. They
@@ -111,7 +111,7 @@ def output_file(pid: int | None = None) -> Path | None:
 
 
 def _appended_file(pid: int, descriptor: int) -> Path | None:
-    """The file behind a descriptor if it is open for appending. Linux only; other systems lack the directory."""
+    """The file of a descriptor if it is open for appending. Linux only; other systems lack the directory."""
     try:
         file = Path(os.readlink(f"/proc/{pid}/fd/{descriptor}"))
         is_same = os.path.samestat(file.stat(), Path(f"/proc/{pid}/fd/{descriptor}").stat())
@@ -160,13 +160,13 @@ WATCH_INTERVAL_S = 1.0
 
 
 class ApplicationWatch:
-    """Asks the JVM every second, in a thread: a JVM that does not respond for a while does not count as gone.
+    """Asks the JVM every second, in a thread: a JVM that does not respond for a while does not count as ended.
 
     ``on_end(reason)`` is called once, from that thread.
     """
 
     def __init__(self, stopped: Callable[[], bool], on_end: Callable[[str], None]) -> None:
-        """``stopped`` says whether the application was stopped, and raises if the JVM is gone."""
+        """``stopped`` says whether the application was stopped, and raises if the JVM has ended."""
         self._stopped = stopped
         self._on_end = on_end
         self._closed = threading.Event()
@@ -235,8 +235,8 @@ class SessionOptions:
 def main(arguments: list[str] | None = None) -> None:
     """Run a session until SIGTERM, SIGINT or ``DELETE /cluster``, or until Spark's application is over.
 
-    Raises SystemExit if the session is refused or has lost Spark; the log says why. A signal that arrives before the
-    session waits for its leadership ends it with code 128 plus the signal's number, a later one with 0.
+    Raises SystemExit if the session is refused or has lost Spark; the log has the reason. A signal that arrives before
+    the session waits for its leadership ends it with code 128 plus the signal's number, a later one with 0.
     """
     for number in TERMINATION:
         signal.signal(number, _interrupted)
@@ -294,7 +294,7 @@ def _keep_snapshots(work: Path) -> None:
 
 
 def _say_at_last(log_file: Path | None, text: str) -> None:
-    """Write directly to the log, because this process's output goes through the JVM, which may be gone."""
+    """Write directly to the log, because this process's output passes through the JVM, which may have ended."""
     if log_file is None:
         logger.error(text)
     else:
@@ -308,7 +308,7 @@ def _run(options: SessionOptions, sockets: str) -> str:
         with rotated_output(options.configuration):
             return asyncio.run(serve(context, options))
     finally:
-        with contextlib.suppress(Exception):  # the call fails if the JVM is gone
+        with contextlib.suppress(Exception):  # the call fails if the JVM has ended
             context.stop()
 
 
@@ -329,7 +329,7 @@ def _application(options: SessionOptions, sockets: str) -> SparkContext:
         conf.setIfMissing(_DAEMON, "ckpt_runtime.spark.agent_daemon")
     protect(conf)
     if (conf.get("spark.master") or "").startswith("local"):
-        conf.set(SOCKET_DIRECTORY, sockets)  # executors elsewhere do not have it
+        conf.set(SOCKET_DIRECTORY, sockets)  # executors on other hosts do not have it
     context = SparkContext(conf=conf)
     try:
         check_pyspark(context)

@@ -1,6 +1,6 @@
 """The slot agent: the long-running Python function of one Spark task. Deliberately small and simple.
 
-It starts worker processes on the driver's request, adopts workers of an agent that is gone, reports when a worker has
+It starts worker processes on the driver's request, adopts workers of an agent that has ended, reports when a worker has
 ended, and kills workers on request. It relays no data and runs no user code, so that its Spark task rarely fails.
 """
 
@@ -42,7 +42,7 @@ _CLEAN_UP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class AgentParameters:
-    """What an agent needs to find its driver."""
+    """The data with which an agent finds its driver."""
 
     driver_host: str
     driver_port: int
@@ -52,7 +52,7 @@ class AgentParameters:
 
 
 class SlotAgent:
-    """The supervisor of one slot; :meth:`run` returns when the driver orders a shutdown or is gone."""
+    """The supervisor of one slot; :meth:`run` returns when the driver orders a shutdown or has ended."""
 
     def __init__(self, parameters: AgentParameters, starter: WorkerStarter | None = None) -> None:
         self._parameters = parameters
@@ -100,7 +100,7 @@ class SlotAgent:
         return True
 
     def _progress_of(self, worker_ids: Collection[str]) -> dict[str, int]:
-        """The processor time that each worker has used, without workers that are gone. Only Linux provides it."""
+        """The processor time that each worker has used, without workers that have ended. Only Linux provides it."""
         progress = {}
         for worker_id in worker_ids:
             worker = self._workers.get(worker_id)

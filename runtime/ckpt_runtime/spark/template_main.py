@@ -55,7 +55,7 @@ def keep(become_worker: Callable[[], NoReturn], begun: Callable[[int], None], di
         code = _wait_for(pid)
         end_descent()
         shutil.rmtree(directory, ignore_errors=True)
-        # By the same signal, so that the process that waits for the supervisor learns what ended the worker.
+        # By the same signal, so that the process that waits for the supervisor sees the signal that ended the worker.
         if code < 0:
             _end_by_signal(-code)
     finally:
@@ -95,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 
 def main() -> None:
-    """Runs until the agent is gone."""
+    """Runs until the agent has ended."""
     handles.set_name(handles.TEMPLATE)
     make_ready()
     prepare()
@@ -103,7 +103,7 @@ def main() -> None:
 
 
 def serve(connection: socket.socket) -> NoReturn:
-    """Serve requests until the agent is gone, in a process that has imported everything."""
+    """Serve requests until the agent has ended, in a process that has imported everything."""
     code = 1
     try:
         handles.set_name(handles.TEMPLATE)
@@ -130,7 +130,7 @@ def _become_supervisor(request: ForkRequest) -> NoReturn:
 
 
 def _become_worker(start: WorkerStart, pipe: int, notices: socket.socket) -> NoReturn:
-    """Set up what the agent would have given to a new process, then run as a worker."""
+    """Set up the parts that the agent would have given to a new process, then run as a worker."""
     try:
         notices.close()
         handles.set_name(handles.WORKER)

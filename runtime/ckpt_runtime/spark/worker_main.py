@@ -1,7 +1,7 @@
-"""A worker process: start-up in the right order, then the control loop until agent or driver is gone.
+"""A worker process: start-up in the right order, then the control loop until agent or driver has ended.
 
 A worker with an interpreter of its own reads one JSON line from its agent on standard input; a forked worker gets a
-pipe from the template. The end of either means that the agent is gone; a worker that runs a job then ends at once, so
+pipe from the template. The end of either means that the agent has ended; a worker that runs a job then ends at once, so
 that no orphan ever touches a sink.
 
 A worker that has run a job may hold a sink or a channel, so it ends at once with its agent. A worker that has not may
@@ -74,7 +74,7 @@ class ParentWatch:
             self._working = True
 
     def adopted_by(self, agent: ProcessIdentity) -> None:
-        """Follow another agent instead. Ends the process if that agent is gone already.
+        """Follow another agent instead. Ends the process if that agent has already ended.
 
         The descriptor of the former agent stays open, as this happens only once or twice in a worker's life.
         """
@@ -112,7 +112,7 @@ class ParentWatch:
         return [descriptor for descriptor, _ in poll.poll(self._lease_s * 1000 if agent is None else None)]
 
     def _survives(self, agent: int | None) -> bool:
-        """Whether the worker continues, after its agent is gone or has just been replaced."""
+        """Whether the worker continues after its agent has ended or has just been replaced."""
         with self._lock:
             if self._agent != agent:
                 return True
@@ -179,7 +179,7 @@ def prepare() -> None:
 
 
 def work(start: WorkerStart, pipe: int) -> NoReturn:
-    """Serve the driver until it is gone; ``pipe`` is for the ParentWatch. For a process without threads."""
+    """Serve the driver until it has ended; ``pipe`` is for the ParentWatch. For a process without threads."""
     parent_watch = _watched_parent(start, pipe)
     _reseed()
     _serve(start, parent_watch)

@@ -51,7 +51,7 @@ class ForkedWorker:
 
 
 class Forker:
-    """Starts a template for the first worker, unless it was given one, and another if the template is gone."""
+    """Starts a template for the first worker, unless it was given one, and another if the template has ended."""
 
     def __init__(self, template: Template | None = None) -> None:
         self._template = template

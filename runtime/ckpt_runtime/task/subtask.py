@@ -49,9 +49,9 @@ class WatermarkValve:
     """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
 
     Neither a channel whose data has ended nor an idle one holds event time back; an idle one is active again with its
-    next watermark. With ``ended_hold``, a gate all of whose channels have ended does, as in Spark. When all are idle or
-    have ended, event time first advances to the time that the data reached, as in Spark: the minimum over all gates of
-    the maximum watermark of a gate's channels.
+    next watermark. With ``ended_hold``, a gate all of whose channels have ended does, as in Spark, unless it has had no
+    watermark. When all are idle or have ended, event time first advances to the time that the data reached, as in
+    Spark: the minimum over all gates of the maximum watermark of a gate's channels.
     """
 
     def __init__(self, gates: Sequence[int]) -> None:
@@ -109,13 +109,14 @@ class WatermarkValve:
         ended = set(self._gates) - {
             gate for gate, known in zip(self._gates, self._watermarks, strict=True) if known != MAX_WATERMARK
         }
-        return [reached for gate, reached in self._reached_by_gate().items() if gate in ended]
+        by_gate = self._reached_by_gate()
+        return [reached for gate, reached in by_gate.items() if gate in ended and reached is not None]
 
     def _reached_by_data(self) -> int | None:
-        """The event time that the data reached; None while a gate has had no watermark."""
+        """The event time that the data reached; None while a gate has had no watermark, unless ended gates hold."""
         by_gate = self._reached_by_gate()
         found = [reached for reached in by_gate.values() if reached is not None]
-        return min(found) if len(found) == len(by_gate) else None
+        return min(found) if found and (self.ended_hold or len(found) == len(by_gate)) else None
 
     def _reached_by_gate(self) -> dict[int, int | None]:
         """The maximum watermark of each gate's channels, None for a gate that has had none."""

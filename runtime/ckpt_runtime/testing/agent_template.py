@@ -2,8 +2,7 @@
 
 A session in Spark starts its agents once and lives for days. Tests start and end agents all the time, and in each the
 imports of the agent's own template would take a second and a half. Here only the first agent of a test run imports
-everything. The result is the same as in Spark: each agent is a process with a template of its own, and workers below
-that.
+everything. The result is the same as in Spark: each agent is a process with its own template, and workers below that.
 
 This module has both sides. The template ends with the requesting process, once its agents have ended. Linux only, like
 the template of workers.
@@ -91,11 +90,11 @@ class AgentTemplate:
         return cls(inherited, Template.forked(become))
 
     def fork(self, start: AgentStart) -> ForkedProcess:
-        """Request an agent and return at once. Raises OSError if the template is gone."""
+        """Request an agent and return at once. Raises OSError if the template has ended."""
         return self._template.fork(msgspec.json.encode(start), [1, 2])
 
     def close(self) -> None:
-        """Close the connection: the template forks no more agents."""
+        """Close the connection: the template forks no further agents."""
         atexit.unregister(self.close)
         self._template.close()
 

@@ -1,4 +1,4 @@
-"""Process entry of one slot agent outside Spark; its parameters come as a JSON line on standard input.
+"""Process entry of one slot agent outside Spark; its parameters are a JSON line on standard input.
 
 With a descriptor on the command line, it is instead the entry of a template for many agents.
 """

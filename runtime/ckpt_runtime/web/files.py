@@ -1,6 +1,6 @@
 """The files of the pages, with the headers that they are sent with. It serves nothing and knows no path of an API.
 
-The pages find the API at ``../`` from where they lie, so any prefix will do.
+The pages find the API at ``../`` of their own path, so any prefix works.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class PageFile:
     tag: str
 
     def headers(self, *, may_be_framed: bool = False) -> dict[str, str]:
-        """Makes what it is sent with. ``may_be_framed`` lets pages of the same origin show it inside of theirs."""
+        """Makes the headers that it is sent with. ``may_be_framed`` lets pages of the same origin show it inside of
+        theirs.
+        """
         ancestors = "'self'" if may_be_framed else "'none'"
         return {
             "Content-Type": self.media_type,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import triggering
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, CheckpointFailures, TriggerRequest
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, CheckpointFailures
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
-from ckpt_runtime.checkpoint.triggering import CheckpointRequestDecider, Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointRequestDecider, Triggering, TriggerRequest
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.durable_change import SettingsUpdate
 from ckpt_runtime.scheduler.job_core import JobCore
@@ -203,11 +203,12 @@ _ON_FAILURE = CheckpointFailureManager.on_failure
 
 @bug("one failure too many is tolerated", "1.5", CheckpointFailureManager, "on_failure")
 def _(self, *arguments, **more):
-    self.tolerable_failed_checkpoints += 1
+    settings = self._in_force.settings
+    self._in_force.settings = replace(settings, tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints + 1)
     try:
         return _ON_FAILURE(self, *arguments, **more)
     finally:
-        self.tolerable_failed_checkpoints -= 1
+        self._in_force.settings = settings
 
 
 @bug("failed savepoints count", "1.5", CheckpointFailureManager, "on_failure")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.completion import PendingCheckpoints
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.checkpoint.triggering import PendingCheckpoints, Triggering
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.simulation.planted.registry import also, bug, nothing
@@ -46,7 +45,7 @@ bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire")(
 @bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add")
 def _(original, self, entry):
     subsumed = original(self, entry)
-    if len(self._entries) > 1 or self.retained == 1:
+    if len(self._entries) > 1 or self._in_force.settings.retained == 1:
         subsumed.append(self._entries.pop(0))
     return subsumed
 

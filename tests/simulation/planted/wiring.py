@@ -180,7 +180,7 @@ def _(original, self, event):
 
 @bug("a restart for a configuration uses up the restart budget", "530.5", JobMachine, "_on_redeploy")
 def _(original, self, event, now):
-    if self._state is JobState.RUNNING and event.at_once:
+    if self.state is JobState.RUNNING and event.at_once:
         self._restarts.on_failure(now.rel_ms)
     original(self, event, now)
 

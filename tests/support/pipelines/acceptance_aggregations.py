@@ -396,7 +396,7 @@ def tumbling_windows_in_append_mode(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
 
 
-@program("update", keys="start", rows=([10, 11, 12, 13, 14, 15], [25], [10, 25], [10]))
+@program("update", keys="start", rows=([10, 11, 12, 13, 14, 15], [25], [26], [10, 25], [27], [10]))
 def tumbling_windows_in_update_mode(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
 
@@ -423,7 +423,7 @@ def group_by_event_time_itself(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy("t").agg(F.count("*").alias("n")).selectExpr("cast(t AS long) AS t", "n")
 
 
-@program("append", rows=([10, 11], [25], [10], [40]))
+@program("append", rows=([10, 11], [25], [26], [10], [40]))
 def windows_and_another_key(rows: DataFrame) -> DataFrame:
     windows = timed(rows).groupBy(F.window("t", "5 seconds"), (F.col("v") % 2).alias("odd"))
     return windows.count().selectExpr(*seconds(), "odd", "count")
@@ -501,7 +501,7 @@ def windows_of_a_union_of_which_one_has_a_watermark(rows: DataFrame, others: Dat
     return both.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
 
 
-@program("append", rows=([10, 11], [25], [10], [40]))
+@program("append", rows=([10, 11], [25], [26], [10], [40]))
 def watermark_on_a_renamed_column(rows: DataFrame) -> DataFrame:
     renamed = timed(rows).withColumnRenamed("t", "at")
     return renamed.groupBy(F.window("at", "5 seconds")).count().selectExpr(*seconds(), "count")

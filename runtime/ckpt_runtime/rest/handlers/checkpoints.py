@@ -26,16 +26,20 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import CheckpointNotFound, NotFound
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
 from ckpt_runtime.rest import checkpoint_answers
-from ckpt_runtime.rest.bodies import (
+from ckpt_runtime.rest.exchange import (
     TRIGGER_ID,
+    BadRequest,
     Body,
     Flag,
     HexId,
     Location,
     Note,
     OneOf,
+    TheDispatcher,
     Within,
     body_of,
+    flink_router,
+    now_ms,
     refused,
     spelled,
 )
@@ -51,7 +55,6 @@ from ckpt_runtime.rest.parameters import (
     TriggerId,
     VertexId,
 )
-from ckpt_runtime.rest.responses import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 
 checkpoints = flink_router(prefix="/jobs/{jobid}/checkpoints", tags=["checkpoints"])

@@ -26,8 +26,9 @@ from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
 from ckpt_runtime.processes.thread_dump import ThreadInfo
 from ckpt_runtime.rest import job_answers, parameters
-from ckpt_runtime.rest.bodies import (
+from ckpt_runtime.rest.exchange import (
     PART_NAME,
+    BadRequest,
     Body,
     EntryPoint,
     Flag,
@@ -36,8 +37,11 @@ from ckpt_runtime.rest.bodies import (
     OneOf,
     Options,
     Texts,
+    TheDispatcher,
     Within,
     body_of,
+    flink_router,
+    now_ms,
     receive_pipeline,
     spelled,
     whole_request,
@@ -57,7 +61,6 @@ from ckpt_runtime.rest.parameters import (
     aggregations,
     listed,
 )
-from ckpt_runtime.rest.responses import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 cluster = flink_router(tags=["cluster"])

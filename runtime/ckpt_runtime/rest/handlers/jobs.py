@@ -44,13 +44,28 @@ from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest import checkpoint_answers, job_answers, parameters, prometheus
-from ckpt_runtime.rest.bodies import Body, HexIds, Location, Owner, Within, body_of, spelled, whole_request
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
+from ckpt_runtime.rest.exchange import (
+    HEX_ID_PATTERN,
+    OWNER_PATTERN,
+    ApiError,
+    BadRequest,
+    Body,
+    HexIds,
+    Location,
+    Owner,
+    TheDispatcher,
+    Within,
+    body_of,
+    echo,
+    flink_router,
+    now_ms,
+    spelled,
+    whole_request,
+)
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
-    HEX_ID_PATTERN,
-    OWNER_PATTERN,
     Aggregations,
     Attempt,
     Condition,
@@ -70,7 +85,6 @@ from ckpt_runtime.rest.parameters import (
     selected_jobs,
     selected_subtasks,
 )
-from ckpt_runtime.rest.responses import ApiError, BadRequest, TheDispatcher, echo, flink_router, now_ms
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 jobs = flink_router(prefix="/jobs", tags=["jobs"])

@@ -12,8 +12,15 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from ckpt_runtime.rest.bodies import read_object, whole_request
-from ckpt_runtime.rest.responses import ApiError, BadRequest, flink_router, not_found, original_path
+from ckpt_runtime.rest.exchange import (
+    ApiError,
+    BadRequest,
+    flink_router,
+    not_found,
+    original_path,
+    read_object,
+    whole_request,
+)
 from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name, is_same_origin
 from ckpt_runtime.web.files import INDEX, page_files
 

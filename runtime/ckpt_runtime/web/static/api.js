@@ -1,4 +1,4 @@
-// Asking the REST API, which lies one folder above these pages, whatever serves both.
+// Requests to the REST API, which is one folder above these pages on every server.
 
 const ROOT = new URL("../", document.baseURI);
 const TIMEOUT_MS = 20000;
@@ -27,7 +27,7 @@ async function failure(response) {
     if (Array.isArray(body.errors)) lines = body.errors.map((text) => String(text).split("\n")[0].replace(CLASS, ""));
     else if (typeof body.detail === "string") lines = [body.detail];
   } catch {
-    // not JSON: the status has to do
+    // not JSON: the message has only the status
   }
   const asks = response.headers.get("www-authenticate") ?? "";
   return new ApiError(response.status, lines, response.status === 401 && asks.includes('realm="ckpt"'));

@@ -131,7 +131,7 @@ function failed(error) {
       shown = "";
     }
   } else {
-    const since = lastAnswer ? ` What is shown is of ${clock(lastAnswer)}.` : "";
+    const since = lastAnswer ? ` The page shows the data of ${clock(lastAnswer)}.` : "";
     say(`The session does not answer.${since} Trying again.`, "bad");
   }
   return false;

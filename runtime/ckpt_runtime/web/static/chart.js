@@ -1,4 +1,4 @@
-// Two drawings: bars over checkpoints, and the way of a checkpoint through each subtask. Colours come from style.css.
+// Two drawings: bars over checkpoints, and the progress of a checkpoint in each subtask. style.css has the colours.
 
 import { s } from "./dom.js";
 import { ticks } from "./format.js";
@@ -20,7 +20,7 @@ function axis(steps, y, wide, label) {
 }
 
 /**
- * Bars over items {id, href, title, kind, value, behind}, oldest first. `behind` is drawn paler, behind `value`.
+ * Bars over items {id, href, title, kind, value, behind}, oldest first. `behind` is drawn in a paler colour, behind `value`.
  */
 export function bars(name, items, base, label, wide) {
   const greatest = Math.max(1, ...items.map((item) => Math.max(item.value, item.behind ?? 0)));

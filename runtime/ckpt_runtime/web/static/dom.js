@@ -1,4 +1,4 @@
-// Making elements. Text always becomes a text node: nothing here, nor anywhere in these pages, parses markup.
+// Making elements. Text always becomes a text node: no code of these pages parses markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 

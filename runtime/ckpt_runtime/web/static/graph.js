@@ -1,4 +1,4 @@
-// A job's plan as a drawing from its sources to its sinks, coloured by back-pressure, and where that begins.
+// A job's plan as a drawing from its sources to its sinks, coloured by back-pressure, with the vertex where that begins.
 
 import { getIfAny } from "./api.js";
 import { h, s } from "./dom.js";
@@ -71,7 +71,7 @@ const short = (text) => (text.length > LETTERS ? `${text.slice(0, LETTERS - 1)}â
 
 function box(node, place, pressure, isCause) {
   const figures = pressure ? `busy ${percent(pressure.busy)}, blocked ${percent(pressure.blocked)}` : `${node.parallelism} subtasks`;
-  const about = `${node.description}, ${node.parallelism} subtasks${pressure ? `, busy ${percent(pressure.busy)}, cannot send ${percent(pressure.blocked)} of the time` : ""}${isCause ? ": it holds up what is before it" : ""}`;
+  const about = `${node.description}, ${node.parallelism} subtasks${pressure ? `, busy ${percent(pressure.busy)}, cannot send ${percent(pressure.blocked)} of the time` : ""}${isCause ? ": it slows down the vertices before it" : ""}`;
   return s(
     "g",
     { class: `node ${LEVELS[pressure?.level] ?? "calm"} ${isCause ? "cause" : ""}`, transform: `translate(${place.x} ${place.y})` },
@@ -93,7 +93,7 @@ export function planGraph(job, pressures) {
   const legend = [["good", "sends freely"], ["warn", "blocked from 10 % of its time on"], ["bad", "blocked from 50 % on"]];
   return [
     h("h2", null, "Plan"),
-    causes.map((node) => h("p", { class: "reason" }, "The back-pressure begins at ", h("strong", null, node.description), `: it is busy ${percent(pressures.get(node.id).busy)} of its time, and what is before it cannot send. A greater parallelism, or less work in it, is the way out.`)),
+    causes.map((node) => h("p", { class: "reason" }, "The back-pressure begins at ", h("strong", null, node.description), `: it is busy ${percent(pressures.get(node.id).busy)} of its time, and the vertices before it cannot send. Increase its parallelism, or reduce its work.`)),
     h(
       "div",
       { class: "scroll plan", tabindex: 0, role: "region", "aria-label": "Plan of the job" },

@@ -1,4 +1,4 @@
-// The parts of a subtask's time in a checkpoint, and which of them has held up the whole checkpoint.
+// The parts of a subtask's time in a checkpoint, and the part that delayed the whole checkpoint.
 
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
@@ -10,9 +10,9 @@ export const PARTS = [
 ];
 /** What helps, by the part that took longest. */
 const ADVICE = {
-  wait: "Rows in front of it come first. The page Health shows where the back-pressure begins; unaligned checkpoints overtake it.",
+  wait: "Rows before the barrier are processed first. The page Health shows where the back-pressure begins; unaligned checkpoints overtake it.",
   align: "One of its inputs is slower than the others. Unaligned checkpoints do not wait for it.",
-  sync: "It stands still for this. The state backend rocksdb with incremental checkpoints freezes less.",
+  sync: "It processes no rows during this. The state backend rocksdb with incremental checkpoints freezes less.",
   async: "The storage is slow, or the state is large. Incremental checkpoints write less.",
   rest: "It was acknowledged late: its process, or the driver, was busy.",
 };
@@ -37,7 +37,7 @@ export function partsOf(subtask) {
   return parts;
 }
 
-/** The slowest of the subtasks that are done, and of how many there are those that are not. */
+/** The slowest of the subtasks that have acknowledged, and the others. */
 function slowest(vertices) {
   const subtasks = vertices.flatMap(({ vertex, details }) => details.subtasks.map((item) => ({ vertex, item })));
   const done = subtasks.filter(({ item }) => item.className === "completed");
@@ -51,7 +51,7 @@ function named(missing) {
   return [...byVertex].map(([name, indexes]) => `${indexes.length === 1 ? "subtask" : "subtasks"} ${indexes.slice(0, 5).join(", ")}${indexes.length > 5 ? " and others" : ""} of ${name}`).join("; ");
 }
 
-/** What has held up a checkpoint, as a sentence with what helps; null where nothing is known of its subtasks. */
+/** The cause of a checkpoint's delay, as a sentence with a remedy; null if nothing is known of its subtasks. */
 export async function heldUp(job, item) {
   try {
     const { tasks } = await get(`jobs/${job.jid}/checkpoints/details/${item.id}`);
@@ -65,7 +65,7 @@ export async function heldUp(job, item) {
     if (!last) return null;
     return completedBy(last);
   } catch (error) {
-    if (error instanceof ApiError) return null; // it has left the history meanwhile
+    if (error instanceof ApiError) return null; // it has left the history in the meantime
     throw error;
   }
 }

@@ -1,4 +1,4 @@
-// The form that takes the session's token, once: it is neither kept nor put into an address.
+// The form that takes the session's token once: the page neither stores it nor puts it into an address.
 
 import { login } from "./api.js";
 import { h } from "./dom.js";

@@ -1,4 +1,4 @@
-// One checkpoint: when the barrier came to each subtask, and what each did until it had acknowledged.
+// One checkpoint: when the barrier arrived at each subtask, and how each spent the time until it acknowledged.
 
 import { get, getIfAny, serverNow } from "./api.js";
 import { lanes, width } from "./chart.js";
@@ -13,7 +13,7 @@ function row(subtask, checkpoint) {
   const label = String(subtask.index);
   if (subtask.className !== "completed") {
     const running = checkpoint.status === "IN_PROGRESS";
-    return { label, order: Infinity, title: `Subtask ${label}: ${running ? "not done yet" : "never done"}`, parts: [], note: running ? "not yet" : "never" };
+    return { label, order: Infinity, title: `Subtask ${label}: ${running ? "not acknowledged yet" : "never acknowledged"}`, parts: [], note: running ? "not yet" : "never" };
   }
   const parts = partsOf(subtask);
   const shares = parts.map((part) => `${PARTS.find(([kind]) => kind === part.kind)[1]} ${duration(part.to - part.from)}`).join(", ");
@@ -24,7 +24,7 @@ function row(subtask, checkpoint) {
 }
 
 const COLUMNS = [
-  ["Subtask", "number"], ["Took", "number"], ["Barrier came after", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"],
+  ["Subtask", "number"], ["Took", "number"], ["Barrier arrived after", "number"], ["Alignment", "number"], ["Sync", "number"], ["Async", "number"],
   ["Written", "number"], ["In-flight data", "number"],
 ];
 
@@ -46,7 +46,7 @@ function section(vertex, details, checkpoint, end, wide) {
     h("h2", null, vertex.name),
     h("p", { class: "note" }, `${acknowledged} subtasks, ${duration(details.end_to_end_duration)}, ${bytes(details.checkpointed_size)} written`, rows.length > MOST_ROWS ? `; the ${MOST_ROWS} slowest are drawn` : ""),
     lanes(`Subtasks of ${vertex.name}`, shown, end, duration, wide),
-    h("details", { "data-key": vertex.id }, h("summary", null, "Figures"), table(`Figures of ${vertex.name}`, COLUMNS, figures(details.subtasks), "None is done.")),
+    h("details", { "data-key": vertex.id }, h("summary", null, "Figures"), table(`Figures of ${vertex.name}`, COLUMNS, figures(details.subtasks), "No subtask has acknowledged it.")),
   );
 }
 
@@ -78,7 +78,7 @@ async function forgotten(job, health, id) {
         ? `The history has the latest ${history.length} of ${counts.total} checkpoints, and this one is older. The option web.checkpoints.history of the session says how many it keeps.`
         : "The job has not begun a checkpoint with this number."),
       known?.external_path ? h("p", { class: "note" }, code(known.external_path, "path"), known.discarded ? " (deleted since)" : "") : null,
-      h("p", null, h("a", { href: `#/jobs/${job.jid}/checkpoints` }, "All that the history has")),
+      h("p", null, h("a", { href: `#/jobs/${job.jid}/checkpoints` }, "All checkpoints in the history")),
     ].filter(Boolean),
   };
 }

@@ -1,4 +1,4 @@
-// One job: its head, and the tab below it.
+// One job: its header, and the tab below it.
 
 import { get, getIfAny, serverNow } from "./api.js";
 import { badge, h } from "./dom.js";

@@ -1,4 +1,4 @@
-// What a process does: the stacks of its threads, the end of its log, and where the subtasks of a vertex spend their time.
+// A process: the stacks of its threads, the end of its log, and the functions in which the subtasks of a vertex spend their time.
 
 import { get, getText } from "./api.js";
 import { h, s, table } from "./dom.js";
@@ -92,8 +92,8 @@ export async function flameGraphPage(jobId, vertexId) {
     content: [
       h("p", { class: "way" }, h("a", { href: "#/" }, "Jobs"), " / ", h("a", { href: `#/jobs/${jobId}/health` }, h("code", { class: "id" }, jobId))),
       h("h1", null, title),
-      h("p", { class: "note" }, "The functions on the stacks of the subtasks' threads, sampled for two seconds; each lies below its caller."),
-      graph.data?.value ? flames(graph.data) : h("p", { class: "empty" }, "No subtask of it runs."),
+      h("p", { class: "note" }, "The functions on the stacks of the subtasks' threads, sampled for two seconds; each is drawn below its caller."),
+      graph.data?.value ? flames(graph.data) : h("p", { class: "empty" }, "None of its subtasks runs."),
     ],
   };
 }

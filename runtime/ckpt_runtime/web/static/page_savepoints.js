@@ -1,4 +1,4 @@
-// Savepoints: of the session's catalogue where it knows a directory, otherwise those that the histories of jobs still show.
+// Savepoints: those of the session's catalogue if it knows a directory, otherwise those in the histories of jobs.
 
 import { ApiError, get, getIfAny, inTurn } from "./api.js";
 import { badge, code, h, table } from "./dom.js";
@@ -79,8 +79,8 @@ async function listed(query, jobs) {
     ].flat();
   }
   return [
-    table("Savepoints", COLUMNS, (await ofJobs(await jobs())).map(([job, item]) => line(job, item)), "None is known."),
-    h("p", { class: "note" }, "Those in the histories of jobs; earlier ones lie where they were put."),
+    table("Savepoints", COLUMNS, (await ofJobs(await jobs())).map(([job, item]) => line(job, item)), "No savepoint is known."),
+    h("p", { class: "note" }, "These are the savepoints in the histories of jobs; earlier ones are in the directories that they were written to."),
   ];
 }
 

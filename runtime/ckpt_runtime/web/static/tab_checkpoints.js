@@ -1,4 +1,4 @@
-// A job's checkpoints: what is under way, how long and how large they have been, and each of them.
+// A job's checkpoints: the pending one, durations and sizes, and the history.
 
 import { get, serverNow } from "./api.js";
 import { bars, width } from "./chart.js";
@@ -26,11 +26,11 @@ export function pending(jobId, item) {
     "div",
     { class: "pending" },
     h("p", null, h("a", { href: address(jobId, item.id) }, `${item.is_savepoint ? "Savepoint" : "Checkpoint"} ${item.id}`), " is under way"),
-    h("progress", { max: item.num_subtasks, value: item.num_acknowledged_subtasks, "aria-label": "Subtasks that are done" }),
+    h("progress", { max: item.num_subtasks, value: item.num_acknowledged_subtasks, "aria-label": "Acknowledged subtasks" }),
     h(
       "p",
       { class: "note" },
-      `${item.num_acknowledged_subtasks} of ${item.num_subtasks} subtasks are done, `,
+      `${item.num_acknowledged_subtasks} of ${item.num_subtasks} subtasks have acknowledged, `,
       `${bytes(item.progress_size ?? item.checkpointed_size)} are stored, `,
       `for ${duration(elapsed(item))}`,
       left === null ? "" : left > 0 ? `; it expires in ${duration(left)}${extended}` : `; it is expiring${extended}`,
@@ -67,7 +67,7 @@ function drawn(jobId, history) {
 
 const COLUMNS = [
   ["Id", "number"], ["Status", ""], ["Kind", "wide"], ["Triggered", ""], ["Took", "number"], ["Written", "number"], ["In all", "number wide"],
-  ["Subtasks", "number wide"], ["What became of it", "grow wide"],
+  ["Subtasks", "number wide"], ["Result", "grow wide"],
 ];
 
 function line(jobId, item) {
@@ -111,7 +111,7 @@ export async function checkpointsTab(job, health) {
     failed ? h("p", { class: "reason bad" }, `The latest has failed: ${latest.failed.failure_message ?? "no reason is known"}`) : null,
     latest.restored ? h("p", { class: "note" }, "Restored from ", code(latest.restored.external_path ?? `checkpoint ${latest.restored.id}`, "path"), ` at ${clock(latest.restored.restore_timestamp)}`) : null,
     under.map((item) => pending(job.jid, item)),
-    reason ? [h("h2", null, `What ${last.status === "IN_PROGRESS" ? "holds" : "held"} up `, h("a", { href: address(job.jid, last.id) }, `${last.is_savepoint ? "savepoint" : "checkpoint"} ${last.id}`)), reason] : null,
+    reason ? [h("h2", null, `What ${last.status === "IN_PROGRESS" ? "delays" : "delayed"} `, h("a", { href: address(job.jid, last.id) }, `${last.is_savepoint ? "savepoint" : "checkpoint"} ${last.id}`)), reason] : null,
     history.length ? drawn(job.jid, history) : null,
     h("h2", null, "History"),
     table("Checkpoints", COLUMNS, history.map((item) => line(job.jid, item)), "There is no history: none has been taken, or another driver ran the job."),

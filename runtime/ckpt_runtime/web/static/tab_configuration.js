@@ -1,4 +1,4 @@
-// A job's configuration: what holds, and where each value comes from.
+// A job's configuration: the effective values, and the origin of each.
 
 import { get } from "./api.js";
 import { code, h, table } from "./dom.js";
@@ -8,7 +8,7 @@ const ORIGINS = {
   override: "override of checkpoint settings", change: "changed while it ran", submission: "given at submission",
   pipeline: "set by the pipeline", cluster: "the cluster's", default: "default",
 };
-const COLUMNS = [["Option", "grow"], ["Value", "grow"], ["Where it comes from", ""]];
+const COLUMNS = [["Option", "grow"], ["Value", "grow"], ["Origin", ""]];
 
 function line(option) {
   return [

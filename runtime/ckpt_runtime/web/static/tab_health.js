@@ -1,4 +1,4 @@
-// A job's health: the verdict with its reasons, each vertex, and what has failed.
+// A job's health: the verdict with its reasons, each vertex, and the failures.
 
 import { get, session } from "./api.js";
 import { badge, h, table, tile } from "./dom.js";
@@ -26,7 +26,7 @@ function vertexLine(jobId, vertex, pressure, linked) {
 
 function failures(exceptions) {
   const entries = exceptions.exceptionHistory?.entries ?? [];
-  if (entries.length === 0) return h("p", { class: "empty" }, "Nothing has failed.");
+  if (entries.length === 0) return h("p", { class: "empty" }, "No failures.");
   return entries.map((entry) => h(
     "details",
     { "data-key": `${entry.timestamp}${entry.exceptionName}` },
@@ -49,7 +49,7 @@ export async function healthTab(job, health) {
     "dl",
     { class: "tiles" },
     tile("Verdict", badge(health.verdict)),
-    tile("Checkpoints that completed", percent(checkpoints["success-rate"]), `of the last ${checkpoints.ended}`),
+    tile("Completed checkpoints", percent(checkpoints["success-rate"]), `of the last ${checkpoints.ended}`),
     tile("Last completed", typeof checkpoints["last-completed-age"] === "number" ? `${duration(checkpoints["last-completed-age"])} ago` : "none"),
     tile("Restarts", String(health.restarts), null, health.restarts ? "warn" : ""),
     tile("Greatest back-pressure", percent(health.backpressure.ratio), health.backpressure.vertex),

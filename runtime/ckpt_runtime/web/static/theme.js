@@ -1,4 +1,4 @@
-// The theme of whatever shows these pages in a frame: Airflow names it in a class of its document, and remembers it.
+// The theme of the page that shows these pages in a frame: Airflow names it in a class of its document, and remembers it.
 
 const THEMES = ["light", "dark"];
 

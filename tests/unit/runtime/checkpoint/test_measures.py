@@ -26,7 +26,7 @@ def interval(checkpoint_id: int, rows: int) -> Interval:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["completed", "aborted", "unknown"])), max_size=30))
-def test_completed_checkpoints_report_all_rows_once_whatever_becomes_of_the_others(
+def test_completed_checkpoints_report_all_rows_once_with_any_fate_of_the_others(
     checkpoints: list[tuple[int, str]],
 ) -> None:
     intervals = OpenIntervals(concatenated)

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.scripts import builds_session
-from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest, TypedColumn
+from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest, CreatedView, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
 
 COLUMNS = [("country", "string"), ("amount", "double")]
@@ -191,3 +191,43 @@ def test_option_of_spark_that_would_change_results_has_its_default_value_only() 
         spark.conf.set("spark.sql.parser.escapedStringLiterals", "False")
         with pytest.raises(PlanError, match="multipleWatermarkPolicy: 'max' is not supported; .* 'min' only"):
             spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
+
+
+def test_frames_in_a_text_of_sql_make_the_same_question_in_every_run() -> None:
+    def asked() -> bytes:
+        with pytest.raises(AnalysisNeeded) as needed, captured_session(capture({}), lambda _: None) as spark:
+            one, other = (spark.readStream.format("replay").load("/data") for _ in range(2))
+            assert spark.sql("SELECT * FROM {one} UNION ALL SELECT * FROM {other}", one=one, other=other).schema
+        [request] = msgspec.json.decode(needed.value.text, type=list[AnalysisRequest])
+        return request.relation
+
+    assert asked() == asked()
+    assert b"temp_view_%032d" % 0 in asked()
+    assert b"temp_view_%032d" % 1 in asked()
+
+
+def test_statement_that_creates_a_view_is_parsed_by_spark_and_becomes_a_view_of_the_program() -> None:
+    given = capture({})
+    statements: dict[str, CreatedView] = {}
+
+    def run(statement: str, **view: Any) -> None:
+        statements[statement] = CreatedView(**{"name": "big", "columns": (), "replaces": False, "keeps": False, **view})
+        answers = {
+            sha256(msgspec.json.encode(AnalysisRequest(statement=text))).hexdigest(): msgspec.json.encode(
+                Analysis(view=found)
+            ).decode()
+            for text, found in statements.items()
+        }
+        given.analyses = answers
+        with captured_session(given, lambda _: None) as spark:
+            spark.sql(statement)
+
+    run("CREATE TEMP VIEW big (w) AS SELECT v FROM rows", query="SELECT v FROM rows", columns=("w",))
+    assert b"SELECT v FROM rows" in given.views["big"]
+    assert b"CREATE" not in given.views["big"]
+    run("create temporary view if not exists BIG as select 1", query="select 1", keeps=True, name="BIG")
+    assert list(given.views) == ["big"]
+    with pytest.raises(PlanError, match="the temporary view 'big' exists; use CREATE OR REPLACE"):
+        run("CREATE TEMP VIEW big AS SELECT 2", query="SELECT 2")
+    run("CREATE OR REPLACE TEMP VIEW big AS SELECT 3", query="SELECT 3", replaces=True)
+    assert b"SELECT 3" in given.views["big"]

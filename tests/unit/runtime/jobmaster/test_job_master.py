@@ -576,6 +576,7 @@ class TestCheckpoints:
             await world.running(job)
             shown = await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=5000))
             assert (shown.settings.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
+            assert (shown.exactly_once, shown.state_backend) == (True, "HashMapStateBackend")
             shown = await job.patch_checkpoint_config(CheckpointOverrides(min_pause_ms=7))
             assert (shown.settings.timeout_ms, shown.settings.min_pause_ms) == (5000, 7)
             shown = await job.patch_checkpoint_config(

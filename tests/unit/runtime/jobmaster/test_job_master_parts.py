@@ -18,11 +18,10 @@ from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster import executions as executions_module
 from ckpt_runtime.jobmaster.executions import ExecutionGraph, limited
-from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, ExecutionState
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, EffectiveCheckpointConfig, ExceptionEntry, ExecutionState
 from ckpt_runtime.jobmaster.job_settings import (
     create_restart_strategy,
     processes_backlog,
-    shown_settings,
     strategy_type,
     submitted_settings,
     with_implicit_strategy,
@@ -35,6 +34,10 @@ from ckpt_runtime.scheduler.restart_strategies import ExponentialDelay, FailureR
 
 def failure(name: str) -> ExceptionEntry:
     return ExceptionEntry(FailureCause("E", name, ""), 0)
+
+
+def effective(settings: CheckpointConfiguration) -> EffectiveCheckpointConfig:
+    return EffectiveCheckpointConfig(settings, settings.exactly_once, "HashMapStateBackend", "")
 
 
 class TestFailureLog:
@@ -121,15 +124,6 @@ class TestCheckpointSettings:
     def test_job_without_an_interval_has_no_periodic_checkpoints(self) -> None:
         assert submitted_settings(Configuration({})).interval_ms is None
 
-    def test_shown_configuration_follows_settings_and_names_the_overrides(self) -> None:
-        configuration = Configuration({"execution.checkpointing.interval": "2 s"})
-        overrides = CheckpointOverrides(interval_ms=5_000, tolerable_failed_checkpoints=4)
-        shown = shown_settings(submitted_settings(configuration), configuration, overrides)
-        assert shown.exactly_once
-        assert shown.settings.interval_ms == 2_000
-        assert shown.state_backend == "HashMapStateBackend"
-        assert shown.overrides == ("interval_ms", "tolerable_failed_checkpoints")
-
     def test_every_option_of_the_table_is_read_and_shown(self) -> None:
         """``checkpoints_after_tasks_finish`` was shown as true whatever the job said."""
         texts = {
@@ -144,7 +138,7 @@ class TestCheckpointSettings:
         configuration = Configuration(dict.fromkeys(keys, "4321") | texts)
         defaults = submitted_settings(Configuration({}))
         settings = submitted_settings(configuration)
-        shown = answer(shown_settings(settings, configuration, CheckpointOverrides()))
+        shown = answer(effective(settings))
         names = {"unaligned_enabled": "unaligned"}
         compared = 0
         for item in CHECKPOINT_SETTINGS:
@@ -186,7 +180,7 @@ class TestCheckpointSettings:
     )
     def test_retention_is_shown_as_flink_does(self, retention: str, externalized: bool, deleted: bool) -> None:
         configuration = Configuration({"execution.checkpointing.externalized-checkpoint-retention": retention})
-        shown = answer(shown_settings(submitted_settings(configuration), configuration, CheckpointOverrides()))
+        shown = answer(effective(submitted_settings(configuration)))
         assert shown.externalization == Externalization(externalized, deleted)
 
 

@@ -121,7 +121,7 @@ def test_columns_have_the_types_that_rows_one_by_one_have(harness: type[Harness]
         (pd.DataFrame({"k": ["x"], "n": [None]}), "output field 'n': null is not allowed"),
     ],
 )
-def test_what_does_not_fit_the_schema_is_refused(harness: type[Harness], given: Any, reason: str) -> None:
+def test_frame_that_does_not_fit_the_schema_is_refused(harness: type[Harness], given: Any, reason: str) -> None:
     """Also numbers that Spark would cut."""
     with pytest.raises(OutputSchemaError, match=reason):
         harness(operator(lambda key, frames: [given])).process(batch("x"))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.rest.bodies import MAX_BODY_BYTES, JsonRefused, parse_json
+from ckpt_runtime.rest.exchange import MAX_BODY_BYTES, JsonRefused, parse_json
 from tests.unit.runtime.rest.conftest import JOB, Send, send_to
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway
 

@@ -12,7 +12,7 @@ from starlette.responses import PlainTextResponse
 
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.event_stream import EventStreamResponse
-from ckpt_runtime.rest.responses import FlinkResponse
+from ckpt_runtime.rest.exchange import FlinkResponse
 from tests.support import rest_examples
 from tests.unit.runtime.rest.conftest import Send, send_to, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway

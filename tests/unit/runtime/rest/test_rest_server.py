@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ckpt_runtime.rest import bodies, server
+from ckpt_runtime.rest import exchange, server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB
@@ -143,7 +143,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch, method: str, path: str, trickles: bool
 ) -> None:
     """Whether it stalls or comes byte by byte; and nothing has happened."""
-    monkeypatch.setattr(bodies, "BODY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(exchange, "BODY_TIMEOUT_S", 0.1)
     gateway = FakeGateway()
     gateway.add_job(JOB)
     head = f"{method} {path or f'/jobs/{JOB}'} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"

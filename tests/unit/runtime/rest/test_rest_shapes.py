@@ -19,8 +19,9 @@ from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
 from ckpt_runtime.rest import parameters
+from ckpt_runtime.rest.exchange import FlinkResponse
 from ckpt_runtime.rest.handlers import jobs as handlers
-from ckpt_runtime.rest.responses import FlinkResponse, serialized_throwable
+from ckpt_runtime.rest.job_answers import serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway

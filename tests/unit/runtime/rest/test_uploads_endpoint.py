@@ -8,8 +8,7 @@ import pytest
 
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
-from ckpt_runtime.rest.bodies import display_name
-from ckpt_runtime.rest.responses import BadRequest
+from ckpt_runtime.rest.exchange import BadRequest, display_name
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

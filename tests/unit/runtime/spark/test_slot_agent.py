@@ -235,7 +235,7 @@ import os, signal, sys, tempfile
 sys.path[:0] = [".", "runtime"]
 tempfile.tempdir = sys.argv[1]
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
-from ckpt_runtime.network.control_messages import SpawnWorker
+from ckpt_runtime.network.agent_messages import SpawnWorker
 
 class Starter:
     def start(self, start):

@@ -35,7 +35,7 @@ def test_an_aborted_checkpoint_is_no_base() -> None:
     assert files.reusable(3) == {"a": A}
 
 
-def test_what_an_older_checkpoint_under_way_leaves_out_is_not_reusable() -> None:
+def test_files_that_a_pending_older_checkpoint_leaves_out_are_not_reusable() -> None:
     files = SharedFiles()
     taken(files, 1, a=A, b=B)
     files.completed(1)

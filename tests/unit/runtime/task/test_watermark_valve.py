@@ -89,7 +89,9 @@ def test_event_time_does_not_wait_for_idle_channels(
     ("gates", "advances", "expected"),
     [
         ([0, 1], [(0, 9), (1, 5), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [5, MAX_WATERMARK]),
-        ([0, 1], [(1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [MAX_WATERMARK]),
+        # A gate without a watermark does not count once it has ended.
+        ([0, 1], [(1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [20, MAX_WATERMARK]),
+        ([0, 1], [(0, 20), (0, MAX_WATERMARK), (1, MAX_WATERMARK)], [20, MAX_WATERMARK]),
         # One of two channels of a gate has ended: the other one tells the time.
         ([0, 0, 1], [(0, 9), (1, 5), (2, 40), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK), (2, 50)], [5, 9, 20]),
     ],

@@ -1,4 +1,4 @@
-"""Request bodies: JSON read within limits, pydantic models with the messages for refused values, uploaded pipelines.
+"""What all requests and answers share: bodies that are read and checked, routes, answers, errors of one shape.
 
 JSON is read more strictly than by the standard library: no NaN, Infinity or overflowing number, no duplicate key, no
 lone surrogate, no deep nesting. An upload is one multipart part called ``jarfile``, a ``.py`` or a ``.zip``; the
@@ -7,6 +7,12 @@ client's file name is only displayed and never used as a path. Every refusal is 
 A field of a model that is absent or null gets its default; it may be given under any of its spellings, which must
 agree. An error is a 400 that names the field, the value and what is allowed. Unknown fields are ignored, as in Flink,
 except in closed bodies.
+
+Handlers get the dispatcher and return values of the contract. An answer's JSON is ASCII only (so a lone surrogate from
+a client's text can always be encoded) and strict: if a handler forgets to spell a NaN as Flink's string ``"NaN"``, the
+result is a server error, not invalid JSON for the client. Every error is ``{"errors": [...]}``: our own
+:class:`ApiError`, the dispatcher's named errors, and the framework's routing and parameter errors. An answer never
+contains a stack trace or the request body.
 """
 
 from __future__ import annotations
@@ -15,13 +21,18 @@ import asyncio
 import json
 import math
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any, TypeVar
+from functools import wraps
+from typing import Annotated, Any, TypeVar, get_type_hints
 
 from annotated_types import GroupedMetadata
-from fastapi import Depends, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from msgspec import to_builtins
 from pydantic import (
     AfterValidator,
     AliasChoices,
@@ -40,13 +51,215 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ckpt_runtime.jobmaster import gateway_errors
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.gateway_errors import ConfigurationRefused, OptionsNotAllowed
 from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
-from ckpt_runtime.rest.parameters import HEX_ID_PATTERN, OWNER_PATTERN
-from ckpt_runtime.rest.responses import ApiError, BadRequest, echo
+
+HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"
+OWNER_PATTERN = "^[A-Za-z0-9_][A-Za-z0-9._:@+-]{0,199}$"
+
+
+def now_ms() -> int:
+    """The wall-clock time in milliseconds since the epoch, for durations that are shown; no decision depends on it."""
+    return time.time_ns() // 1_000_000
+
+
+class FlinkResponse(Response):
+    """Writes values of the contract as JSON with Flink's content type."""
+
+    media_type = "application/json; charset=UTF-8"
+
+    def render(self, content: Any) -> bytes:
+        document = to_builtins(content)
+        return json.dumps(document, ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode("ascii")
+
+
+class ContractRoute(APIRoute):
+    """``answer`` is the type of the contract that the function returns; None for functions that return a response."""
+
+    def __init__(self, path: str, endpoint: Callable[..., Awaitable[Any]], **options: Any) -> None:
+        self.answer = get_type_hints(endpoint)["return"]
+        if isinstance(self.answer, type) and issubclass(self.answer, Response):
+            self.answer = None
+            super().__init__(path, endpoint, **options)
+            return
+        options["response_model"] = None
+        super().__init__(path, _encoded(endpoint, options.get("status_code") or 200), **options)
+
+
+def _encoded(endpoint: Callable[..., Awaitable[Any]], status: int) -> Callable[..., Awaitable[Response]]:
+    @wraps(endpoint)
+    async def answer(**arguments: Any) -> Response:
+        value = await endpoint(**arguments)
+        # FastAPI passes the argument ``response`` to functions that set headers.
+        headers = arguments["response"].headers if "response" in arguments else None
+        return FlinkResponse(value, status_code=status, headers=headers)
+
+    return answer
+
+
+def flink_router(**options: Any) -> APIRouter:
+    """Make a router whose functions answer with values of the contract. ``options`` are those of FastAPI's routers."""
+    return APIRouter(default_response_class=FlinkResponse, route_class=ContractRoute, **options)
+
+
+async def _dispatcher_of(request: Request) -> Dispatcher:
+    """The application's dispatcher. A coroutine, because FastAPI runs a plain function in a thread per request."""
+    dispatcher: Dispatcher = request.app.state.dispatcher
+    return dispatcher
+
+
+TheDispatcher = Annotated[Dispatcher, Depends(_dispatcher_of)]
+
+MAX_ECHOED_CHARS = 200
+"""Maximum number of characters of a refused value that an error message repeats."""
+
+_GATEWAY_STATUS: tuple[tuple[type[gateway_errors.GatewayError], int], ...] = (
+    (gateway_errors.NotFound, 404),
+    (gateway_errors.Conflict, 409),
+    (gateway_errors.InvalidRequest, 400),
+    (gateway_errors.RequirementsRefused, 400),
+    (ConfigurationRefused, 400),
+    (OptionsNotAllowed, 403),
+    (gateway_errors.SubmissionFailed, 400),
+    (gateway_errors.NotReady, 503),
+)
+
+
+class ApiError(Exception):
+    """An error that becomes an answer with this status and these lines; nothing has changed on the server."""
+
+    def __init__(self, status: int, *errors: str) -> None:
+        super().__init__("; ".join(errors))
+        self.status = status
+        self.errors: Sequence[str] = errors
+
+
+class BadRequest(ApiError):
+    """A 400: the request is malformed or names an unacceptable value."""
+
+    def __init__(self, *errors: str) -> None:
+        super().__init__(400, *errors)
+
+
+def echo(value: object) -> str:
+    """The ``repr`` of a client's value, shortened for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_ECHOED_CHARS else f"{text[:MAX_ECHOED_CHARS]}... ({len(text)} characters)"
+
+
+def error_response(status: int, errors: Sequence[str], headers: dict[str, str] | None = None) -> Response:
+    """Make an answer in the common error shape."""
+    return FlinkResponse({"errors": list(errors)}, status_code=status, headers=headers)
+
+
+def not_found(path: str) -> Response:
+    """Flink's answer to an unknown path or method."""
+    return error_response(404, [f"Not found: {path[:MAX_ECHOED_CHARS]}"])
+
+
+def original_path(request: Request) -> str:
+    """The path as the client wrote it, including the version prefix."""
+    path: str = request.scope.get("ckpt.original_path") or request.url.path
+    return path
+
+
+def without_prefix(scope: Scope, prefix: str) -> dict[str, Any]:
+    """The request's scope without this prefix of its path."""
+    raw: bytes | None = scope.get("raw_path")
+    rest = moved(scope, scope["path"].removeprefix(prefix))
+    return rest if raw is None else {**rest, "raw_path": raw.removeprefix(prefix.encode())}
+
+
+def moved(scope: Scope, path: str) -> dict[str, Any]:
+    """The request's scope with another path; the original path is remembered."""
+    return {**scope, "path": path, "ckpt.original_path": scope.get("ckpt.original_path", scope["path"])}
+
+
+_PREFIX = "/v1"
+
+
+class VersionPrefix:
+    """Strips ``/v1`` and outer slashes from the path, as Flink does.
+
+    Paths of the web pages, below ``pages``, keep their trailing slash, because their links are relative.
+    """
+
+    def __init__(self, app: ASGIApp, pages: str) -> None:
+        self._app = app
+        self._pages = f"{pages}/"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            # A path joined from ``http://host:8081/`` and ``/jobs`` starts with two slashes.
+            trimmed = f"/{scope['path'].strip('/')}"
+            if trimmed != scope["path"] and not f"{trimmed}/".startswith(self._pages):
+                raw: bytes | None = scope.get("raw_path")
+                scope = moved(scope, trimmed)
+                if raw is not None:
+                    scope["raw_path"] = b"/" + raw.strip(b"/")
+            if scope["path"].startswith(f"{_PREFIX}/"):
+                scope = without_prefix(scope, _PREFIX)
+        await self._app(scope, receive, send)
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Give all errors of ``app`` the common shape; an unknown path or method is 404, never 405 (as in Flink)."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(gateway_errors.GatewayError, _on_gateway_error)
+    app.add_exception_handler(RequestValidationError, _on_parameter_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_unexpected)
+
+
+async def _on_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return error_response(error.status, error.errors)
+
+
+async def _on_gateway_error(_request: Request, error: Exception) -> Response:
+    status = next((status for kind, status in _GATEWAY_STATUS if isinstance(error, kind)), 500)
+    headers = {"Retry-After": "1"} if status == 503 else None
+    return error_response(status, [_text_of(error)], headers)
+
+
+def _text_of(error: Exception) -> str:
+    """The text of an error; an unknown job is reported in Flink's own words, which tools recognise."""
+    is_job = isinstance(error, gateway_errors.JobNotFound)
+    return f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
+
+
+async def _on_parameter_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return error_response(400, [_parameter_message(problem) for problem in error.errors()])
+
+
+def _parameter_message(problem: dict[str, Any]) -> str:
+    where, name = (*problem["loc"], "", "")[:2]
+    return (
+        f"Bad request, could not parse parameters: Cannot resolve {where} parameter ({name}) from value "
+        f"{echo(problem.get('input'))}: {problem['msg']}"
+    )
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if error.status_code in (404, 405):
+        return not_found(original_path(request))
+    return error_response(error.status_code, [str(error.detail)])
+
+
+async def _on_unexpected(_request: Request, error: Exception) -> Response:
+    """The server logs the traceback; the client gets only the kind of error."""
+    return error_response(500, ["Internal server error.", type(error).__name__])
+
 
 MAX_BODY_BYTES = 256 * 1024
 MAX_DEPTH = 32

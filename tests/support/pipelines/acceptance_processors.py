@@ -1,0 +1,270 @@
+"""Programs of functions with state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.streaming.state import GroupState
+
+from tests.support.pipelines.acceptance import pipeline, program
+from tests.support.pipelines.acceptance_aggregations import PAIRS, seconds, timed
+
+__all__ = ["pipeline"]
+
+PROVIDER = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+ROCKSDB = {"spark.sql.streaming.stateStore.providerClass": PROVIDER}
+WITHOUT_EMPTY_BATCHES = {**ROCKSDB, "spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+"""With the clock as time, batches without data would never end."""
+ROWS = ([("a", 1), ("b", 2), ("a", 3)], [("a", 4), ("c", 5)], [("b", 6), ("a", 40)])
+COUNTED = "k STRING, n LONG"
+
+
+class Processor(StatefulProcessor):
+    """Keeps its handle; :meth:`number` and :meth:`keep` read and write one number."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.state = handle.getValueState("n", "n LONG")
+
+    def number(self) -> int:
+        return int(self.state.get()[0]) if self.state.exists() else 0
+
+    def close(self) -> None:
+        pass
+
+
+class Counts(Processor):
+    """The number of rows of each key so far."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        n = self.number() + sum(1 for _ in rows)
+        self.state.update((n,))
+        yield Row(k=key[0], n=n)
+
+
+class CountsOfFrames(Processor):
+    """The same with frames."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = self.number() + sum(map(len, rows))
+        self.state.update((n,))
+        yield pd.DataFrame({"k": pd.Series([key[0]], dtype=object), "n": [n]})
+
+
+class Expiring(Processor):
+    """Counts in a value, a list and a map that stay for an hour."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.value = handle.getValueState("value", "n LONG", 3_600_000)
+        self.list = handle.getListState("list", "v INT", 3_600_000)
+        self.map = handle.getMapState("map", "v INT", "n LONG", 3_600_000)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            self.value.update(((self.value.get()[0] if self.value.exists() else 0) + 1,))
+            self.list.appendValue((row.v,))
+            self.map.updateValue((row.v,), (1,))
+        yield Row(k=key[0], n=100 * self.value.get()[0] + 10 * len(list(self.list.get())) + len(list(self.map.keys())))
+
+
+class FirstOfKey(Processor):
+    """Emits a key once, and forgets a key whose row is 5."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        values = [row.v for row in rows]
+        if not self.state.exists():
+            yield Row(k=key[0], n=min(values))
+        self.state.update((1,))
+        if 5 in values:
+            self.state.clear()
+
+
+class Timed(Processor):
+    """A timer at ten seconds after the last row ends the key; earlier timers are deleted."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        values = [row.v for row in rows]
+        for timer in list(self.handle.listTimers()):
+            self.handle.deleteTimer(timer)
+        self.state.update((self.number() + len(values),))
+        self.handle.registerTimer(1000 * (max(values) + 10))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        n = self.number()
+        self.state.clear()
+        yield Row(k=key[0], n=1000 * n + expiredTimerInfo.getExpiryTimeInMs() // 1000)
+
+
+class Started(Counts):
+    """Counts on from an initial state."""
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:
+        self.state.update((initialState.n,))
+
+
+class Deleting(Processor):
+    """Deletes a state that another version had, then counts."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        super().init(handle)
+        handle.deleteIfExists("before")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        self.state.update((self.number() + sum(1 for _ in rows),))
+        yield Row(k=key[0], n=self.number())
+
+
+class Failing(Processor):
+    """Raises at a row of key c."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        if key[0] == "c":
+            raise ValueError("the key is c")
+        yield Row(k=key[0], n=1)
+
+
+class Stamped(Processor):
+    """Emits the time of each row."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            yield Row(k=key[0], at=row.t)
+
+
+@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_counts(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_emits_first_rows_in_append_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(FirstOfKey(), COUNTED, "Append", "None")
+
+
+@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_of_frames_counts(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithStateInPandas(CountsOfFrames(), COUNTED, "Update", "None")
+
+
+@program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)
+def processor_with_states_that_expire(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Expiring(), COUNTED, "Update", "ProcessingTime")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_with_expiring_states_and_no_time(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Expiring(), COUNTED, "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_with_timers_of_event_time(rows: DataFrame) -> DataFrame:
+    return timed(rows, "1 second").groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")
+
+
+@program(
+    "append",
+    schemas=PAIRS,
+    settings=ROCKSDB,
+    rows=ROWS,
+    differs="The engine refuses it: the timers would never fire.",
+)
+def processor_with_timers_and_no_watermark(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_with_timers_and_no_time(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Timed(), COUNTED, "Append", "None")
+
+
+@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_with_an_initial_state(rows: DataFrame) -> DataFrame:
+    before = rows.sparkSession.createDataFrame([("a", 10), ("z", 5)], "k STRING, n LONG").groupBy("k")
+    return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
+
+
+@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_that_deletes_a_state(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Deleting(), COUNTED, "Update", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_that_fails(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Failing(), COUNTED, "Append", "None")
+
+
+@program("complete", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(Counts(), COUNTED, "Complete", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_whose_output_mode_is_not_that_of_the_query(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(FirstOfKey(), COUNTED, "Update", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processors_in_a_row(rows: DataFrame) -> DataFrame:
+    first = rows.groupBy("k").transformWithState(FirstOfKey(), COUNTED, "Append", "None")
+    return first.groupBy("n").transformWithState(Counts(), "k LONG, n LONG", "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def windows_behind_a_processor(rows: DataFrame) -> DataFrame:
+    stamped = timed(rows, "0 seconds").groupBy("k").transformWithState(
+        Stamped(), "k STRING, at TIMESTAMP", "Append", "EventTime", eventTimeColumnName="at"
+    )  # fmt: skip
+    return stamped.groupBy(F.window("at", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+def running(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    n = (state.get[0] if state.exists else 0) + sum(map(len, frames))
+    state.update((n,))
+    yield pd.DataFrame({"k": pd.Series([key[0]], dtype=object), "n": [n]})
+
+
+def ending(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    if state.hasTimedOut:
+        [n] = state.get
+        state.remove()
+        yield pd.DataFrame({"k": pd.Series([key[0]], dtype=object), "n": [n]})
+        return
+    values = [value for frame in frames for value in frame["v"]]
+    state.update(((state.get[0] if state.exists else 0) + len(values),))
+    state.setTimeoutTimestamp(1000 * (max(values) + 10))
+
+
+@program("update", keys="k", schemas=PAIRS, rows=ROWS)
+def function_of_frames_with_state_counts(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").applyInPandasWithState(running, COUNTED, "n LONG", "update", "NoTimeout")
+
+
+@program("append", schemas=PAIRS, rows=ROWS)
+def function_of_frames_with_state_ends_by_event_time(rows: DataFrame) -> DataFrame:
+    grouped = timed(rows, "1 second").groupBy("k")
+    return grouped.applyInPandasWithState(ending, COUNTED, "n LONG", "append", "EventTimeTimeout")
+
+
+@program("append", schemas=PAIRS, rows=ROWS)
+def function_of_frames_with_state_and_no_watermark(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").applyInPandasWithState(ending, COUNTED, "n LONG", "append", "EventTimeTimeout")
+
+
+@program("append", schemas=PAIRS, rows=ROWS)
+def functions_of_frames_without_state(rows: DataFrame) -> DataFrame:
+    def doubled(frames: Iterator[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+        for frame in frames:
+            yield frame[["v"]] * 2
+
+    return rows.mapInPandas(doubled, "v LONG").withColumn("w", F.udf("long")(lambda v: v + 1)("v"))
+
+
+@program("append", schemas=PAIRS, rows=ROWS, differs="The engine refuses it: its groups are those of a micro-batch.")
+def group_map_of_frames(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").applyInPandas(lambda frame: frame, "k STRING, v INT")
