@@ -245,7 +245,9 @@ def _event_time(nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTota
         times = totals[node.uid].event_times
         if times is not None:
             found = times if found is None else found.and_(times)
-    marks = [each.watermark for each in totals.values() if each.watermark is not None]
+    # Subtasks of a watermark that have ended do not hold back the operators with state behind them.
+    stateful = [each for each in totals.values() if each.state]
+    marks = [each.watermark for each in stateful or totals.values() if each.watermark is not None]
     reached = min((mark for mark in marks if mark <= _LATEST_MS), default=0)
     shown = {"watermark": spark_time(max(0, reached))}
     if found is not None and found.rows:
