@@ -245,12 +245,12 @@ def inner_join_with_several_delays(left: DataFrame, right: DataFrame) -> DataFra
     return of_ranges(left, right, CONDITIONS["between"], delays=("1 second", "30 seconds"))
 
 
-@program("append", schemas=RANGES, **RANGED)
+@program("append", schemas=RANGES, **RANGED, differs="Spark keeps one more row when the input ends.")
 def left_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
     return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "left_outer")
 
 
-@program("append", schemas=RANGES, **RANGED)
+@program("append", schemas=RANGES, **RANGED, differs="Spark keeps one more row when the input ends.")
 def full_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
     return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "full_outer")
 
