@@ -18,7 +18,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.durable_change import SettingsUpdate
 from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug, nothing
-from tests.simulation.protocols import driver as simulated_driver
+from tests.simulation.protocols.driver import Driver
 
 # --- deadlines and settings
 
@@ -91,14 +91,7 @@ def _(original, self, event):
     original(self, event)
 
 
-@bug("overrides are lost with their driver", "571.5")
-def _():
-    class Forgetful:
-        @staticmethod
-        def from_document(document):
-            return CheckpointOverrides()
-
-    return [(simulated_driver, "CheckpointOverrides", Forgetful)]
+bug("overrides are lost with their driver", "571.5", Driver, "_stored_overrides")(lambda self: None)
 
 
 bug("overrides are stored and not applied", "571.2", JobCore, "_patch_coordinator")(nothing)
@@ -205,11 +198,12 @@ _ON_FAILURE = CheckpointFailureManager.on_failure
 
 @bug("one failure too many is tolerated", "1.5", CheckpointFailureManager, "on_failure")
 def _(self, *arguments, **more):
-    self.tolerable_failed_checkpoints += 1
+    settings = self._in_force.settings
+    self._in_force.settings = replace(settings, tolerable_failed_checkpoints=settings.tolerable_failed_checkpoints + 1)
     try:
         return _ON_FAILURE(self, *arguments, **more)
     finally:
-        self.tolerable_failed_checkpoints -= 1
+        self._in_force.settings = settings
 
 
 @bug("failed savepoints count", "1.5", CheckpointFailureManager, "on_failure")

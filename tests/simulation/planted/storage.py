@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints
 from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
 from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.errors import StorageError
 from tests.simulation.planted.registry import also, bug, nothing
-from tests.simulation.protocols import driver as simulated_driver
-from tests.simulation.protocols.driver_storage import StorageShell
+from tests.simulation.protocols.driver import Driver
+from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.world import World
 
 # --- the store and its clean-up
@@ -46,7 +50,7 @@ bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire")(
 @bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add")
 def _(original, self, entry):
     subsumed = original(self, entry)
-    if len(self._entries) > 1 or self.retained == 1:
+    if len(self._entries) > 1 or self._in_force.settings.retained == 1:
         subsumed.append(self._entries.pop(0))
     return subsumed
 
@@ -87,13 +91,9 @@ def _(original, self):
 # --- drivers
 
 
-@bug("ids start again with each driver", "protocols 10.5", simulated_driver._HaIds, "next_id")
-def _(self):
-    self._own = getattr(self, "_own", 0) + 1
-    return self._own
+bug("checkpoint ids are not recorded", "protocols 10.5", HaRecord, "reserve")(nothing)
 
-
-bug("the counter is not moved past a restored id", "protocols 10.5", simulated_driver._HaIds, "advance_to")(nothing)
+bug("the counter is not moved past a restored id", "protocols 10.5", CheckpointIdCounter, "advance_to")(nothing)
 
 
 @bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13", CheckpointCoordinator, "__init__")
@@ -111,14 +111,20 @@ bug("the savepoint of the submission beats recovered checkpoints", "1.7", Comple
 )
 
 
-@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", StorageShell, "write", seed=22)
-def _(original, self, what, effect, answer, *, fenced=True, faults=0.06):
-    original(self, what, effect, answer, fenced=False, faults=faults)
+bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", HaRecord, "check")(nothing)
+
+bug("the fence is only asked before a write", "FLINK-25486, K14", HaRecord, "_check_behind")(nothing)
 
 
-@bug("the fence is only asked before a write", "FLINK-25486, K14", StorageShell, "_answered", seed=113)
-def _(original, self, what, answer, told, refused, fenced):
-    original(self, what, answer, told, refused, False)
+@bug("a savepoint is complete before its leader has recorded it", "a driver that was paused meanwhile")
+def _():
+    def written(self, checkpoint):
+        if checkpoint.properties.is_savepoint:
+            with suppress(StorageError):
+                self._record.settle_savepoint(checkpoint.id)
+        return checkpoint_on.MetadataWritten(checkpoint.id)
+
+    return [(StorageEffects, "_metadata_written", written)]
 
 
 bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown")(
@@ -126,22 +132,15 @@ bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on
 )
 
 
-@bug("a new leader does not close the plan to the old one", "I12", seed=81)
+@bug("a new leader does not close the plan to the old one", "I12")
 def _():
-    original = World.take_up
+    check = HaRecord._check_behind
 
-    def take_up(self, epoch, lease=None):
-        self.ha.revision -= 1
-        original(self, epoch, lease)
+    def careless(self):
+        if not self._driver.storing:
+            check(self)
 
-    return [(World, "take_up", take_up), (StorageShell, "_answered", _careless_answer)]
-
-
-def _careless_answer(self, what, answer, told, refused, fenced):
-    _ANSWERED(self, what, answer, told, refused, fenced and what != "overrides")
-
-
-_ANSWERED = StorageShell._answered
+    return [(World, "_adopt_plan", nothing), (HaRecord, "_check_behind", careless)]
 
 
 @bug("the job's files go before its result is stored", "K13")
@@ -165,7 +164,7 @@ bug("a new leader does not close the results to the old one", "K13, I12", World,
 
 @bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=160)
 def _():
-    lead, start = World._lead, simulated_driver.Driver.start
+    lead, start = World._lead, Driver.start
 
     def early(self):
         self.early = self.ha.result
@@ -179,18 +178,15 @@ def _():
         finally:
             world.ha.result = stored
 
-    return [(World, "_lead", early), (simulated_driver.Driver, "start", starts)]
+    return [(World, "_lead", early), (Driver, "start", starts)]
 
 
-bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageShell, "dispose", seed=80)(nothing)
+bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageEffects, "dispose")(nothing)
 
-bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", World, "remove_pointer", seed=80)(
-    lambda original, self, driver, number, disposal: original(self, driver, number, None)
+bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", HaRecord, "remove")(
+    lambda original, self, number, disposal: original(self, number, None)
 )
 
-bug(
-    "a new driver starts with an empty history of failures",
-    "the job record",
-    simulated_driver.Driver,
-    "_earlier_failures",
-)(lambda self: [])
+bug("a new driver starts with an empty history of failures", "the job record", Driver, "_earlier_failures")(
+    lambda self: ()
+)

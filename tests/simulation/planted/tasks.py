@@ -43,8 +43,8 @@ def _(original, self, cause, now, *more):
 
 @bug("a second stop replaces the first", "spotify #1017", JobMachine, "_on_stop", seed=88)
 def _(original, self, event, now):
-    if self._state is JobState.STOPPING:
-        self._state = JobState.RUNNING
+    if self.state is JobState.STOPPING:
+        self.state = JobState.RUNNING
     original(self, event, now)
 
 
@@ -55,8 +55,8 @@ bug("the job goes on with tasks whose sources have stopped", "6.3, FLINK-22367",
 
 @bug("a restart does not wait for the tasks", "faust #91", JobMachine, "_check_all_gone")
 def _(self, now):
-    alive = self._tasks.alive
-    if self._state is JobState.CLEARING and alive and self._stop is None:
+    alive = self.tasks.alive
+    if self.state is JobState.CLEARING and alive and self._stop is None:
         self._back_off(now)
     else:
         _CHECK_ALL_GONE(self, now)

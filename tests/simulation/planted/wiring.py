@@ -19,7 +19,7 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
 from tests.simulation.planted.registry import also, bug, nothing
-from tests.simulation.protocols import configurations, plan_endpoint
+from tests.simulation.protocols import configurations, record
 
 # --- order
 
@@ -81,12 +81,6 @@ def _(original, self, subtasks, restart_strategy, first_attempt=0, *more):
 
 
 # --- settings
-
-
-@bug("a patch is settled twice", "571.6", SettingsUpdate, "_end", seed=358)
-def _(original, self, outcome, message=""):
-    patch, self._change = self._change, None
-    return [] if patch is None else [core.ChangeAnswered(patch.request.request_id, outcome, message)]
 
 
 @bug("two changes of settings at the same time", "571.6", SettingsUpdate, "requested", seed=53)
@@ -180,7 +174,7 @@ def _(original, self, event):
 
 @bug("a restart for a configuration uses up the restart budget", "530.5", JobMachine, "_on_redeploy")
 def _(original, self, event, now):
-    if self._state is JobState.RUNNING and event.at_once:
+    if self.state is JobState.RUNNING and event.at_once:
         self._restarts.on_failure(now.rel_ms)
     original(self, event, now)
 
@@ -213,9 +207,7 @@ def _():
     return [(JobCore, "_on_overrides_stored", stored)]
 
 
-@bug(
-    "a removed option comes back out of the job's stored options", "530.9, after a takeover", plan_endpoint, "with_plan"
-)
+@bug("a removed option comes back out of the job's stored options", "530.9, after a takeover", record, "with_plan")
 def _(original, job, graph, own):
     return original(job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given)))
 
@@ -228,7 +220,7 @@ def _():
     return [(job_record, "cluster_options", cluster_options), (configurations, "cluster_options", cluster_options)]
 
 
-@bug("a stored configuration drops what the system keeps beside it", "530.9", plan_endpoint, "with_plan")
+@bug("a stored configuration drops what the system keeps beside it", "530.9", record, "with_plan")
 def _(original, job, graph, own):
     return replace(original(job, graph, own), configuration=own.given.to_dict())
 
