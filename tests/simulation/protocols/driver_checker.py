@@ -99,7 +99,11 @@ class DriverChecker:
         self._completed: set[int] = set()
         self.has_completed = False
         self.known_directories: set[str] = set()
-        self.known_shared: set[str] = set()
+        self.known_shared: dict[str, int] = {}
+        """Shared files by the last checkpoint that used them."""
+        for entry in self._world.ha.pointers.values():
+            used = self._world.files.files_of(entry.checkpoint).shared
+            self.known_shared.update((path, entry.checkpoint.id) for path in used)
         self.released: set[int] = set()
         self.outlives: int | None = None
 
@@ -151,7 +155,9 @@ class DriverChecker:
         elif kind is on.Acknowledged:
             if event.checkpoint_id in self.mine:  # type: ignore[union-attr]
                 self._acknowledged(event)  # type: ignore[arg-type]
-                self.known_shared.update(path_of(f.path) for f in event.state.files() if is_shared(f))  # type: ignore[union-attr]
+                for file in event.state.files():  # type: ignore[union-attr]
+                    if is_shared(file):
+                        self.known_shared[path_of(file.path)] = event.checkpoint_id  # type: ignore[union-attr]
         elif kind is on.LeftoversFound:
             self.known_directories.update(name for _, name in event.checkpoints)  # type: ignore[union-attr]
         elif kind is on.Shutdown:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.scheduler.job_status import JobState
 from tests.simulation.jobs.file_system import PROTOCOL
-from tests.simulation.protocols.files import DIRECTORY
+from tests.simulation.protocols.files import DIRECTORY, path_of
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
@@ -58,6 +58,11 @@ def check_files(world: World) -> None:
     kept |= {f"{DIRECTORY}/chk-{number}" for number in driver.checker.open}
     leaked = sorted({place for place in _places(world) if place.startswith(f"{DIRECTORY}/chk-")} - kept)
     _require(len(leaked) <= driver.checker.cleaning, f"checkpoints leak: {leaked}")
+    used = frozenset[str]().union(*(files.files_of(entry.checkpoint).shared for entry in ha.pointers.values()))
+    lowest = min(ha.pointers, default=0)
+    unused = {path for path, last in driver.checker.known_shared.items() if last < lowest} - used
+    left = sorted(path for path in unused if path.startswith(path_of(DIRECTORY)) and path in files.files)
+    _require(not left or bool(driver.checker.cleaning), f"shared files leak: {left}")
     limit = driver.coordinator.configuration.retained + 1 + driver.checker.cleaning
     _require(len(ha.pointers) <= limit, f"{len(ha.pointers)} pointers")
 
