@@ -155,9 +155,6 @@ class DriverChecker:
         elif kind is on.Acknowledged:
             if event.checkpoint_id in self.mine:  # type: ignore[union-attr]
                 self._acknowledged(event)  # type: ignore[arg-type]
-                for file in event.state.files():  # type: ignore[union-attr]
-                    if is_shared(file):
-                        self.known_shared[path_of(file.path)] = event.checkpoint_id  # type: ignore[union-attr]
         elif kind is on.LeftoversFound:
             self.known_directories.update(name for _, name in event.checkpoints)  # type: ignore[union-attr]
         elif kind is on.Shutdown:
@@ -206,8 +203,10 @@ class DriverChecker:
         if entry is not None and event.execution.attempt == self._driver.machine.attempt:
             entry.waits_for.discard(event.execution.key)
         for file in event.state.files():  # whoever wrote it into a deleted directory has told of it now
-            path = file.path if is_shared(file) else f"{event.directory}/{file.path}"
-            self._world.files.orphans.discard(path_of(path))
+            path = path_of(file.path if is_shared(file) else f"{event.directory}/{file.path}")
+            self._world.files.orphans.discard(path)
+            if is_shared(file):
+                self.known_shared[path] = event.checkpoint_id
 
     def _check_event(self, event: on.CoordinatorEvent, effects: list[out.Effect]) -> None:
         kind = type(event)
