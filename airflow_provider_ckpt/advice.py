@@ -1,4 +1,4 @@
-"""What a person can do about an error: appended to the error itself, in the log of the task. Pure."""
+"""Remedies for errors: appended to the error itself, in the log of the task. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _IO_PROBLEM = "IO-problem detected"
 
 
 def is_refused_token(error: CkptClientError) -> bool:
-    """Whether the job manager has another token; 403 is for callers that it does not answer to at all."""
+    """Whether the job manager has another token; 403 is the answer to callers whose requests are refused altogether."""
     return isinstance(error, Unauthorized) and error.status == 401
 
 
@@ -69,7 +69,7 @@ def on_unreachable(text: str, conn_id: str) -> str:
 
 
 def on_missing(text: str, conn_id: str) -> str:
-    """What was named is not in this session: a job, a program or an operation, by its id; or has no savepoint."""
+    """The named object is not in this session: a job, a program or an operation, by its id; or has no savepoint."""
     if _NO_SAVEPOINT in text:
         return _with(text, "Check the name and the directory, or take a savepoint first")
     if _ID.search(text) is None:
@@ -78,7 +78,7 @@ def on_missing(text: str, conn_id: str) -> str:
 
 
 def on_verdict(event: dict[str, Any], conn_id: str) -> str:
-    """The message of a wait that was refused, or came to nothing."""
+    """The message of a wait that was refused or ended without a result."""
     text, facts = str(event["message"]), event.get("result") or {}
     if facts.get(REFUSED_TOKEN):
         return on_refused_token(text, conn_id)

@@ -1,9 +1,10 @@
-"""Arguments of operators and sensors: what they may be, and their checks after templates were rendered.
+"""Arguments of operators and sensors: their types, and their checks after templates were rendered.
 
 A property of an operator, such as ``submit.job_id``, is an output of one task. Airflow expands a task over whole
 results only; so the arguments that name a job, a savepoint or a checkpoint also take the result that has it. Raises
-``CkptArgumentInvalid``. Also here: what a task's log may show of options and commands, and the defaults from section
-``[ckpt]`` of Airflow's configuration, which are read when a task is constructed or a trigger runs, never at import.
+``CkptArgumentInvalid``. Also here: the parts of options and commands that a task's log may show, and the defaults from
+section ``[ckpt]`` of Airflow's configuration, which are read when a task is constructed or a trigger runs, never at
+import.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ def text(name: str, value: object) -> str:
 
 
 def optional_text(name: str, value: object) -> str | None:
-    """A text; ``None``, the empty text and what a template makes of ``None`` mean "not given"."""
+    """A text; ``None``, the empty text and the text that a template makes of ``None`` mean "not given"."""
     if value is None or (isinstance(value, str) and value.strip() in ("", "None")):
         return None
     return text(name, value)
@@ -296,5 +297,5 @@ def wait_timeout() -> float:
 
 
 def request_retry_timeout() -> float:
-    """Seconds that one request is repeated while the job manager is away."""
+    """Seconds for which one request is repeated while the job manager does not answer."""
     return float(conf.getfloat(_SECTION, "request_retry_timeout", fallback=180.0))

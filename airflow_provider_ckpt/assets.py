@@ -1,6 +1,6 @@
 """Checkpoints and savepoints of a job as assets: ``ckpt://<connection>/<job>/savepoints``, and what watches them.
 
-A DAG that is scheduled on such an asset runs when a snapshot has completed; its event says which one. A DAG that is
+A DAG that is scheduled on such an asset runs when a snapshot has completed; its event names it. A DAG that is
 scheduled on an alert runs when something has been wrong for too long. The job is named by its name, so that the asset
 survives redeployments. Opens no connection.
 """
@@ -66,7 +66,7 @@ def no_checkpoint_for(
     poll_interval: float = _ALERT_INTERVAL_SECONDS,
     name: str | None = None,
 ) -> Asset:
-    """Make the alert that a job has completed no checkpoint for too long, also because it or its session is gone.
+    """Make the alert that a job has completed no checkpoint for too long, also if the job or its session is missing.
 
     :param job: the job, by name or id.
     :param longer_than: for how long.

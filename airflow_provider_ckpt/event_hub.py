@@ -1,8 +1,8 @@
 """Wakes the waits of one process at one job manager: by one stream of events, or one poll where there is no stream.
 
 A wait looks when it begins, when an event concerns its condition, and otherwise rarely, together with all other waits
-at its job. Simultaneous looks share their requests, and no request is made while the job manager is known to be away.
-The hub lives as long as any wait does. All its times are those of the event loop.
+at its job. Simultaneous polls share their requests, and no request is sent while the job manager is known not to
+answer. The hub lives as long as any wait does. All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ AT_A_TIME = 8
 
 
 class Interest(Protocol):
-    """What a wait is for, such as a condition."""
+    """The thing that a wait is for, such as a condition."""
 
     absence: MissingPolicy
 
@@ -70,7 +70,7 @@ class Interest(Protocol):
 
 
 class Member(AsyncCalls):
-    """One wait, and the client of its looks. ``called`` is set once an event has come since its last look."""
+    """One wait, and the client of its looks. ``called`` is set when an event has arrived since its last poll."""
 
     def __init__(self, hub: EventHub, condition: Interest, job_id: str, interval: float) -> None:
         self._hub = hub
@@ -98,7 +98,8 @@ class Member(AsyncCalls):
         """Whether the details that this wait got last contradict the job's line in the list of jobs.
 
         Flink answers with details that may be as old as ``web.refresh-interval``, and with a list that is current.
-        So a wait that looks because the list has changed may get details from before the change, and looks again.
+        A wait that polls because the list has changed may therefore get details from before the change, and polls
+        again.
         """
         return self._seen is not None and self._seen != _standing_of(line.state, [line.tasks])
 
@@ -110,7 +111,7 @@ class Member(AsyncCalls):
         return self._hub.seconds_until_polled(self.job_id)
 
     def repeat_interval(self) -> float:
-        """Seconds between two lines in the log that say the same."""
+        """Seconds between two equal lines in the log."""
         return max(base.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
     async def settled(self) -> None:
@@ -141,7 +142,7 @@ class _Asked:
 
     @property
     def is_usable(self) -> bool:
-        """An error goes to the waits that asked together, and not to later ones."""
+        """An error is raised in the waits that shared the request, and not in later ones."""
         task = self.answer
         return not task.done() or (not task.cancelled() and task.exception() is None)
 
@@ -183,7 +184,7 @@ class SharedAnswers:
             del self._asked[key]
 
     async def get(self, call: Call[T], job_id: str) -> T:
-        """Raises what the call raises. A wait that stops waiting does not cancel the answer for the others."""
+        """Raises the errors of the call. A wait that stops waiting does not cancel the answer for the others."""
         if call.method != "GET":
             result: T = await self._execute(call)
             return result
@@ -210,7 +211,7 @@ class SharedAnswers:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # the waits that asked may be gone
+            task.exception()  # the waits that shared the request may have ended
 
     def _drop_old(self, now: float) -> None:
         old = [key for key, asked in self._asked.items() if now - asked.at > MAX_AGE_SECONDS and asked.answer.done()]
@@ -312,7 +313,7 @@ class EventHub:
                 member.call()
 
     def _is_away(self, error: CkptClientError) -> None:
-        """No other wait needs to find that out by a request of its own."""
+        """Other waits need no request to find that out."""
         news = self._away is None
         self._away = error
         self._settled.set()
@@ -353,7 +354,7 @@ class EventHub:
             pause = min(pause * 2, MAX_PAUSE_SECONDS)
 
     async def _stream(self, feed: EventFeed) -> tuple[bool, CkptClientError | None]:
-        """Run one connection; return whether the stream has begun, and what has broken it."""
+        """Run one connection; return whether the stream has begun, and the error that has ended it."""
         begun = False
         try:
             async with asyncio.timeout(STARTING_SECONDS) as limit:

@@ -59,7 +59,7 @@ class CkptJobNotResumable(AirflowFailException):
 
 
 class CkptUpgradeRefused(AirflowFailException):
-    """An upgrade was not begun, or it failed; the old job is unchanged, or keeps running. The message says why."""
+    """An upgrade did not begin or failed; the old job is unchanged, or keeps running. The message gives the reason."""
 
 
 class CkptUpgradeRolledBack(AirflowFailException):
@@ -83,7 +83,7 @@ class CkptConflict(CkptOperationFailed):
 
 
 class CkptJobFailed(AirflowException):
-    """A job ended in a state in which it cannot do what the task waits for."""
+    """A job ended in a state that excludes the result that the task waits for."""
 
 
 class CkptSnapshotDamaged(AirflowFailException):
@@ -95,7 +95,7 @@ class CkptTargetExists(AirflowFailException):
 
 
 class CkptDrillFailed(AirflowFailException):
-    """A savepoint could not be restored, or the restored job completed no checkpoint; the message says why."""
+    """A savepoint could not be restored, or the restored job completed no checkpoint; the message gives the reason."""
 
 
 class CkptSessionFailed(AirflowException):
@@ -103,4 +103,4 @@ class CkptSessionFailed(AirflowException):
 
 
 class CkptWaitTimeout(AirflowException):
-    """The task's own deadline passed; the message says what became of the remote side."""
+    """The task's own deadline passed; the message says whether the remote operation continues."""

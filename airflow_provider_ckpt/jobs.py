@@ -1,13 +1,13 @@
-"""Which job a task means, and what a new job starts from.
+"""The job that a task means, and the snapshot that a new job starts from.
 
 A task names a job by its id, or by a name that no other living job has.
 
-A name outlives its jobs: each redeployment makes another job of it. So a name means the job that lives; the ended ones
+A name outlives its jobs: each redeployment makes another job of it. A name means the job that lives; the ended ones
 are its history, of which the latest counts only where that makes sense.
 
-A new job starts from "the latest of" another job, or from what the job of an earlier try has left. A job has committed
-its output up to its latest checkpoint. So an older snapshot is not taken in the place of a latest one that is gone,
-unless a savepoint is requested: what was written since would be written again. For the same reason a try whose earlier
+A new job starts from "the latest of" another job, or from the snapshot of an earlier try's job. A job has committed
+its output up to its latest checkpoint. An older snapshot therefore does not replace a latest one that is missing,
+unless a savepoint is requested: rows written since would be written again. For the same reason a try whose earlier
 job has completed a checkpoint never starts from nothing, unless a person decides so: it resumes from the latest
 retained checkpoint, or not at all.
 
@@ -84,7 +84,7 @@ def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None
 
 
 async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) -> JobLine:
-    """Look for the job among the session's. That it is missing is believed when it is so several times in a row.
+    """Look for the job among the session's. It counts as missing after several such answers in a row.
 
     :raises CkptJobNotFound: naming the jobs that are there.
     :raises CkptJobAmbiguous: naming the candidates.
@@ -127,9 +127,9 @@ _WAYS_OUT: Final = "Set savepoint_path to a path, or if_no_snapshot='start' to s
 
 
 async def latest_snapshot_of(client: AsyncCalls, job: str, kind: str, *, or_nothing: bool, pause: float) -> str | None:
-    """Where the latest snapshot of the kind lies, of the living job of that id or name, or of the one that ended last.
+    """The path of the latest snapshot of the kind, of the living job of that id or name, or of the one that ended last.
 
-    None only with ``or_nothing``: no such job, or one that has completed nothing and was started from nothing.
+    None only with ``or_nothing``: no such job, or a job without a completed snapshot that was started without one.
 
     :raises CkptJobNotFound: when there is no such job.
     :raises CkptJobNotResumable: when it has no such snapshot, or no longer.
@@ -155,7 +155,7 @@ async def latest_snapshot_of(client: AsyncCalls, job: str, kind: str, *, or_noth
 def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> str | None:
     """The path of the latest snapshot of the kind; None when the job has completed none and was restored from none.
 
-    :raises CkptJobNotResumable: when the latest is gone.
+    :raises CkptJobNotResumable: when the latest is missing.
     """
     found = [item for item in statistics.completed if _fits(item, kind)]
     if not found:
@@ -214,7 +214,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class EarlierJob:
-    """The journal's record, and what the job manager says: ``state`` is ``None`` for a job that it does not know."""
+    """The journal's record, and the job manager's answer: ``state`` is ``None`` for a job that it does not know."""
 
     record: Json
     state: str | None

@@ -1,4 +1,5 @@
-"""What tasks report to OpenLineage: programs and snapshots that they have read, savepoints that they wrote or deleted.
+"""The lineage that tasks report to OpenLineage: programs and snapshots that they have read, savepoints that they wrote
+or deleted.
 
 Datasets have the names of OpenLineage's naming convention. Its classes are imported only when its listener asks, which
 is where ``apache-airflow-providers-openlineage`` is installed.
@@ -32,7 +33,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class LineageReport:
-    """What a task has read, written and deleted, and its job. Reads that are None are left out."""
+    """The data that a task has read, written and deleted, and its job. Reads that are None are left out."""
 
     reads: Collection[str | None] = ()
     writes: Collection[Written] = ()
@@ -41,7 +42,7 @@ class LineageReport:
 
 
 class ReportsLineage:
-    """Base of operators that read or write programs and snapshots, beside Airflow's own."""
+    """Base of operators that read or write programs and snapshots, in addition to Airflow's own."""
 
     lineage_report = LineageReport()
     """Set by the operator for OpenLineage's listener, which asks at the end of the task."""

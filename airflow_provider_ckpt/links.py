@@ -23,7 +23,7 @@ PAGES_PREFIX = "/ckpt"
 
 
 def pages_path(conn_id: str | None = None) -> str:
-    """The path of a connection's pages in Airflow, or of the list of them; Airflow may lie below a path itself."""
+    """The path of a connection's pages in Airflow, or of the list of them; Airflow may be served below a path."""
     below = urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
     return f"{below}{PAGES_PREFIX}/" + ("" if conn_id is None else f"{quote(conn_id, safe='')}/web/")
 

@@ -1,10 +1,10 @@
 """Processes on the worker: a detached session, the submit command of a Spark connection, the offline snapshot tools.
 
-A session's process is started in a session of its own, so that it outlives the Airflow task which started it. An id in
+A session's process is started in its own process session, so it outlives the Airflow task that started it. An id in
 its environment marks it: a task that died between starting the process and recording its pid finds it by that. The
 token travels in the environment as well, never on a command line. The offline tools run as ``ckpt snapshot ...``, which
-needs the extra ``runtime`` on the worker and has to reach the storage; what they decode stays out of Airflow's process.
-Nothing here talks REST.
+needs the extra ``runtime`` on the worker and has to reach the storage; the data that they decode stays out of Airflow's
+process. This module never calls the REST API.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ _SNAPSHOT_GRACE_SECONDS = 20.0
 
 @dataclass(frozen=True, slots=True)
 class SessionProcess:
-    """The leader of a session's process group. ``start_ticks`` tells it from a later process with the same pid."""
+    """The leader of a session's process group. ``start_ticks`` distinguishes it from a later process of that pid."""
 
     session_id: str
     hostname: str
@@ -158,7 +158,7 @@ def _scan(session_id: str, log_file: str) -> SessionProcess | None:
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             pid = int(entry.name)
-            # The leader of its session alone: what it has started inherits the variable.
+            # The leader of its session alone: its child processes inherit the variable.
             if os.getsid(pid) == pid and marker in (entry / "environ").read_bytes().split(b"\0"):
                 process = ProcessId.of(pid)
                 if process.is_alive:
@@ -191,7 +191,7 @@ def submission(
     try:
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
-        BaseHook.get_connection(conn_id)  # the hook would go on with YARN
+        BaseHook.get_connection(conn_id)  # the hook would continue with YARN
         hook = SparkSubmitHook(
             conn_id=conn_id,
             conf={key: value for key, value in spark_conf.items() if key == _NAMESPACE},  # it decides by this one
@@ -227,7 +227,7 @@ def _refused(conn_id: str, reason: str) -> CkptArgumentInvalid:
 
 
 class SnapshotProcess:
-    """Runs one command at a time; ``end`` may be called meanwhile, by a signal handler."""
+    """Runs one command at a time; ``end`` may be called during this, by a signal handler."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -261,7 +261,7 @@ class SnapshotProcess:
         return process.returncode, output, errors
 
     def end(self) -> bool:
-        """End what runs, so that it cleans up behind itself; whether something ran."""
+        """End the running process, so that it removes its files; whether something ran."""
         process = self._running
         if process is None or process.poll() is not None:
             return False

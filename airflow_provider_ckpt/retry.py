@@ -1,7 +1,7 @@
-"""Which failures Airflow retries: the retry policy that is the default of the operators and sensors.
+"""The failures that Airflow retries: the retry policy that is the default of the operators and sensors.
 
-It is for other tasks as well: a Python function that uses the hook fails with the client's errors, which Airflow by
-itself would retry whatever they say. Airflow asks no policy about an ``AirflowFailException``: it makes no retry then.
+It is for other tasks as well: a Python function that uses the hook fails with the client's errors, all of which Airflow
+by itself would retry. Airflow does not apply a policy to an ``AirflowFailException``: it makes no retry then.
 """
 
 from __future__ import annotations
@@ -20,14 +20,16 @@ if TYPE_CHECKING:
 
 
 class CkptRetryPolicy(RetryPolicy):
-    """Fails at once what the job manager has refused, and retries while the session is away.
+    """Fails a task at once if the job manager has refused its request, and retries it while the session does not
+    answer.
 
-    Everything else is retried as the task says: a savepoint that failed, a job that failed, a session that did not
-    start. The number of tries is always that of ``retries``.
+    Other failures are retried as the task is configured: a savepoint that failed, a job that failed, a session that did
+    not start. The number of tries is always that of ``retries``.
 
-    :param retry_delay: the pause before a retry while the session is away; default the task's own ``retry_delay``.
-    :param retry_conflicts: also retry what the present state of a job forbids, such as a change during an upgrade. The
-        operators have repeated a change for ``[ckpt] request_retry_timeout`` by then.
+    :param retry_delay: the pause before a retry while the session does not answer; default the task's own
+        ``retry_delay``.
+    :param retry_conflicts: also retry requests that the present state of a job forbids, such as a change during an
+        upgrade. The operators have repeated a change for ``[ckpt] request_retry_timeout`` by then.
     """
 
     def __init__(self, *, retry_delay: timedelta | None = None, retry_conflicts: bool = False) -> None:

@@ -1,10 +1,10 @@
-"""What operators and sensors share: the connection, the job that they are about, waiting for a condition, the journal.
+"""The common parts of operators and sensors: the connection, the job that they are about, waiting for a condition, the
+journal.
 
 The first try looks up a job that is given by its name, and the result is recorded: a retry, and the part of the task
 after a deferral, use the same job although another job may have the name by then. A cleared success looks again.
 
-The journal is a task's record of its requests, made before they are sent, so that its next try finds the same things
-again.
+The journal is a task's record of its requests, written before they are sent, so that its next try finds them again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _RECORD = "ckpt_found_job"
 
 
 class CkptTask:
-    """Base of operators and sensors, beside Airflow's own."""
+    """Base of operators and sensors, in addition to Airflow's own."""
 
     ckpt_conn_id: str
     deferrable: bool
@@ -70,7 +70,7 @@ class CkptTask:
         """Seconds between two polls."""
 
     def retry_timeout(self, deadline: float | None) -> float:
-        """Seconds for which a request is repeated while the job manager is away."""
+        """Seconds for which a request is repeated while the job manager does not answer."""
         retry_timeout = arguments.request_retry_timeout()
         return retry_timeout if deadline is None else max(0.0, min(retry_timeout, deadline - time.time()))
 
@@ -113,7 +113,7 @@ class CkptTask:
     def wait_for(self, context: Context, condition: Condition, deadline: float | None, memo: Json | None = None) -> Any:
         """Wait for the condition, here for a while and then deferred; ends in ``execute_complete``.
 
-        ``memo`` is JSON that comes back in the event, under ``trigger`` beside the condition and the deadline.
+        ``memo`` is JSON that the event returns, under ``trigger`` with the condition and the deadline.
         """
         trigger = CkptTrigger(
             ckpt_conn_id=self.ckpt_conn_id,
@@ -235,7 +235,7 @@ class CkptJobTask(CkptTask):
         return self._found
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Continue after a deferral; the job stays the one that was waited for."""
+        """Continue after a deferral; the task keeps waiting for the same job."""
         condition = (((next_kwargs or {}).get("event") or {}).get("trigger") or {}).get("condition") or {}
         self._found = condition.get("job_id") or Journal(context, _RECORD).read().get("job_id") or self._found
         return super().resume_execution(next_method, next_kwargs, context)  # type: ignore[misc]
@@ -287,7 +287,7 @@ class Journal:
 
 
 def new_id(context: Context | Mapping[str, Any], purpose: str) -> str:
-    """Make an id for a request of this try: 32 hex digits, the same whenever this try asks for the same purpose."""
+    """Make an id for a request of this try: 32 hex digits, equal for all requests of this try with the same purpose."""
     return uuid.uuid5(_NAMESPACE, f"{context['ti'].id}/{purpose}").hex
 
 

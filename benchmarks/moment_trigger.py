@@ -18,7 +18,7 @@ class MomentTrigger(BaseTrigger):
         self.at_ms = at_ms
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        """The class and the keyword arguments that make an equal trigger in another process."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {"at_ms": self.at_ms}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

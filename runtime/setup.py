@@ -47,6 +47,10 @@ EXTRAS_REQUIRE = {
     "avro": [
         "fastavro>=1.9",
     ],
+    # The functions from_protobuf and to_protobuf.
+    "protobuf": [
+        "protobuf>=6.31",
+    ],
     # The source and the sink "postgresql".
     "postgres": [
         "psycopg[binary]>=3.2",

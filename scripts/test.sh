@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the whole suite; options are passed to pytest. TEST_PROCESSES sets the number of groups that run at the same time;
-# without it four of them do, and more while the processors have time left.
+# without it four of them do, and two more while the processors have time left.
 #
 # Each group is a pytest process of its own. pytest-xdist does not replace that: its workers run files of several folders
 # in one process, where a session that one folder shares stays alive while unit tests of another one look at the process's
@@ -49,8 +49,12 @@ mkdir -p -m 700 "$directories"
 
 reports="$(mktemp -d)"
 mkdir "$reports/analyses"
-export CKPT_TEST_ANALYSES="$reports/analyses" # what Spark answered while programs were planned, see tests/support/analyses.py
-trap 'rm -rf "$reports"' EXIT
+# One Spark answers what all groups ask while they plan programs, see tests/support/analyses.py. It starts with the first
+# question.
+export CKPT_TEST_ANALYSES="$reports/analyses"
+.venv/bin/python -m tests.support.analyses "$reports/analyses" >"$reports/spark" 2>&1 &
+analyses=$!
+trap 'kill -- "-$analyses" 2>/dev/null; wait "$analyses"; rm -rf "$reports"' EXIT
 trap 'for group in $(jobs -p); do kill -INT -- "-$group" 2>/dev/null; done; wait; exit 130' INT TERM
 
 run() { # <nice> <group> <options of pytest>
@@ -87,7 +91,7 @@ for group in "${FILLERS[@]:1}"; do fill "$group" "$@"; done
 groups_under_way() { # sets $under_way
     local pid
     under_way=0
-    for pid in $(jobs -rp); do [[ "$fillers" == *" $pid "* ]] || ((++under_way)); done
+    for pid in $(jobs -rp); do [[ "$fillers$analyses " == *" $pid "* ]] || ((++under_way)); done
 }
 
 # Whether a quarter of the processors' time in the last three seconds was idle, or went to the fillers and others of a low
@@ -102,15 +106,17 @@ may_start() { # whether one more group may start now; takes a moment
     if [[ -n "${TEST_PROCESSES:-}" ]]; then
         ((under_way < TEST_PROCESSES)) || { sleep 1 && false; }
     else
-        ((under_way < 4)) || { processors_have_time && ((under_way < 5)); }
+        ((under_way < 4)) || { processors_have_time && ((under_way < 6)); }
     fi
 }
 
 for group in "${GROUPS_OF_TESTS[@]}"; do
     until may_start; do :; done
     run 0 "$group" "$@" &
+    groups+=("$!")
 done
-wait
+wait "${groups[@]}" $fillers
+kill "$analyses" && wait "$analyses"
 printf '\nProcessor seconds of each group:\n'
 grep -Hs ' s of this group$' "$reports"/* | awk '{ sub(".*/", ""); sub(":", ""); printf "%8.0f  %s\n", $2, $1; all += $2 } END { printf "%8.0f  in all\n", all }' | sort -rn
 grep -hs "^Spark's Java machines" "$reports"/* | awk '{ number += $NF } END { print "\nSpark'"'"'s Java machines that were started in all groups: " number + 0 }'

@@ -1,1 +1,1 @@
-"""What can be waited for, and how a wait goes; see :mod:`airflow_provider_ckpt.conditions.base`."""
+"""Conditions that tasks wait for, and the wait itself; see :mod:`airflow_provider_ckpt.conditions.base`."""

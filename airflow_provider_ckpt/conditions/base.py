@@ -1,8 +1,8 @@
-"""What can be waited for, and the wait until there is a verdict or a deadline has passed.
+"""Conditions, and the wait until there is a verdict or a deadline has passed.
 
-A condition looks once at the remote side, and judges what it sees; it neither sleeps nor looks at a clock. The same one
-serves an operator in its worker, a poking sensor and the triggerer. A wait asks it again and again, also while the job
-manager cannot answer, with growing pauses; every other error ends the wait. The task's log shows where it stands.
+A condition polls the remote side once and judges the answer; it neither sleeps nor looks at a clock. The same one
+serves an operator in its worker, a poking sensor and the triggerer. A wait polls it repeatedly, with growing pauses,
+also while the job manager does not answer; every other error ends the wait. The task's log shows its progress.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Log(Protocol):
 
 
 class KilledTask(Protocol):
-    """What a condition can do when the task that waits for it is killed in the triggerer."""
+    """Actions of a condition when the task that waits for it is killed in the triggerer."""
 
     @property
     def log(self) -> Log: ...
@@ -91,7 +91,7 @@ class Verdict:
 
 
 class MissingPolicy:
-    """Counts consecutive answers "not found": a single one is not believed, since it may come from a proxy, or from a
+    """Counts consecutive answers "not found": a single one does not count, since it may come from a proxy, or from a
     job manager that has not recovered its jobs yet."""
 
     LIMIT = 3
@@ -119,7 +119,7 @@ class Condition(ABC):
     """Something that can be waited for. Instances may remember what earlier looks saw.
 
     A subclass is a dataclass, whose fields are JSON values or what msgspec makes of them: so a trigger carries it.
-    ``standing`` says in a few words what the last look saw that was not a verdict.
+    ``standing`` describes in a few words the result of the last poll that was not a verdict.
     """
 
     def __post_init__(self) -> None:
@@ -127,13 +127,13 @@ class Condition(ABC):
         self.standing = "not there yet"
 
     def to_json(self) -> Json:
-        """The class and its fields, from which an equal condition is made elsewhere."""
+        """The class and its fields, from which an equal condition is made in another process."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         return {"type": type(self).__name__, **json.decode(json.encode(given))}
 
     @property
     def job(self) -> str | None:
-        """The job whose events can be the reason for another look; None where no event does."""
+        """The job whose events can be the reason for another look; None if no event does."""
         return None
 
     def concerns(self, event: StreamedEvent) -> bool:
@@ -151,10 +151,10 @@ class Condition(ABC):
     @property
     @abstractmethod
     def subject(self) -> str:
-        """What is waited for, as a noun phrase for messages."""
+        """The thing that is waited for, as a noun phrase for messages."""
 
     def left_over(self) -> str:
-        """What becomes of the remote side when the waiting task is killed; empty if nothing was begun there."""
+        """What happens to the remote side when the waiting task is killed; empty if nothing was begun there."""
         return ""
 
     async def on_kill(self, task: KilledTask) -> None:
@@ -164,7 +164,7 @@ class Condition(ABC):
 
 
 def moment(epoch_ms: int) -> str:
-    """A point in time for people; a number that is none is shown as it is."""
+    """A point in time for people; an invalid number is shown unchanged."""
     try:
         return datetime.fromtimestamp(epoch_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
     except (ValueError, OverflowError, OSError):
@@ -185,8 +185,8 @@ _LAST_LOOK_SECONDS = 2.0
 class Progress:
     """The log lines of one wait: one at once when the standing changes, and else two a minute.
 
-    ``standing`` decides whether a line is a new one, ``detail`` is worth adding to it. The lines come less often where
-    many wait in one process, see ``interval``.
+    ``standing`` decides whether a line is a new one, ``detail`` is worth adding to it. There are fewer lines if many
+    tasks wait in one process, see ``interval``.
     """
 
     def __init__(self, log: Log, subject: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -199,7 +199,7 @@ class Progress:
         self._looked_at = self._said_at = clock()
 
     def is_due(self, standing: str) -> bool:
-        """Whether a line about what was just seen is due."""
+        """Whether a line about the last poll is due."""
         self._looked_at = self._clock()
         return standing != self._standing or self._looked_at - self._said_at >= self.interval()
 
@@ -267,7 +267,7 @@ async def look_once(condition: Condition, client: AsyncCalls, progress: Progress
 async def poll_until_stable(
     condition: Condition, client: AsyncCalls, progress: Progress, pause: float
 ) -> Verdict | None:
-    """As :func:`look_once`, and again after ``pause`` seconds for as long as something only seems to be missing."""
+    """As :func:`look_once`, repeated after ``pause`` seconds while a "not found" is not confirmed."""
     while True:
         verdict = await look_once(condition, client, progress)
         if not condition.absence.in_doubt:
@@ -276,7 +276,7 @@ async def poll_until_stable(
 
 
 class Once(AsyncCalls):
-    """Sends each call once, whatever the client's retry timeout: a wait repeats its polls itself."""
+    """Sends each call once, at any retry timeout of the client: a wait repeats its polls itself."""
 
     def __init__(self, client: AsyncCalls) -> None:
         self._client = client
@@ -317,7 +317,7 @@ class Wait:
             return self._over()
 
     async def at_hub(self, member: Member) -> Verdict:
-        """As :meth:`until_verdict`, at a place of the hub, which knows when a look is useful."""
+        """As :meth:`until_verdict`, registered at the hub, which knows when a poll is useful."""
         self._member, self._progress.interval = member, member.repeat_interval
         await member.settled()
         return await self.until_verdict(member)

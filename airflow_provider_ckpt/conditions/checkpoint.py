@@ -20,7 +20,7 @@ _EVENTS = (
 
 @dataclass(frozen=True, slots=True)
 class CheckpointGoal:
-    """Which completed checkpoints are wanted; every given field must hold.
+    """The completed checkpoints that count; every given field must hold.
 
     ``checkpoint_id``: exactly this one. ``since_id``: ids above it only. ``after_ms``: triggered at or after this
     moment (milliseconds since the epoch). ``count``: so many of them. ``savepoints``: savepoints count as well, or with
@@ -58,7 +58,7 @@ class CheckpointCondition(JobCondition):
     """Done when enough wanted checkpoints completed; FAILED when the job ended, or the wanted one failed or is
     forgotten.
 
-    The job manager shows only the newest entries, so what was seen is remembered over the life of one instance.
+    The job manager shows only the newest entries, so an instance remembers the entries that it has seen.
     """
 
     goal: CheckpointGoal
@@ -134,7 +134,7 @@ def _entries(statistics: CheckpointStatistics) -> list[Checkpoint]:
 
 
 def checkpoint_facts(job_id: str, item: Checkpoint) -> Json:
-    """What tasks return about a completed checkpoint."""
+    """The result of tasks about a completed checkpoint."""
     return {
         "job_id": job_id,
         "checkpoint_id": item.id,

@@ -68,7 +68,7 @@ class HealthCondition(JobCondition):
 @dataclass(eq=False)
 class DrillCondition(JobCondition):
     """Done when all subtasks run and ``checkpoints`` have completed, or the job has FINISHED before; FAILED when it
-    ended otherwise. The result has the durations. A killed task leaves no drill behind.
+    ended otherwise. The result has the durations. A killed task removes its drill.
     """
 
     checkpoints: int
@@ -96,7 +96,7 @@ class DrillCondition(JobCondition):
 
 
 def progress_of_restore(job: JobDetails) -> str:
-    """How far the restore of a job's state has come."""
+    """The progress of the restore of a job's state."""
     tasks = [state for vertex in job.vertices for state, number in vertex.tasks.items() if number]
     if not job.vertices or any(state in tasks for state in _WITHOUT_SLOTS):
         return "it waits for slots"
@@ -104,7 +104,7 @@ def progress_of_restore(job: JobDetails) -> str:
 
 
 def has_slots(job: JobDetails) -> bool:
-    """Whether the job has begun to read its snapshot: what happens from then on says something about the snapshot."""
+    """Whether the job has begun to read its snapshot: failures from then on count against the snapshot."""
     return progress_of_restore(job) != "it waits for slots"
 
 
@@ -149,7 +149,7 @@ class SessionReadyCondition(Condition):
         return Verdict(Status.DONE, result=session_facts(overview))
 
     async def on_kill(self, task: KilledTask) -> None:
-        """End the session that was being started if asked to and no other try continues with it."""
+        """End the session that was being started, if this is configured and no other try continues with it."""
         if self.process is None:
             return
         name = f"session {self.process.session_id} (pid {self.process.pid} on {self.process.hostname})"
@@ -180,7 +180,7 @@ class SessionGoneCondition(Condition):
 
 
 def session_facts(overview: ClusterOverview) -> Json:
-    """What tasks return about a session."""
+    """The result of tasks about a session."""
     return {
         "slots_total": overview.slots_total,
         "slots_available": overview.slots_available,

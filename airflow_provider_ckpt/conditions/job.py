@@ -1,6 +1,7 @@
-"""Conditions on a job and on what was requested of it: a savepoint or stop, a configuration, a rescale, a disposal.
+"""Conditions on a job and on operations that were requested of it: a savepoint or stop, a configuration, a rescale, a
+disposal.
 
-Also what a task's log has of a job: its last checkpoint, and why it failed.
+It also has the lines about a job in a task's log: its last checkpoint, and why it failed.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from ckpt_runtime.client.errors import CkptClientError, Conflict, NotFound, is_o
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.configuration import Bounds
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, root_cause_line
 
 STATES: Final = (
     *("INITIALIZING", "CREATED", "RUNNING", "RESTARTING", "RECONCILING", "FAILING", "CANCELLING", "SUSPENDED"),
@@ -63,7 +63,7 @@ class JobCondition(Condition):
         return await progress_of(client, self.job_id, self._state)
 
     async def details(self, client: AsyncCalls) -> JobDetails:
-        """The job's details; a job that answers is there, whatever the requests that follow say."""
+        """The job's details; a job that has answered exists, whatever the following requests return."""
         job = await client.job_details(self.job_id)
         self.absence.seen()
         return job
@@ -108,7 +108,7 @@ class JobStatusCondition(JobCondition):
         return await self.ended(client, job, f"job {self.job_id} is {job.state}, not {self._names}", job_facts(job))
 
     async def on_kill(self, task: KilledTask) -> None:
-        """Cancel the job if asked to and no other try continues with it."""
+        """Cancel the job, if this is configured and no other try continues with it."""
         if self.cancel_on_kill and await task.is_given_up():
             await task.cancel(self.job_id, "job")
         else:
@@ -165,7 +165,7 @@ def _standing(job: JobDetails) -> str:
 
 
 def job_facts(job: JobDetails) -> Json:
-    """What tasks return about a job."""
+    """The result of tasks about a job."""
     return {
         "job_id": job.job_id,
         "name": job.name,
@@ -239,7 +239,7 @@ def checkpoint_line(statistics: CheckpointStatistics) -> str:
 
 
 def shortened(trace: str) -> str:
-    """Both ends of a long trace: this engine's cause comes first, Java's innermost cause comes last."""
+    """Both ends of a long trace: this engine prints the cause first, Java prints the innermost cause last."""
     if len(trace) <= MAX_TRACE_CHARS:
         return trace
     half = MAX_TRACE_CHARS // 2
@@ -389,7 +389,7 @@ def _fits(parallelism: int, wanted: int | Bounds) -> bool:
 
 
 def in_words(wanted: int | Bounds) -> str:
-    """A parallelism, or the bounds that it has to lie between."""
+    """A parallelism, or its bounds."""
     if isinstance(wanted, int):
         return str(wanted)
     lower, upper = wanted

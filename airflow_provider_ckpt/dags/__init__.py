@@ -1,8 +1,8 @@
 """DAGs for the common cases. A file in Airflow's DAG folder installs one with ``from airflow_provider_ckpt.dags import
 ckpt_patch``.
 
-The DAG ``ckpt_<name>`` is the global of that name in the module ``<name>`` beside this one, which is imported when it
-is first accessed, so that a file loads only what it installs.
+The DAG ``ckpt_<name>`` is the global of that name in the module ``<name>`` of this package, which is imported at the
+first access, so that a file loads only the DAGs that it installs.
 """
 
 from __future__ import annotations

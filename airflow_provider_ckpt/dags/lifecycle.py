@@ -33,7 +33,7 @@ DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
 
 
 def result(operator: BaseOperator, key: str) -> Any:
-    """One field of what an operator returns, for another task's argument."""
+    """One field of an operator's result, for another task's argument."""
     return XComArg(operator, key)
 
 

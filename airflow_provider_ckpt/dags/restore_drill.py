@@ -1,8 +1,8 @@
 """Proves that a savepoint can be restored: into a job without any outside effect, which is then removed.
 
-Start it from the trigger form. With *latest of* it takes the latest good savepoint of a job, by its name, so that it
-survives every redeployment. Each run notes in the catalogue of savepoints whether the savepoint could be restored; one
-that could not is no longer found as the latest good one, and the run fails.
+Start it from the trigger form. With *latest of* it takes the latest good savepoint of a job, by its name, which stays
+the same in every redeployment. Each run notes in the catalogue of savepoints whether the savepoint could be restored;
+a savepoint that could not is no longer found as the latest good one, and the run fails.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Takes a savepoint of a running job now, verifies it, and copies it elsewhere on request.
+"""Takes a savepoint of a running job now, verifies it, and copies it to another directory on request.
 
 The last task's result, or that of ``savepoint``, has the path under ``savepoint_path``. Verification and copy run on
 the worker, which needs the extra ``runtime`` and has to reach the storage.

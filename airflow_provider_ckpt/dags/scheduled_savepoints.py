@@ -7,7 +7,7 @@ own. The newest and the young savepoints in it are kept, and always the newest t
 session deletes the others.
 
 A job does not affect the others. A job that has already ended is skipped. A job whose savepoint
-cannot be taken or verified keeps its old savepoints. The task ``results`` comes last: its XCom ``jobs`` has the
+cannot be taken or verified keeps its old savepoints. The task ``results`` runs last: its XCom ``jobs`` has the
 final states of each job's steps, and the run fails there if one of them has failed.
 
 A backfill takes no savepoint, because a savepoint has the state of now, and not that of an interval that has passed.
@@ -34,7 +34,7 @@ _STEPS = ("savepoint", "verify", "clean_up")
 
 
 def directory_of(base: str, job: str) -> str:
-    """A job's own directory; different jobs have different ones, whatever their names."""
+    """A job's own directory; different jobs have different ones for any names."""
     name = re.sub(r"[^A-Za-z0-9._-]", lambda found: f"={ord(found[0]):02x}", job)
     return f"{base.rstrip('/')}/{name if set(name) - {'.'} else f'job-{name}'}"
 

@@ -24,8 +24,7 @@ from airflow_provider_ckpt import advice
 from airflow_provider_ckpt.exceptions import CkptConnectionInvalid
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, NotFound
-from ckpt_runtime.client.leader import LeaderSource
-from ckpt_runtime.client.transport import InvalidToken, check_token
+from ckpt_runtime.client.transport import InvalidToken, LeaderSource, check_token
 from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S
 from ckpt_runtime.contract.checkpoints import Savepoint
 from ckpt_runtime.secret_keys import without_credentials
@@ -162,7 +161,7 @@ class CkptHook(BaseHook):
             raise unusable_certificates(self.ckpt_conn_id, endpoint.verify, error) from error
 
     def test_connection(self) -> tuple[bool, str]:
-        """Do what the *Test* button does: ask the job manager for its overview."""
+        """Test the connection, as the *Test* button does: request the overview of the job manager."""
         try:
             # A person waits at the button.
             with self.get_conn(retry_timeout=0) as client:
@@ -173,7 +172,7 @@ class CkptHook(BaseHook):
         except CkptConnectionInvalid as error:
             return False, self._of_the_form(str(error))
         except AirflowNotFoundException:
-            # The button hands it over as a URI, and one that cannot be parsed again is nowhere.
+            # The button passes it as a URI, and a connection that cannot be parsed back is lost.
             return False, "host or port: Airflow cannot read them back; a port must be a number from 1 to 65535"
         slots = f"{overview.slots_available} of {overview.slots_total} slots available"
         return True, f"version {overview.version}, leader {leader}, {slots}, {overview.jobs_running} jobs running"
@@ -224,7 +223,7 @@ class ConnectionLike(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the job manager answers. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds.
+    """The address of the job manager. ``verify`` is a bool or the path of a CA bundle; ``timeout`` is in seconds.
 
     ``base_url`` ends with a path where a proxy serves it at one.
 
@@ -246,7 +245,7 @@ class Endpoint:
 
     @property
     def options(self) -> dict[str, str]:
-        """What a session needs in its configuration so that this endpoint finds it."""
+        """The configuration that a session needs so that this endpoint finds it."""
         if self.ha_dir is None:
             return {}
         return {

@@ -1,1 +1,1 @@
-"""What tells people about a job."""
+"""Notifiers that send messages about a job."""

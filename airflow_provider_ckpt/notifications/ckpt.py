@@ -1,4 +1,4 @@
-"""A notifier for callbacks: what the state of a task's job is, in words, for whatever delivers messages to people."""
+"""A notifier for callbacks: the state of a task's job in words, for any notifier that delivers messages."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from airflow_provider_ckpt.jobs import chosen
 from airflow_provider_ckpt.links import CkptJobLink, pages_path
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, is_passing
-from ckpt_runtime.contract.jobs import JobLine
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import JobLine, root_cause_line
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -42,20 +41,21 @@ RETRY_TIMEOUT_SECONDS: Final = 10.0
 class CkptNotifier(BaseNotifier):
     """Says how the job of a task is: its state, the verdict on its health, its last completed checkpoint, and a link.
 
-    For ``on_failure_callback`` and the other callbacks of tasks and DAGs, and for deadlines. It asks the job manager
-    when it is called. If the job manager does not answer or does not know the job, the message says so; the callback
-    never fails for it. The message is logged, and ``notifiers`` deliver it: their templates find it as
-    ``{{ ckpt.message }}``, and its parts beside it.
+    For ``on_failure_callback`` and the other callbacks of tasks and DAGs, and for deadlines. It requests the state from
+    the job manager when it is called. If the job manager does not answer or does not know the job, the message says so;
+    the callback never fails for it. The message is logged, and ``notifiers`` deliver it: their templates use it as ``{{
+    ckpt.message }}``, and its parts by their names.
 
     ``ckpt`` has ``message``, ``job``, ``job_id``, ``ckpt_conn_id``, ``state``, ``verdict``, ``reasons``, ``restarts``,
-    ``checkpoint`` (``id``, ``at``, ``path``, ``size``), ``failure``, ``link`` and ``trouble``; what is not known is
+    ``checkpoint`` (``id``, ``at``, ``path``, ``size``), ``failure``, ``link`` and ``trouble``; unknown parts are
     ``None``.
 
-    :param job: the job, by name or id. By default it is the one of the task that the callback is of. (templated)
-    :param ckpt_conn_id: the Airflow connection of the job manager. By default it is that of the task. (templated)
+    :param job: the job, by name or id. By default it is the job of the callback's task. (templated)
+    :param ckpt_conn_id: the Airflow connection of the job manager. By default it is the connection of the task.
+        (templated)
     :param message: the message, a template; by default one line with all of this.
     :param notifiers: other notifiers or callbacks, such as those of the Slack provider, which deliver the message. They
-        are called one after the other; one that fails does not keep the message from the others.
+        are called one after the other; if one of them fails, the others still get the message.
     """
 
     template_fields: Sequence[str] = ("job", "ckpt_conn_id")
@@ -157,7 +157,7 @@ def _trouble(conn_id: str, error: Exception) -> str:
 
 
 async def facts_of(client: AsyncCalls, job: str) -> Json:
-    """What the job manager knows of a job, given by id or name; the latest of the name when none lives.
+    """The facts that the job manager has about a job, given by id or name; the latest of the name when none lives.
 
     :raises CkptJobAmbiguous: for a name that several living jobs have.
     :raises CkptClientError: when the job manager does not answer.

@@ -1,1 +1,1 @@
-"""Operators: one module for each thing that can be asked of the job manager."""
+"""Operators: one module for each kind of request."""

@@ -1,16 +1,16 @@
-"""The base classes of the operators: deadlines, requests with clear failures, and what a wait's end means.
+"""The base classes of the operators: deadlines, requests with clear failures, and the meaning of a wait's end.
 
 The life of an asynchronous operation as a task, in :class:`CkptOperationOperator`: recorded, started once, found again
 by a later try.
 
 1. The trigger id is written to the journal before the request, and the request is idempotent on it: there is no moment
    at which a crash loses or doubles an operation.
-2. A later try asks about the operation: in progress - attach; succeeded - return its result; failed or unknown - start
-   another.
+2. A later try requests the state of the operation: in progress - attach; succeeded - return its result; failed or
+   unknown - start another.
 3. It is started once the job can take it: the task waits for a job that is restarting or that a new driver recovers.
 4. An operation that fails is started once more within the same deadline if the failure was not its own: it was found
    again and belonged to an earlier try; the job manager has forgotten it, as a new driver does; or the job has
-   restarted meanwhile.
+   restarted in the meantime.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
-    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+    :raises CkptUnavailable: the job manager did not answer, or could not serve the request, for longer than ``[ckpt]
         request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptOperationFailed: the requested operation failed
     :raises CkptConflict: the present state of the job forbids the request; the default ``retry_policy``,
         :class:`~airflow_provider_ckpt.retry.CkptRetryPolicy`, makes no retry
-    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says what became of the remote operation
+    :raises CkptWaitTimeout: ``wait_timeout`` has passed; the message says whether the remote operation continues
     """
 
     template_fields: Collection[str] = ("ckpt_conn_id", "defer_after", "wait_timeout", "poll_interval")
@@ -157,7 +157,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
-        """Give a client, whose errors become exceptions that tell Airflow whether a retry makes sense."""
+        """Give a client, whose errors become exceptions that decide whether Airflow retries."""
         try:
             with super().connected(deadline) as client:
                 yield client
@@ -172,7 +172,7 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
             raise (CkptUnavailable if is_passing(error) else CkptOperationFailed)(text) from error
 
     def ask(self, client: CkptClient, call: Call[T]) -> T:
-        """Perform an idempotent request. "Not found" counts only when it comes several times in a row.
+        """Perform an idempotent request. "Not found" counts only after several such answers in a row.
 
         :raises CkptClientError: what the client raises once its retry timeout is over.
         """
@@ -267,8 +267,7 @@ _NOTHING = Verdict(Status.MISSING, "no earlier try has started an operation")
 class CkptOperationOperator(CkptJobOperator):
     """Base of the operators that start an operation of a job and wait for its end; not for use in DAGs.
 
-    With ``if_not_found="skip"``, a job that was found and has ended since counts as not found, unless it has
-    failed.
+    With ``if_not_found="skip"``, a job that was found and has since ended counts as not found, unless it has failed.
 
     :raises CkptJobFailed: the job has ended, and can no longer take such an operation
     """
@@ -280,7 +279,7 @@ class CkptOperationOperator(CkptJobOperator):
         """Make the request that starts the operation, with the arguments checked."""
 
     def finished_earlier(self, client: CkptClient, job_id: str) -> Json | None:
-        """Return the result of an operation that must have succeeded though its record is gone, if it is known."""
+        """Return the result, if known, of an operation that must have succeeded although its record has expired."""
         return None
 
     def still_holds(self, client: CkptClient, job_id: str) -> bool:
@@ -288,7 +287,9 @@ class CkptOperationOperator(CkptJobOperator):
         return True
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """Decide what the journal keeps after a success: nothing, so that a cleared task starts another operation."""
+        """Decide which records the journal keeps after a success: nothing, so that a cleared task starts another
+        operation.
+        """
         Journal(context, RECORD).forget()
         self.forget_job(context)
 

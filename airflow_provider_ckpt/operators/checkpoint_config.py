@@ -13,9 +13,9 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.contract.base import plain
 from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import TERMINAL_STATES
+from ckpt_runtime.contract.spelling import plain
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

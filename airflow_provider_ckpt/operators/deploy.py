@@ -1,8 +1,8 @@
-"""Keeps one job of a name running with the program that the DAG says: starts it, attaches to it, or upgrades it.
+"""Keeps one job of a name running with the program that the DAG declares: starts it, attaches to it, or upgrades it.
 
 Starting is what :class:`SubmitJobOperator` does and upgrading what :class:`UpgradeJobOperator` does; here is only which
-of them is due. A job carries labels that say which task has started it and with which program. So a later run of the
-DAG sees that the program has not changed, whatever was changed at the running job since.
+of them is due. A job carries labels with the task that has started it and with its program. A later run of the DAG
+therefore recognizes an unchanged program, also if the running job was changed since.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     * No such job lives: it is started, from the latest snapshot of the job of this name that ended last, unless that
       job has finished by itself.
     * It lives and was started with the same program, entry point, arguments, parallelism and configuration: the task
-      attaches to it. What was changed at the running job since, such as a checkpoint interval, stays.
+      attaches to it. Changes of the running job since then, such as a checkpoint interval, stay.
     * It lives and something of these differs: ``on_change`` decides. An upgrade is that of
       :class:`UpgradeJobOperator`, with its check of the state, its gate and its rollback. A version that was rolled
       back is not tried again by later runs of the DAG; clear the task that failed to try it again.
@@ -150,7 +150,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         self._labels = {key: str(value) for key, value in labels.items() if value is not None}
 
     def packed(self) -> tuple[str, bytes]:
-        """The program as it is at the beginning of this part of the try, whatever becomes of the file meanwhile."""
+        """The program at the beginning of this part of the try, also if the file changes during it."""
         if self._content is None:
             self._content = super().packed()
         return self._content
@@ -163,7 +163,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return replace(options, configuration={**options.configuration, LABELS: text})
 
     def _declared(self) -> str:
-        """The digest of what the DAG declares."""
+        """The digest of the DAG's declaration."""
         return self._digest(super().program_options())
 
     def _digest(self, options: RunOptions) -> str:
@@ -241,7 +241,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
             return None
 
     def _judged(self, client: CkptClient, line: JobLine, context: Context) -> tuple[str, str | None]:
-        """What is to become of the job of this name that lives, as the result's ``change``; and its program."""
+        """The action for the living job of this name, as the result's ``change``; and its program."""
         config = self.ask(client, requests.job_config(line.job_id))
         labels: Mapping[str, str] = config.execution_config.get("user-config") or {}
         declared, named = self._declared(), f"job {line.job_id} ({line.name!r}, {line.state})"
@@ -265,7 +265,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return "UPGRADED", config.pipeline_id
 
     def _difference(self, client: CkptClient, running: str | None, known: str | None, declared: str) -> str | None:
-        """How the living job differs from what is declared, as the end of a sentence; None if it does not."""
+        """How the living job differs from the declaration, as the end of a sentence; None if it does not."""
         if known is None:
             return "was not started by such a task"
         if known != declared:
@@ -296,7 +296,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _with_snapshot(self, client: CkptClient, options: RunOptions) -> RunOptions:
-        """Return the options with what the last job of the name has left, unless they have a snapshot."""
+        """Return the options with the snapshot of the last job of the name, unless they have one."""
         if options.savepoint_path is not None or self._starts_over():
             return options
         name = arguments.text("job_name", self.job_name)
@@ -338,7 +338,7 @@ class DeployJobOperator(SubmitJobOperator, UpgradeJobOperator):
         return super()._carry_out(client, context, options, record, found)
 
     def _adopted(self, context: Context, job_id: str, program: str | None, snapshot: str | None = None) -> Json:
-        """Record a job that this task instance has not started as the one that it is about."""
+        """Record a job that this task instance has not started as its job."""
         journal = Journal(context, JOB_RECORD)
         record = self._new_record(context, self.run_options(), journal.read() or None)
         facts = {"job_id": job_id, "pipeline_id": program, "snapshot": snapshot, "reused": True, "started": True}

@@ -37,7 +37,7 @@ _REMOVAL_SECONDS = 120.0
 
 class RestoreDrillOperator(RunsProgram, CkptOperator):
     """Restores a savepoint into a job without any outside effect, waits until that job has its state and completes
-    checkpoints, notes the result in the savepoint catalogue, and removes the job, whatever the result.
+    checkpoints, records the result in the savepoint catalogue, and removes the job after any result.
 
     A drill that failed fails the task, without a retry. A drill that could not begin (refused, no slots), or that an
     outside cause ended (cancelled, its driver), proves nothing about the savepoint and is not noted. A later try
@@ -133,7 +133,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         return self.wait_for(context, DrillCondition(record["job_id"], wanted), deadline, memo)
 
     def _remove_earlier(self, client: CkptClient, context: Context) -> None:
-        """An earlier try that died may have left its drill behind."""
+        """The drill of an earlier try that died may still exist."""
         earlier = Journal(context, _RECORD).read().get("job_id")
         if earlier is not None:
             self.log.info("Removing the drill %s of an earlier try", earlier)
@@ -234,7 +234,7 @@ class RestoreDrillOperator(RunsProgram, CkptOperator):
         self.log.info("Recorded in the savepoint catalogue: %s %s", path, "passed" if why is None else "failed")
 
     def _remove(self, client: CkptClient, job_id: str) -> None:
-        """Cancel the drill and wait for its end; a drill that is gone, or was never started, is fine."""
+        """Cancel the drill and wait for its end; a missing drill is not an error, also if it was never started."""
         try:
             client.cancel_job(job_id)
         except (NotFound, Conflict):

@@ -28,18 +28,18 @@ _RECORD = "ckpt_configuration"
 class UpdateJobConfigOperator(CkptJobOperator):
     """Changes options of a running job, and waits until it runs with them. Repeating it is harmless.
 
-    The log has the difference: for each option the value before and after, and whether it needs a restart, which is
-    one in place, from the latest checkpoint. Options that mean the same as before change nothing. While another change
-    of the job is in progress the request is repeated, for ``[ckpt] request_retry_timeout`` seconds at most.
+    The log has the difference: for each option the value before and after, and whether the job restarts in place, from
+    the latest checkpoint. Options that mean the same as before change nothing. While another change of the job is in
+    progress the request is repeated, for ``[ckpt] request_retry_timeout`` seconds at most.
 
     Returns ``{"job_id", "version", "restart", "dry_run", "changes"}``; ``changes`` has for each option ``before``,
     ``after``, ``change`` (``live`` or ``restart``) and ``hidden_by_override``. Values of secrets are masked.
 
     :param job: the job, by id or unique name. (templated)
     :param configuration: what to change: options to their values, ``None`` removes one. (templated)
-    :param replace_all: ``configuration`` is the whole configuration; what is not in it is removed. (templated)
+    :param replace_all: ``configuration`` is the whole configuration; options that it lacks are removed. (templated)
     :param version: refuse the change unless this is the configuration's present version. (templated)
-    :param preview: a dry run: only say what would change and what it would take. (templated)
+    :param preview: a dry run: only report the changes and whether they need a restart. (templated)
     :raises CkptJobFailed: the job has ended, and its configuration cannot change, or it failed with the new one
     """
 
@@ -80,7 +80,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
                 repeats=self._version() is None,
             )
         result = self._result(context, job_id, change)
-        # There is also no difference when the answer to an earlier try was lost: its restart may still be under way.
+        # There is no difference either when the answer to an earlier try was lost: its restart may still be under way.
         if dry_run or (result["changes"] and not result["restart"]):
             return self._succeed(context, result)
         condition = ConfigurationCondition(job_id, result["version"])

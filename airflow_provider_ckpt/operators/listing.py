@@ -20,12 +20,12 @@ _LIVING = tuple(state for state in STATES if state not in TERMINAL_STATES)
 
 
 class ListJobsOperator(CkptOperator):
-    """Lists jobs, for ``.expand``: the mapped task has one instance for each job, and each stands for itself.
+    """Lists jobs, for ``.expand``: the mapped task has one independent instance for each job.
 
     Returns a list of ``{"job_id", "name", "status", "start_time_ms"}``, ordered by name. Each entry can be given as the
     argument ``job`` of other tasks. Restore drills are left out. With an empty list, the mapped tasks are skipped.
 
-    :param name: only jobs whose names match this pattern, in which ``*`` stands for any text, ``?`` for any character
+    :param name: only jobs whose names match this pattern, in which ``*`` matches any text, ``?`` any character
         and ``[ab]`` for one of several. (templated)
     :param states: only jobs in one of these states; by default all that live. (templated)
     """

@@ -42,14 +42,14 @@ class CleanUpSavepointsOperator(CkptOperator):
     """Keeps the newest savepoints of a job or a directory and the young ones, and has the session delete the others.
 
     Of each lineage, which is all jobs that started from each other's snapshots, the newest intact savepoint is never
-    deleted, so that a suspended job keeps what it starts from. That savepoint is read and verified before anything is
-    deleted, and the result is noted in the catalogue. Checkpoints are left to their jobs, and unreadable savepoints are
-    left to people. The session refuses to delete what a living job, an upgrade in progress or a suspended job resumes
-    from; such a savepoint stays. Repeating the task is harmless.
+    deleted, so that a suspended job keeps the savepoint that it starts from. That savepoint is read and verified before
+    anything is deleted, and the result is recorded in the catalogue. Checkpoints are left to their jobs, and unreadable
+    savepoints are left to people. The session refuses to delete a snapshot from which a living job, an upgrade in
+    progress or a suspended job would resume; such a savepoint stays. Repeating the task is harmless.
 
     The session's savepoint catalogue lists the savepoints. A worker that cannot read a savepoint itself, because the
-    extra ``runtime`` or access to the storage is missing, relies on a verification or a drill in the catalogue. With a
-    server that has no catalogue, ``ckpt snapshot list`` on the worker does all of this, and needs both.
+    extra ``runtime`` or access to the storage is missing, relies on a verification or a drill in the catalogue. If the
+    server has no catalogue, ``ckpt snapshot list`` on the worker does all of this, and needs both.
 
     Returns ``{"directory", "kept", "deleted", "refused", "unreadable", "dry_run"}``: lists of paths, and for ``kept``
     and ``refused`` the reasons by path.
@@ -60,7 +60,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         together. (templated)
     :param keep: how many of the newest to keep. (templated)
     :param keep_for: keep all that are younger: seconds, a text such as ``"7 d"`` or a timedelta. (templated)
-    :param preview: a dry run: only say what would be deleted. (templated)
+    :param preview: a dry run: only report what would be deleted. (templated)
     :raises CkptOperationFailed: no savepoint is intact, and nothing is deleted; or a deletion failed
     """
 
@@ -120,7 +120,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         given = arguments.optional_seconds("keep_for", self.keep_for)
         if keep is None and given is None:
             raise CkptArgumentInvalid("keep", self.keep, "set keep, keep_for or both")
-        # Empty is a mistake, such as a template without a value: it must not widen what is deleted.
+        # Empty is a mistake, such as a template without a value: it must not extend the deletion.
         job = None if self.job is None else arguments.job(self.job)
         directory = None if self.directory is None else arguments.text("directory", self.directory)
         if directory is None and job is None:
@@ -135,7 +135,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return self._process
 
     def _found(self, client: CkptClient, limits: _Limits) -> tuple[list[StoredSavepoint], list[str]]:
-        """The savepoints, the newest first, and what cannot be read."""
+        """The savepoints, the newest first, and the unreadable ones."""
         try:
             savepoints = self.ask(client, requests.list_savepoints(limits.directory, job=limits.job))
         except NotServed:
@@ -155,7 +155,7 @@ class CleanUpSavepointsOperator(CkptOperator):
     def _spare_the_last_good(
         self, client: CkptClient, decision: Decision, newest_first: list[StoredSavepoint], *, notes: bool
     ) -> Decision:
-        """Keep one savepoint of each lineage that is known to be intact, whatever the limits say, or else all of them.
+        """Keep one savepoint of each lineage that is known to be intact, regardless of the limits, or else all of them.
 
         A job that is suspended, or whose upgrade waits for an approval, has nothing else to start from.
         """
@@ -200,7 +200,7 @@ class CleanUpSavepointsOperator(CkptOperator):
         return intact
 
     def _note(self, client: CkptClient, path: str, *, intact: bool) -> None:
-        """Note the result in the catalogue, if there is one; a note that fails changes nothing."""
+        """Record the result in the catalogue, if there is one; a note that fails changes nothing."""
         by = f"airflow: {self.dag_id}/{self.task_id}"
         detail = "complete and intact" if intact else "damaged"
         try:
@@ -252,8 +252,8 @@ class CleanUpSavepointsOperator(CkptOperator):
 class StoredSavepoint:
     """A savepoint that can be read; ``completed_ms`` is when it was completed.
 
-    ``problem`` is what the catalogue has against it, ``proof`` what it has for it. ``lineage`` is the same for all jobs
-    that started from each other's snapshots.
+    ``problem`` is a reason in the catalogue not to use it, ``proof`` the record that it is intact. ``lineage`` is the
+    same for all jobs that started from each other's snapshots.
     """
 
     path: str
@@ -265,7 +265,7 @@ class StoredSavepoint:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """``kept`` says of each why; ``deleted`` is in the order to delete in, the oldest first."""
+    """``kept`` has the reason for each; ``deleted`` is in the order to delete in, the oldest first."""
 
     kept: Mapping[str, str]
     deleted: Sequence[str]

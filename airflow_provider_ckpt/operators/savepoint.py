@@ -53,7 +53,7 @@ class CkptSavepointOperator(CkptOperationOperator):
         return XComArg(self, "savepoint_path")
 
     def checked_directory(self) -> str | None:
-        """Return where the savepoint is to lie; ``None`` for the job's default directory."""
+        """Return the target directory of the savepoint; ``None`` for the job's default directory."""
         return arguments.optional_text("target_directory", self.target_directory)
 
     def checked_format(self) -> Format:

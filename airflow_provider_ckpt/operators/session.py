@@ -161,7 +161,7 @@ class StartSessionOperator(CkptOperator):
             raise
 
     def _restore_process(self, context: Context) -> None:
-        """Know the process again in another process than the one that started it."""
+        """Identify the process in another process than the one that started it."""
         record = Journal(context, _RECORD).read()
         if self._process is None and "pid" in record:
             self._process = SessionProcess.from_json(record)
@@ -288,7 +288,7 @@ class StartSessionOperator(CkptOperator):
         return self._end() if event is None or event["trigger"]["condition"]["process"] is not None else ""
 
     def on_kill(self) -> None:
-        """End the session that was being started, if asked to."""
+        """End the session that was being started, if this is configured."""
         if self._process is None:
             return
         if is_over_time() or (self.terminate_on_kill and is_given_up(self._instance, self.log)):

@@ -1,4 +1,4 @@
-"""Copies and verifies savepoints where they lie, without a session: by processes on the worker."""
+"""Copies and verifies savepoints by their files, without a session: by processes on the worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CkptSnapshotOperator(ReportsLineage, BaseOperator):
 
     @property
     def process(self) -> SnapshotProcess:
-        """What runs the commands of this task."""
+        """The runner of this task's commands."""
         if self._process is None:
             self._process = SnapshotProcess(self.log)
         return self._process
@@ -51,12 +51,12 @@ class CkptSnapshotOperator(ReportsLineage, BaseOperator):
         return arguments.text("savepoint_path", given)
 
     def on_kill(self) -> None:
-        """End the process, and say what that leaves."""
+        """End the process, and log which files stay."""
         if self._process is not None and self._process.end():
             self.log.warning("The task was killed, and %s with it. %s", self.path(), self.left_over())
 
     def left_over(self) -> str:
-        """Say what an ended process leaves behind."""
+        """Log which files an ended process has left."""
         return "The task only reads: nothing has changed"
 
 
@@ -84,15 +84,15 @@ class VerifySavepointOperator(CkptSnapshotOperator):
 class RepositionSavepointOperator(CkptSnapshotOperator):
     """Makes a savepoint in which a source has another position; all other state is as it was.
 
-    A job that starts from it reads from there on. What sinks have written already stays, see
-    ``docs/snapshot-tools.md``.
-    Repeating it is harmless: a target that it has made before, of the same savepoint, is returned.
+    A job that starts from it reads from there on. Rows that sinks have already written stay, see
+    ``docs/snapshot-tools.md``. Repeating it is harmless: a target that it has made before, of the same savepoint, is
+    returned.
 
     Returns ``{"savepoint_path", "made_of", "uid", "position", "bytes"}``; the first is the new savepoint.
 
     :param savepoint_path: the savepoint, or a task's result that has one. (templated)
     :param uid: the uid of the source. (templated)
-    :param position: ``earliest``, ``latest``, a time such as ``2026-11-01T09:00`` (UTC unless it says otherwise), or
+    :param position: ``earliest``, ``latest``, a time such as ``2026-11-01T09:00`` (UTC unless it has a zone), or
         offsets, for Kafka ``{"orders": {"0": 23}}``. (templated)
     :param target: the directory of the new savepoint, which must not exist. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
@@ -119,7 +119,7 @@ class RepositionSavepointOperator(CkptSnapshotOperator):
 
     @property
     def new_path(self) -> XComArg:
-        """Where the new savepoint lies, for arguments of other tasks."""
+        """The path of the new savepoint, for arguments of other tasks."""
         return XComArg(self, "savepoint_path")
 
     def execute(self, context: Context) -> Any:
@@ -147,7 +147,7 @@ class CopySavepointOperator(CkptSnapshotOperator):
     :param target: the directory to copy to, which must not exist. (templated)
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used
     :raises CkptTargetExists: something else lies at the target
-    :raises CkptSnapshotDamaged: what is to be copied is not complete and intact
+    :raises CkptSnapshotDamaged: the savepoint to copy is not complete and intact
     """
 
     template_fields: Collection[str] = (*CkptSnapshotOperator.template_fields, "target")
@@ -158,7 +158,7 @@ class CopySavepointOperator(CkptSnapshotOperator):
 
     @property
     def copy_path(self) -> XComArg:
-        """Where the copy lies, for arguments of other tasks."""
+        """The path of the copy, for arguments of other tasks."""
         return XComArg(self, "savepoint_path")
 
     def execute(self, context: Context) -> Any:

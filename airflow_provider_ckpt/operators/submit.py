@@ -87,7 +87,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param if_no_snapshot: ``fail``, or ``start`` from nothing, when the session has no job ``from_latest_of``, or that
         job has not completed anything yet. (templated)
     :param claim_mode: ``NO_CLAIM``, or ``CLAIM`` to make the system the owner of the snapshot. (templated)
-    :param fork: the job writes elsewhere than the job whose snapshot it starts from, and may run beside it. (templated)
+    :param fork: the job has another output than the job whose snapshot it starts from, and both may run at the same
+        time. (templated)
     :param source_positions: where sources continue, not where they were in the snapshot: by uid ``earliest``,
         ``latest``, a time such as ``2026-11-01T09:00``, or offsets. All other state is as it was. (templated)
     :param wait_for_completion: wait until the job is FINISHED instead, without a limit unless ``wait_timeout`` is
@@ -95,8 +96,8 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
     :param cancel_on_kill: cancel the job when a person marks this task failed while it waits; never when the task is
         cleared, since its next try attaches to the job, or marked successful.
     :param cancel_on_timeout: cancel the job when the deadline, or ``execution_timeout``, passes.
-    :param start_over: when the job of an earlier try has ended, start as the other arguments say, although that repeats
-        the output which the earlier job has committed. (templated)
+    :param start_over: if the job of an earlier try has ended, start as the other arguments say, although this repeats
+        output that the earlier job has committed. (templated)
     :raises CkptJobRunning: a job of ``job_name`` lives, and ``if_running`` is ``fail``; or several, and it is
         ``reuse``
     :raises CkptJobFailed: the job ended before it ran, or, with ``wait_for_completion``, in a state other than FINISHED
@@ -324,7 +325,9 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return None
 
     def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
-        """Return the record of a job to start; ``given`` is the argument, ``snapshot`` what it really starts from."""
+        """Return the record of a job to start; ``given`` is the argument, ``snapshot`` the snapshot that the job really
+        starts from.
+        """
         # With a store, a reused run id must not lead to the jobs of the run before it.
         first = context["ti"].id.hex if Journal(context, RECORD).remembers else series_of(context)
         series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)
@@ -382,7 +385,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         journal.write(**record)
         if record["pipeline_id"] is None:
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
-            # An upload takes a while, and another run may have started a job with the name meanwhile.
+            # An upload takes a while, and another run may have started a job with the name in the meantime.
             self._check_name(client, but_for=job_id)
         self.publish_job(context, job_id)
         # Before the request: a kill from here on has something to cancel.
@@ -393,7 +396,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         except NotFound:
             if self._pipeline() is None:
                 raise
-            # An earlier try uploaded it, perhaps to a driver that is gone.
+            # An earlier try uploaded it, perhaps to a driver that has ended.
             record = journal.write(**record | {"pipeline_id": self._upload(client)})
             self._run(client, options, record)
         self.log.info("Started job %s of pipeline %s", job_id, record["pipeline_id"])
@@ -479,7 +482,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return self._cancel(job_id)
 
     def on_kill(self) -> None:
-        """Cancel the job that this task started or waits for, and say what became of it."""
+        """Cancel the job that this task started or waits for, and log the result."""
         self._killed = True
         job_id = self._waiting_for
         if job_id is None:

@@ -22,7 +22,7 @@ class SuspendJobOperator(CkptStepsOperator):
 
     Returns ``{"outcome", "job_id", "old_job_id", "name", "savepoint_path", "mode", "fell_back",
     "pipeline_id", "old_pipeline_id", "diff", "why", "approved_by"}``;
-    ``savepoint_path`` is what the job will resume from.
+    ``savepoint_path`` is the snapshot that the job will resume from.
 
     :param job: the job, by id or unique name. (templated)
     :param mode: ``savepoint`` or ``last-state``. (templated)

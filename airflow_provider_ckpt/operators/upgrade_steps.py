@@ -1,4 +1,4 @@
-"""What the operators share that replace, suspend and resume a job: they follow the steps of one record.
+"""The common parts of operators that replace, suspend and resume a job: they follow the steps of one record.
 
 The record, with every id, is in the journal before the first request, and the result of each step before the next
 one. A crash of worker, triggerer or scheduler repeats at most one step, whose requests have the same ids again.
@@ -234,7 +234,7 @@ class CkptStepsOperator(CkptJobOperator):
         return f"{where}Nothing was undone; the next try of this task continues from there"
 
     def on_kill(self) -> None:
-        """Log where the upgrade stands: nothing is undone."""
+        """Log the progress of the upgrade: nothing is undone."""
         if self._record is not None:
             self.log.warning(
                 "The task was killed at the step %s: %s. Nothing is undone; a cleared task continues from there.",

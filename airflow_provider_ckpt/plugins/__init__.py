@@ -1,1 +1,1 @@
-"""What Airflow shows beside its own pages."""
+"""Pages that Airflow shows in addition to its own."""

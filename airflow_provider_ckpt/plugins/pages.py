@@ -15,14 +15,14 @@ _Message = MutableMapping[str, Any]
 async def serve(
     scope: _Message, receive: Callable[[], Awaitable[_Message]], send: Callable[[_Message], Awaitable[None]]
 ) -> None:
-    """The application behind the pages, made at the first request."""
-    from airflow_provider_ckpt.plugins.application import application
+    """The application that serves the pages, made at the first request."""
+    from airflow_provider_ckpt.plugins.views import application
 
     await application()(scope, receive, send)
 
 
 def _view(destination: str, name: str, path: str) -> dict[str, Any]:
-    """A tab beside Airflow's own; Airflow puts names and ids into the braces."""
+    """A tab in addition to Airflow's own; Airflow puts names and ids into the braces."""
     return {
         "name": name,
         "href": f"{pages_path()}of/{path}",

@@ -1,6 +1,6 @@
 """Requests to the job manager of a connection for a page in Airflow. The token of the connection stays here.
 
-Only the paths that the pages need, only GET, no redirects, and answers of a bounded size that are JSON.
+It allows only the paths that the pages need, only GET, no redirects, and JSON answers of a bounded size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,12 @@
-"""Pages beside Airflow's own DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
+"""Pages for Airflow's DAGs, runs and tasks: the job that a task runs, and the jobs that need attention.
 
-Which job a task is about, the task itself has stored as XComs as soon as it knew it, so that this works while it is
-deferred. Like the other pages they show what the user may read: the DAG, and the connection of the job.
+A task stores the id of its job as an XCom as soon as it knows it, so the page also works while the task is deferred.
+Like the other pages they show only data that the user may read: the DAG, and the connection of the job.
+
+The application also serves the files of the session's pages, and passes their requests on to the job manager that a
+connection names. Airflow mounts it without any protection. Each request therefore checks in Airflow whether its user
+may read the connection: a user who sees the pages sees all data that the connection's token gives access to, but never
+the token. It only reads: GET, and only the paths that the pages request.
 """
 
 from __future__ import annotations
@@ -20,20 +25,20 @@ from urllib.parse import quote
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_connection, requires_access_dag
 from airflow.models.connection import Connection
 from airflow.models.xcom import XComModel
 from airflow.utils.session import create_session
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, RedirectResponse
 from sqlalchemy import select
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from airflow_provider_ckpt.links import CkptCheckpointsLink, CkptJobLink, pages_path
-from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, known_connections
+from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed, known_connections
 from ckpt_runtime.contract.jobs import TERMINAL_STATES
-from ckpt_runtime.web.files import PageFile, page_files
+from ckpt_runtime.web.files import INDEX, PageFile, page_files
 
 _MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
 _KEYS = ("job_id", "ckpt_conn_id")
@@ -224,7 +229,7 @@ async def _overview(conn_id: str) -> tuple[dict[str, dict[str, Any]], str]:
 def by_id(lines: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """The jobs of an overview by their ids, each with ``replaced``: whether a later job has its name.
 
-    What has become of a replaced job needs no attention. A restore drill replaces nothing.
+    The end of a replaced job needs no attention. A restore drill replaces nothing.
     """
     latest: dict[str, int] = {}
     for line in lines:
@@ -366,7 +371,7 @@ async def _in_trouble(conn_id: str) -> tuple[list[dict[str, Any]], str, int]:
 
 
 async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
-    """The answers in the order of the items; at most eight are asked for at a time."""
+    """The answers in the order of the items; at most eight are requested at a time."""
     free = asyncio.Semaphore(_AT_A_TIME)
 
     async def one(item: Any) -> Any:
@@ -374,3 +379,67 @@ async def _in_turn(ask: Any, items: Iterable[Any]) -> list[Any]:
             return await ask(item)
 
     return list(await asyncio.gather(*(one(item) for item in items)))
+
+
+_MAY_READ = Depends(requires_access_connection("GET"))
+_ROOT = "/{connection_id}"
+_STYLE = "style.css"
+_THEME = "theme.js"
+
+
+@cache
+def application() -> FastAPI:
+    """The application of this process."""
+    app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+    app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
+    app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
+    add_views(app)
+    app.add_api_route(f"{_ROOT}/web/", _serve_page, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/web/{{name}}", _serve_page, methods=["GET"], dependencies=[_MAY_READ])
+    app.add_api_route(f"{_ROOT}/{{path:path}}", _through, methods=["GET"], dependencies=[_MAY_READ])
+    return app
+
+
+async def _serve_page(request: Request, name: str = INDEX) -> Response:
+    file = page_files().get(name)
+    if file is None:
+        return _refusal(404, "There is no such page.")
+    headers = file.headers(may_be_framed=True)
+    if request.headers.get("if-none-match") == file.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers)
+
+
+async def _session() -> dict[str, bool]:
+    """The login is Airflow's own."""
+    return {"login": False}
+
+
+def _file(name: str) -> Response:
+    file = page_files()[name]
+    return Response(file.content, headers=file.headers(may_be_framed=True))
+
+
+async def _style() -> Response:
+    return _file(_STYLE)
+
+
+async def _theme() -> Response:
+    return _file(_THEME)
+
+
+async def _through(request: Request, connection_id: str, path: str) -> Response:
+    """The answer of the job manager to the same path."""
+    if not is_allowed(path):
+        return _refusal(404, "The pages do not request this path.")
+    try:
+        answer = await asked_of(connection_id, path, dict(request.query_params))
+    except UpstreamRefused as refused:
+        return _refusal(refused.status, str(refused))
+    headers = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store"}
+    return Response(answer.content, answer.status, headers, media_type="application/json")
+
+
+def _refusal(status: int, message: str) -> Response:
+    return JSONResponse({"errors": [message]}, status_code=status)

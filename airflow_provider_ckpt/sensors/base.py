@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class CkptSensor(CkptJobTask, BaseSensorOperator):
-    """Base of the sensors; not for use in DAGs. A sensor only watches: the job keeps running, whatever the result.
+    """Base of the sensors; not for use in DAGs. A sensor only watches: the job keeps running after any result.
 
     :param job: the job: its id, its name where no other living job has it, or a task's result that has an id.
         (templated)
@@ -52,7 +52,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     :raises CkptArgumentInvalid: an argument, or what its template rendered to, cannot be used; nothing was sent
     :raises CkptConnectionInvalid: a field of the connection cannot be used
     :raises CkptRequestRejected: the token was refused, the job manager refused the request, or has no such call
-    :raises CkptUnavailable: the job manager was away, or could not serve, for longer than ``[ckpt]
+    :raises CkptUnavailable: the job manager did not answer, or could not serve the request, for longer than ``[ckpt]
         request_retry_timeout``
     :raises CkptNotFound: the job manager has answered several times that it does not know the job
     :raises CkptJobNotFound: no job of this name lives; the message lists those that do
@@ -100,7 +100,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
     def condition(self, context: Context, deadline: float | None) -> Condition:
         """Make the condition from the rendered arguments; look at the job first if the condition needs it.
 
-        :raises CkptClientError: when that look fails. Without a deadline the look is short, and is repeated later.
+        :raises CkptClientError: when that look fails. Without a deadline the poll is short, and is repeated later.
         """
 
     def succeeded(self, context: Context) -> None:
@@ -131,7 +131,7 @@ class CkptSensor(CkptJobTask, BaseSensorOperator):
         return self.resume_execution("execute_complete", {"event": event}, context)
 
     def _poked(self, context: Context) -> Any:
-        """Poke as Airflow's own sensors do; a timeout names what was waited for, and what prevented it last."""
+        """Poke as Airflow's own sensors do; a timeout names the condition, and the last obstacle."""
         try:
             return super().execute(context)
         except AirflowSensorTimeout as error:

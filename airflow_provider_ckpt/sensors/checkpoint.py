@@ -25,8 +25,8 @@ _RECORD = "ckpt_since"
 class CheckpointCompletedSensor(CkptSensor):
     """Succeeds when wanted checkpoints have completed; fails when the job ends before.
 
-    Without ``checkpoint_id``, ``since_checkpoint_id`` and ``after``, checkpoints are wanted that complete after the
-    sensor first looked; a retry of the sensor keeps that moment. ``since_checkpoint_id=0`` accepts any checkpoint that
+    Without ``checkpoint_id``, ``since_checkpoint_id`` and ``after``, those checkpoints count that complete after the
+    sensor's first poll; a retry of the sensor keeps that moment. ``since_checkpoint_id=0`` accepts any checkpoint that
     the job has completed. The job manager shows the newest checkpoints only (10 by default): when more than that are
     awaited, the counting starts again if the triggerer restarts.
 
@@ -72,14 +72,14 @@ class CheckpointCompletedSensor(CkptSensor):
 
     @property
     def external_path(self) -> XComArg:
-        """Where the newest wanted checkpoint lies, for arguments of other tasks."""
+        """The path of the newest checkpoint that counts, for arguments of other tasks."""
         return XComArg(self, "external_path")
 
     def condition(self, context: Context, deadline: float | None) -> CheckpointCondition:
         return CheckpointCondition(self.found_job, self.goal(context, deadline))
 
     def goal(self, context: Context, deadline: float | None) -> CheckpointGoal:
-        """Check and return what is wanted.
+        """Check and return the required checkpoints.
 
         :raises CkptArgumentInvalid: naming the argument, its value and what is allowed.
         :raises CkptClientError: when the job could not be looked at.
@@ -122,8 +122,8 @@ class SavepointCompletedSensor(CheckpointCompletedSensor):
     """As :class:`CheckpointCompletedSensor`, for savepoints only, from any client; the savepoint of a stop counts.
 
     Returns ``{"job_id", "checkpoint_id", "checkpoint_type", "external_path", "triggered_at_ms", "duration_ms",
-    "state_size", "checkpointed_size", "checkpoint_ids"}`` of the newest one; ``external_path`` is where it lies, and
-    sizes are bytes.
+    "state_size", "checkpointed_size", "checkpoint_ids"}`` of the newest one; ``external_path`` is its path, and sizes
+    are bytes.
 
     :param job: the job, by id or unique name. (templated)
     :param count: how many. (templated)
@@ -135,5 +135,5 @@ class SavepointCompletedSensor(CheckpointCompletedSensor):
 
     @property
     def savepoint_path(self) -> XComArg:
-        """Where the newest wanted savepoint lies, for arguments of other tasks."""
+        """The path of the newest savepoint that counts, for arguments of other tasks."""
         return XComArg(self, "external_path")

@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 class CheckpointHealthSensor(CkptSensor):
-    """Succeeds when the job is as healthy as expected; fails when it is as bad as ``failing`` says, or has ended.
+    """Succeeds when the job is as healthy as expected; fails when the verdict is one of ``failing``, or the job has
+    ended.
 
-    What makes a verdict is in the operations guide: success rate and age of checkpoints, restarts, back-pressure.
+    The operations guide defines the verdicts: success rate and age of checkpoints, restarts, back-pressure.
 
     Returns ``{"job_id", "verdict", "reasons", "state", "checkpoints", "restarts", "backpressure"}``.
 

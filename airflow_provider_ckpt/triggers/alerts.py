@@ -1,4 +1,4 @@
-"""Watches a job for what an on-call engineer wants to know: no checkpoint, a lag, or no savepoint for too long."""
+"""Watches a job for events that an on-call engineer has to know: no checkpoint, a lag, or no savepoint for too long."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _now_ms() -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What one look has found: since when (in ms) it has been wrong, or ``None`` while it is right; and in words."""
+    """The result of one poll: since when (in ms) it has been wrong, or ``None`` while it is right; and in words."""
 
     since_ms: int | None
     words: str
@@ -136,11 +136,11 @@ class AlertWatch:
         """For a job, the vertices whose sources report what waits, each with the names of those metrics."""
 
     def concerns(self, event: StreamedEvent) -> bool:
-        """Never: what an alert is about is that nothing happens."""
+        """Never: an alert is about the absence of events."""
         return False
 
     async def look(self, client: AsyncCalls, now_ms: int) -> Json | None:
-        """Look once; return the alert if there is one to give.
+        """Look once; return the alert if one is due.
 
         :raises CkptJobAmbiguous: for a name that several living jobs have.
         """
@@ -169,7 +169,7 @@ class AlertWatch:
         return now_ms if known is None else int(known)
 
     def _judged(self, seen: _Seen, line: JobLine | None, now_ms: int) -> Json | None:
-        """Keep in mind what was seen; return the alert if it has lasted too long, and was not given yet."""
+        """Remember the result of a poll; return the alert if it has lasted too long, and was not given yet."""
         before = self.mark or {}
         job_id = before.get("job_id") if line is None else line.job_id
         overdue = seen.since_ms is not None and now_ms - seen.since_ms > self._longer_than_ms
@@ -195,7 +195,7 @@ class AlertWatch:
     async def _checkpoints(self, client: AsyncCalls, line: JobLine) -> _Seen:
         try:
             last = (await client.checkpoint_statistics(line.job_id)).latest_completed
-        except NotFound:  # a Flink job without checkpoints, or one that has gone meanwhile
+        except NotFound:  # a Flink job without checkpoints, or a job that has since disappeared
             return _Seen(line.start_time_ms, f"{_named(line)} has no checkpoints")
         if last is None:
             return _Seen(line.start_time_ms, f"{_named(line)} has completed none since it started")

@@ -30,17 +30,17 @@ _GAP_SECONDS = 1.0
 
 
 class CkptSnapshotsTrigger(WatchingTrigger):
-    """Gives an event for each snapshot that completes, at least once, for as long as a DAG wants them.
+    """Gives at least one event for each snapshot that completes, for as long as a DAG uses them.
 
-    It never ends by itself and never raises: a session that is away, a name that no job or several jobs have, and an
-    unusable connection are logged in the triggerer's log, and tried again with growing pauses. Events of the session,
-    whose stream all waits there share, say when to look; without them it polls. Its progress is in the asset's state
-    store, so that another triggerer continues from there.
+    It never ends by itself and never raises: a session that does not answer, a name that no job or several jobs have,
+    and an unusable connection are logged in the triggerer's log, and tried again with growing pauses. The events of the
+    session, whose stream all waits share, trigger the polls; without them it polls. Its progress is in the asset's
+    state store, so that another triggerer continues from there.
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param job: the job, by name or id.
     :param snapshots: ``savepoints`` or ``checkpoints``.
-    :param poll_interval: seconds between two looks, where no stream of events says when to look.
+    :param poll_interval: seconds between two polls, if no stream of events triggers them.
     """
 
     argument_names: ClassVar[tuple[str, ...]] = (*WatchingTrigger.argument_names, "snapshots")
@@ -69,7 +69,7 @@ class CkptSnapshotsTrigger(WatchingTrigger):
                 await asyncio.sleep(pause)
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
-        """Return what is new, and the pause until the next look; 0 when the hub decides that."""
+        """Return the new snapshots, and the pause until the next poll; 0 when the hub decides that."""
         member.looking()
         try:
             await member.settled()
@@ -87,10 +87,10 @@ class SnapshotWatch:
     """Gives each completed snapshot once, in the order of their ids.
 
     ``mark`` is the progress of the watch, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
-    continues from there. Without a mark, snapshots that exist at the first look are not new; all snapshots of a job
+    continues from there. Without a mark, snapshots that exist at the first poll are not new; all snapshots of a job
     that starts later are new. The job manager shows the newest entries only, 10 by default: if more complete between
-    two looks, the rest are not seen. Savepoints that were taken before the first look, while no process watched, are
-    found in the catalogue, if they lie in the session's default directory.
+    two looks, the rest are not seen. Savepoints that were taken before the first poll, while no process watched, are
+    found in the catalogue if they are in the session's default directory.
     """
 
     def __init__(self, job: str, snapshots: str, mark: Json | None = None) -> None:
@@ -101,7 +101,7 @@ class SnapshotWatch:
         self._misses = self._savepoints and mark is not None
 
     async def look(self, client: AsyncCalls) -> list[Json]:
-        """Look for what is new.
+        """Request the new snapshots.
 
         :raises CkptJobAmbiguous: for a name that several living jobs have.
         """
@@ -119,7 +119,7 @@ class SnapshotWatch:
                 found += await self._newer(client, known, before["id"])
         if line is None:
             if before is None and self.absence.missing(self._job) is not None:
-                # It has not begun: whatever completes of it is new, also before the first look at it.
+                # It has not begun: all of its completed snapshots are new, also those before its first poll.
                 self.mark = {"job_id": None, "id": 0, "at_ms": None}
             return _each_once(found)
         self.absence.seen()
@@ -130,7 +130,7 @@ class SnapshotWatch:
         return _each_once(found)
 
     def concerns(self, event: StreamedEvent) -> bool:
-        """Whether an event may tell of something new, or of another job of the name."""
+        """Whether an event may mean a new snapshot, or another job of the name."""
         if event.type != ("savepoint-completed" if self._savepoints else "checkpoint-completed"):
             return event.type == "job-status"
         return self.mark is None or event.job_id == self.mark["job_id"]
@@ -158,7 +158,7 @@ class SnapshotWatch:
     async def _newer(self, client: AsyncCalls, line: JobLine, than: int) -> list[Json]:
         try:
             statistics = await client.checkpoint_statistics(line.job_id)
-        except NotFound:  # gone meanwhile, or a Flink job without checkpoints
+        except NotFound:  # the job has since disappeared, or is a Flink job without checkpoints
             return []
         wanted = {
             item.id: item for item in statistics.completed if item.is_savepoint == self._savepoints and item.id > than

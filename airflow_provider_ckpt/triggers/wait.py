@@ -1,7 +1,7 @@
 """The trigger of all tasks that wait: one condition, a deadline, one event.
 
 The event carries the verdict and all arguments of the trigger, so that the operator needs no memory of its own to
-continue. A trigger never raises for a job manager that is away: it keeps trying until its deadline. Nothing is
+continue. A trigger never raises for a job manager that does not answer: it keeps trying until its deadline. Nothing is
 cancelled when a trigger is cleaned up, because that also happens whenever a triggerer restarts.
 """
 
@@ -67,8 +67,8 @@ class CkptTrigger(BaseTrigger):
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param condition: the condition, or its JSON form: its class as ``type``, and its fields.
     :param deadline: when to give up, in seconds since the epoch; ``None``: never.
-    :param poll_interval: seconds between two polls, where no stream of events says when to look.
-    :param memo: plain JSON values that come back in the event untouched.
+    :param poll_interval: seconds between two polls, if no stream of events triggers them.
+    :param memo: plain JSON values that the event returns unchanged.
     :raises ValueError: for a condition that does not exist
     """
 
@@ -89,7 +89,7 @@ class CkptTrigger(BaseTrigger):
         self.memo = memo or {}
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Name the class and the keyword arguments that make an equal trigger elsewhere."""
+        """Name the class and the keyword arguments that make an equal trigger in another process."""
         return f"{type(self).__module__}.{type(self).__qualname__}", {
             "ckpt_conn_id": self.ckpt_conn_id,
             "condition": self.condition.to_json(),
@@ -99,7 +99,7 @@ class CkptTrigger(BaseTrigger):
         }
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Give one event, whatever happens; not before ``[ckpt] min_deferral`` seconds.
+        """Give one event in every case; not before ``[ckpt] min_deferral`` seconds.
 
         A worker's supervisor looks every five seconds only whether the process of a deferred task has ended. When the
         scheduler hears of it while the task, resumed by then, is queued or runs again, it takes that end for the end of
@@ -126,7 +126,7 @@ class CkptTrigger(BaseTrigger):
             return await wait.at_hub(member)
 
     async def on_kill(self) -> None:
-        """Let the condition end what has to end with the task, and log what becomes of the remote side."""
+        """Let the condition end everything that has to end with the task, and log whether the remote side continues."""
         await self.condition.on_kill(self)
 
     async def is_given_up(self) -> bool:
@@ -176,7 +176,7 @@ def is_given_up(instance: Any, log: Log) -> bool:
             task_ids=[instance.task_id],
             run_ids=[instance.run_id],
         )
-    except Exception as error:  # whatever keeps Airflow from answering: what was started can be ended later
+    except Exception as error:  # whatever prevents Airflow from answering: a started operation can be ended later
         log.info("Airflow does not report the state of the killed task: %s", error)
         return False
     states = runs.get(instance.run_id) or {}

@@ -1,4 +1,4 @@
-"""What the triggers that watch a job without an end have in common: their arguments, and their progress."""
+"""The common parts of triggers that watch a job without an end: their arguments, and their progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class WatchingTrigger(BaseEventTrigger, ABC):
         self.poll_interval = poll_interval
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class and the keyword arguments that make an equal trigger elsewhere."""
+        """The class and the keyword arguments that make an equal trigger in another process."""
         arguments = {name: getattr(self, name) for name in self.argument_names}
         return f"{type(self).__module__}.{type(self).__qualname__}", arguments
 

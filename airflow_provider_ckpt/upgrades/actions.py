@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Have the job's lineage held for this upgrade, so that no other client ends or starts a job of it.
+    """Hold the job's lineage for this upgrade, so that no other client ends or starts a job of it.
 
     Performed before each change: it prolongs the claim, and nothing is changed without it. ``own_jobs`` are the jobs
     that the upgrade itself may have started. Answers: Accepted, Lost, JobMissing.
@@ -81,7 +81,7 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class ReadStop:
-    """Where a stop stands, and its job. Answer: StopSeen."""
+    """The state of a stop, and its job. Answer: StopSeen."""
 
     job: str
     trigger: str
@@ -145,7 +145,7 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class JobMissing:
-    """The job manager has answered several times that it does not know what the action names."""
+    """The job manager has answered several times that it does not know the object of the action."""
 
     what: str
 
@@ -160,7 +160,7 @@ class SnapshotFit:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """The newest snapshot up to which a job has committed its output; ``path`` is None when it is gone."""
+    """The newest snapshot up to which a job has committed its output; ``path`` is None when it is missing."""
 
     path: str | None
     taken_at_ms: int
@@ -171,8 +171,8 @@ class Newest:
 class Seen:
     """A job. ``ready``: all tasks run, and no stop is in progress. ``restored`` is the snapshot that it began with.
 
-    ``completed`` counts its checkpoints since its last restart, and ``ailment`` says why it is not well, when it is
-    judged. ``cause`` says why it failed. The rest is seen closely: what it runs, and
+    ``completed`` counts its checkpoints since its last restart, and ``ailment`` is the reason why it is not healthy, if
+    its health was requested. ``cause`` is the reason for its failure. The rest is seen closely: what it runs, and
     whether its checkpoints outlive it when it is cancelled.
     """
 

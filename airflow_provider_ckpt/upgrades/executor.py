@@ -1,6 +1,6 @@
 """The actions of an upgrade as requests of the client, and their answers; and the condition that watches a step.
 
-A job counts as missing only after several answers in a row that say so, see
+A job counts as missing only after several such answers in a row, see
 :class:`airflow_provider_ckpt.conditions.base.MissingPolicy`. The caller handles transient errors and those of the
 connection.
 """
@@ -25,8 +25,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import BadRequest, Conflict, NotFound, NotServed
 from ckpt_runtime.contract.checkpoints import CheckpointStatistics
-from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import RETAINS, TERMINAL_STATES, JobDetails, RestorePreview, RunOptions, root_cause_line
 
 _MOST_LINES = 40
 _HIGH_BACKPRESSURE = 0.5
@@ -158,7 +157,7 @@ async def _stop_seen(client: AsyncCalls, job: str, trigger: str) -> act.Answer:
         status = await client.operation_status("savepoint", trigger, job)
     except NotFound:
         return act.StopSeen(await _seen(client, job), known=False)
-    seen = await _seen(client, job)  # after the stop, so that a job seen living has not ended in between
+    seen = await _seen(client, job)  # after the stop, so a job that was seen alive has not ended in between
     if not status.done:
         return act.StopSeen(seen)
     if status.failure is not None:

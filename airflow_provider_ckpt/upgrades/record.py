@@ -20,8 +20,9 @@ class Goal(StrEnum):
 
 
 class Mode(StrEnum):
-    """What the new version starts from: a savepoint that the old one takes as its last act, the old one's latest
-    checkpoint, or nothing."""
+    """The snapshot that the new version starts from: a savepoint that the old one takes as its last act, the old one's
+    latest checkpoint, or nothing.
+    """
 
     SAVEPOINT = "SAVEPOINT"
     LAST_STATE = "LAST_STATE"
@@ -31,10 +32,10 @@ class Mode(StrEnum):
 class Step(StrEnum):
     """The step that is due next.
 
-    PREPARE: nothing has changed, and what cannot succeed is refused. SAVEPOINT: the old version ends, with a savepoint
-    or its latest checkpoint. CHECK: the snapshot is checked. PAUSED: a person has to decide. SUBMIT, GATE: the new
-    version is started and has to become healthy. ROLL_BACK: it did not, and the old one is started again. CLEAN: the
-    holds on the programs are released.
+    PREPARE: nothing has changed, and an upgrade that cannot succeed is refused. SAVEPOINT: the old version ends, with a
+    savepoint or its latest checkpoint. CHECK: the snapshot is checked. PAUSED: a person has to decide. SUBMIT, GATE:
+    the new version is started and has to become healthy. ROLL_BACK: it did not, and the old one is started again.
+    CLEAN: the holds on the programs are released.
     """
 
     PREPARE = "PREPARE"
@@ -63,7 +64,7 @@ class DesiredUpgrade(Struct, frozen=True, kw_only=True):
     """The request. Times in milliseconds.
 
     ``program`` is the new version's, ``options`` are those of its run, by the names of ``RunOptions``;
-    ``rollback_options`` are for the old version, when it is started again, beside its own. ``fallback_age`` is the
+    ``rollback_options`` are additional options of the old version, when it is started again. ``fallback_age`` is the
     greatest age of a checkpoint to fall back to when no savepoint can be taken; None: no fallback. ``pauses``: before
     the new version is started, for an approval. ``checkpoints`` have to complete within ``healthy_within``.
     """
@@ -87,10 +88,10 @@ class Upgrade(Struct, frozen=True, kw_only=True):
     """The record. ``revision`` counts its changes.
 
     ``series`` is what ids are made of, and ``new_job`` and ``restarted_job`` are those of the jobs that it may start.
-    ``owner`` holds the programs. ``origin`` is what the old job began with, ``snapshot`` what the next resumes from.
-    ``retainable``: its checkpoints can outlive it. ``stop_requested``: the old job may have been asked to stop, and
-    ``refused_stops`` counts the refusals. ``restarted``: the old version was started again. ``why`` says why it went
-    this way. ``lost``: another client holds the lineage.
+    ``owner`` holds the programs. ``origin`` is the snapshot that the old job began with, ``snapshot`` the one that the
+    next job resumes from. ``retainable``: its checkpoints can outlive it. ``stop_requested``: the old job may have been
+    asked to stop, and ``refused_stops`` counts the refusals. ``restarted``: the old version was started again. ``why``
+    says why it went this way. ``lost``: another client holds the lineage.
     """
 
     desired: DesiredUpgrade
@@ -174,7 +175,7 @@ def standing(record: Upgrade) -> str:
 
 
 def ending(record: Upgrade) -> str:
-    """The end in one sentence, with what a person needs to continue."""
+    """The end in one sentence, with the facts that a person needs to continue."""
     old, why, goal = record.old_job, record.why, record.desired.goal.lower()
     match record.outcome:
         case Outcome.UPGRADED:

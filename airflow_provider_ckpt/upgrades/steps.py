@@ -2,8 +2,8 @@
 
 A step is a coroutine over ``ask``, which performs a request, see :mod:`airflow_provider_ckpt.upgrades.actions`. It
 returns the record to keep next, or None when it has to look again later. A step whose result was not kept runs again
-from its beginning, so each looks at the jobs first, and requests only what they lack. All rules that keep two versions
-from running at once are here:
+from its beginning, so each first reads the state of the jobs, and requests only the missing changes. All rules that
+keep two versions from running at once are here:
 
 * The new version is started only after the old job was seen to have ended, and the old one is started again only after
   the new one was seen to have ended.
@@ -52,7 +52,7 @@ Ask: TypeAlias = Callable[[Action], Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What a step has at one moment: a way to make requests, and the time."""
+    """The state of a step at one moment: a way to make requests, and the time."""
 
     ask: Ask
     now_ms: int
@@ -116,7 +116,7 @@ def drive(record: Upgrade, take: Callable[[Upgrade], Upgrade | None], keep: Call
 
 
 async def take_step(record: Upgrade, ask: Ask, now_ms: int) -> Upgrade | None:
-    """Take the record's step, under the claim to the lineage; see the module for what it returns."""
+    """Take the record's step, under the claim to the lineage; the module describes its result."""
 
     async def claim() -> None:
         answer = await ask(claim_of(record))
@@ -139,7 +139,7 @@ async def take_step(record: Upgrade, ask: Ask, now_ms: int) -> Upgrade | None:
 
 
 async def watch_step(record: Upgrade, look: Ask, now_ms: int) -> Upgrade | None:
-    """As :func:`take_step`, but only looks. Raises ChangeIsDue where the step has something to request."""
+    """As :func:`take_step`, but only reads. Raises ChangeIsDue where the step has something to request."""
 
     async def refuse_changes(action: Action) -> Answer:
         if not isinstance(action, READS):
@@ -194,7 +194,7 @@ def _is_due(record: Upgrade, now_ms: int) -> bool:
 
 
 async def _prepare(record: Upgrade, turn: Turn) -> Upgrade | None:
-    """Hold the programs, and refuse what cannot succeed."""
+    """Hold the programs, and refuse an upgrade that cannot succeed."""
     desired, old = record.desired, f"job {record.old_job}"
     if desired.goal is Goal.UPGRADE:
         held = await turn.ask(Hold(_known(desired.program), record.owner))
@@ -275,7 +275,7 @@ def _preview(record: Upgrade) -> Preview:
 
 
 def _mismatch(record: Upgrade, answer: Answer) -> str:
-    """Why the new version cannot be started from the snapshot, by what its plan says; empty when it can."""
+    """Why the new version cannot be started from the snapshot, according to its plan; empty when it can."""
     match answer:
         case Refused() | JobMissing():
             return _refusal(answer)
@@ -296,7 +296,8 @@ async def _savepoint(record: Upgrade, turn: Turn) -> Upgrade | None:
 async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     """Stop the old version as soon as it is ready for that. A stop that a new driver has forgotten is requested again.
 
-    That a stop will be requested is kept before the request: afterwards a stopped job is taken for the upgrade's work.
+    The intention to request a stop is recorded before the request: afterwards a stopped job is taken for the upgrade's
+    work.
     """
     requested, old = record.stop_requested, f"job {record.old_job}"
     look = ReadStop(record.old_job, _stop_id(record)) if requested else Look(record.old_job)

@@ -37,7 +37,7 @@ SAVEPOINTS = str(DATA / "savepoints")
 
 
 def result(operator: BaseOperator, key: str) -> Any:
-    """One field of what an operator returns, for another task's argument."""
+    """One field of an operator's result, for another task's argument."""
     return XComArg(operator, key)
 
 

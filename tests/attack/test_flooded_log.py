@@ -43,7 +43,7 @@ def test_secret_options_are_in_no_command_line_no_file_and_no_answer(session: Se
     assert shown["my.db.password"] == "******"
 
 
-def test_what_user_code_prints_does_not_fill_the_disk(session: SessionInfo) -> None:
+def test_output_of_user_code_does_not_fill_the_disk(session: SessionInfo) -> None:
     log = Path(session.log_file)
 
     names = [f"{log.name}.{number}" for number in range(1, KEPT + 1)]

@@ -108,7 +108,7 @@ def test_a_directory_from_which_no_job_can_resume_is_refused_before_anything_sta
 
 
 @pytest.mark.parametrize("option", ["execution.checkpointing.dir", "execution.checkpointing.savepoint-dir"])
-def test_nor_is_a_job_submitted_that_would_keep_its_snapshots_there(
+def test_submission_is_refused_if_snapshots_would_be_kept_in_lost_storage(
     client: httpx.Client, pipeline_id: str, option: str, tmp_path: Path
 ) -> None:
     body = {

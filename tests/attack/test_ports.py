@@ -100,7 +100,7 @@ def test_the_attacks_succeed_on_a_spark_application_without_authentication(
     wait_until(lambda: open_spark.attempts() == 2, "the task to begin again")
 
 
-def test_no_port_gives_anything_away(
+def test_ports_reveal_nothing_to_other_users(
     attacked: AttackedSession, open_spark: OpenSpark, as_other_user: AsOtherUser
 ) -> None:
     ports = attacked.ports()
@@ -169,7 +169,7 @@ print(json.dumps(answers))
 """
 
 
-def test_spark_connect_and_spark_s_service_behind_it_answer_nothing_without_their_tokens(
+def test_spark_connect_and_the_spark_service_it_uses_refuse_clients_without_tokens(
     attacked: AttackedSession,
 ) -> None:
     def run(code: str, *arguments: str) -> str:

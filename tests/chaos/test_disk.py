@@ -55,7 +55,7 @@ def test_an_open_takes_the_configured_time(disk: Disk) -> None:
     assert time.monotonic() - begun >= 0.5
 
 
-def test_a_process_that_is_killed_while_it_waits_is_gone(disk: Disk) -> None:
+def test_process_that_is_killed_during_a_wait_ends(disk: Disk) -> None:
     if not disk.slow_down(None):
         pytest.skip("the kernel does not let opens wait here")
     waits = open_elsewhere(disk.root / "file")

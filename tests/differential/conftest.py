@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.java_archive import end_spark
 from tests.support.jobs import PIPELINES
 from tests.support.object_store import ObjectStore, object_store
-from tests.support.patience import patient
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -64,23 +64,8 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
     with pytest.MonkeyPatch.context() as patch:
         for name, value in changed.items():
             patch.setenv(name, value)
-        session = builder.getOrCreate()
-        yield session
-        _stop(session)
-
-
-def _stop(session: SparkSession) -> None:
-    """Spark, and the JVM that PySpark would keep until this process ends."""
-    from pyspark import SparkContext
-
-    session.stop()
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    process = gateway.proc
-    process.stdin.close()
-    process.wait(patient(30))
-    SparkContext._gateway = SparkContext._jvm = None
+        yield builder.getOrCreate()
+        end_spark()
 
 
 @pytest.fixture(scope="session")

@@ -86,7 +86,7 @@ def test_table_that_a_stream_writes_has_the_entry_and_the_rows_of_the_one_that_s
 
 
 @pytest.mark.row("ps.1")
-def test_table_with_a_path_lies_there_and_streams_of_the_program_read_what_it_writes(
+def test_table_with_a_path_is_written_to_that_path_and_read_by_streams_of_the_program(
     spark: SparkSession, cluster: MiniCluster, orders: str, tmp_path: Path
 ) -> None:
     run(cluster, "pipeline", orders, "lies_there", "", "", tmp_path / "it's there")

@@ -123,7 +123,7 @@ def test_rows(in_spark: Outcome, in_the_engine: Outcome, name: str) -> None:
     assert len(found) == ROWS[name]
 
 
-def test_one_object_is_asked_in_sparks_order(in_spark: Outcome, in_the_engine: Outcome) -> None:
+def test_one_reader_object_plans_an_attempt_in_sparks_order(in_spark: Outcome, in_the_engine: Outcome) -> None:
     """Commits come when checkpoints complete, at any time after the range was planned."""
     theirs, ours = in_spark.calls(), in_the_engine.calls()
     assert len({call["object"] for call in theirs}) == 1
@@ -142,7 +142,7 @@ def _planning(calls: list[dict[str, Any]]) -> list[tuple[str, list[int]]]:
     return [(method, list(offsets)) for method, offsets in dict.fromkeys(made)]
 
 
-def test_what_a_writer_names_by_its_task_attempt_is_overwritten_by_no_other(
+def test_files_named_by_a_task_attempt_are_not_overwritten_by_another_attempt(
     in_spark: Outcome, in_the_engine: Outcome
 ) -> None:
     for outcome in (in_spark, in_the_engine):

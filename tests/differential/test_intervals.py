@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ckpt_runtime.frontend.triggers import parse_interval
+from ckpt_runtime.frontend.program import parse_interval
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.graph.ddl import to_arrow_schema
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def test_bad_record_fails_from_json_in_the_mode_failfast_as_in_spark(spark: Spar
             of_spark(spark, [bad], "n INT, name STRING", options)
 
 
-def test_what_spark_refuses_or_its_optimizer_changes_is_refused() -> None:
+def test_json_modes_that_spark_refuses_or_optimizes_away_are_refused() -> None:
     with pytest.raises(UnsupportedExpressionError, match="PERMISSIVE and FAILFAST"):
         of_engine([], "n INT", {"mode": "DROPMALFORMED"})
     with pytest.raises(UnsupportedExpressionError, match="columnNameOfCorruptRecord"):

@@ -22,7 +22,7 @@ def sink(broker: KafkaBroker, **options: str) -> CommittingSinkOperator:
     return CommittingSinkOperator(KafkaSink(given))
 
 
-def test_messages_go_to_the_topic_and_partition_of_their_row_and_are_there_before_the_checkpoint(
+def test_messages_reach_the_topic_and_partition_of_their_row_before_the_checkpoint_completes(
     broker: KafkaBroker,
 ) -> None:
     broker.create_topic("parts", 2)

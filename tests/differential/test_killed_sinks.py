@@ -133,7 +133,7 @@ def test_target_has_every_row_once_when_workers_are_killed_at_random_moments(num
 @pytest.mark.long
 @pytest.mark.row("ends.1", "ends.5")
 @pytest.mark.parametrize("numbers", FORMATS, indirect=True)
-def test_rows_of_a_savepoint_that_is_restored_beside_its_job_are_committed_once(numbers: Numbers) -> None:
+def test_savepoint_that_two_jobs_restore_has_its_rows_committed_once(numbers: Numbers) -> None:
     """Rows behind the savepoint come from both jobs, which are independent of each other from there on."""
     job = numbers.start(50)
     numbers.cluster.wait_until(lambda: len(numbers.target.numbers()) > 0, "visible rows")

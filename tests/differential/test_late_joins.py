@@ -244,7 +244,9 @@ def test_rows_of_a_readers_batch_have_no_order(spark: SparkSession, cluster: Min
 
 @pytest.mark.long
 @pytest.mark.row("io.2")
-def test_a_processor_behind_an_outer_join(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
+def test_processor_after_an_outer_join_gives_the_rows_of_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
     """It gets the same rows, none of them late, and the same timers; Spark gives unmatched rows a call of their own."""
     batches = tables(wide_batches(Random(5)))
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.specs import MapInArrowSpec
 from ckpt_runtime.operators.errors import OperatorError
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
+from ckpt_runtime.operators.python_functions import MapInArrowOperator
 from tests.unit.runtime.connectors.harness import context, opened
 
 pytestmark = pytest.mark.spark

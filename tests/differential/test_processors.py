@@ -197,7 +197,7 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
 @pytest.mark.parametrize("fires", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_end_of_data(both: Both, fires: bool) -> None:
     """Spark keeps the timers beyond its last watermark; the engine fires them, unless it is told not to."""
-    case = event_case(**{"execution.stateful-processor.fire-timers-at-end": str(fires).lower()})
+    case = event_case(**{"execution.event-time.ends-with-data": str(fires).lower()})
     theirs, ours = both(case, drain=True)
     further = [row for row in ours if row not in theirs]
     assert [row for row in ours if row in theirs] == theirs
@@ -213,7 +213,7 @@ def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
     case = Case(
         "EventTimers", [timed(("x", 95), ("y", 200), ("z", 193))], SCHEMA, time_mode="EventTime",
         watermark=("t", "5 seconds"), ends=True,
-        configuration={"execution.stateful-processor.fire-timers-at-end": "false"},
+        configuration={"execution.event-time.ends-with-data": "false"},
     )  # fmt: skip
     theirs = ordered(flat(in_spark(spark, case, tmp_path)))
     assert ordered(EngineRun(cluster, case, tmp_path, parallelism=parallelism).rows()) == theirs
@@ -230,7 +230,7 @@ def test_a_processor_without_event_time_behind_a_watermark(both: Both, time_mode
 
 
 @pytest.mark.long
-def test_a_processor_behind_another(both: Both) -> None:
+def test_processor_after_another_processor_gives_the_rows_of_spark(both: Both) -> None:
     batches = [words(("x", 1), ("y", 2), ("x", 3)), words(("x", 5), ("y", 1)), words(("z", 1))]
     theirs, ours = both(Case("Total", batches, SCHEMA, mode="Append", second="Total"))
     assert ours == theirs

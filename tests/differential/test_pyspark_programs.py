@@ -102,7 +102,6 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "orderBy: a stream has no last row"),
         ("session", "another column"),
-        ("gap", "choose among constants"),
         ("aggregate", "HistogramNumeric"),
         ("distinct", "DISTINCT"),
         ("output mode", "append mode"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES
 from tests.support.patience import patient
+from tests.unit.runtime.frontend.test_protobuf_functions import DESCRIPTORS, Order
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -68,8 +70,10 @@ def orders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def client(port: int, token: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", str(PIPELINES / "connect_client.py")]
+def client(
+    port: int, token: str, *arguments: str, program: str = "connect_client.py"
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", str(PIPELINES / program)]
     url = f"sc://localhost:{port}/;token={token}"
     return subprocess.run(
         [*command, url, *arguments], capture_output=True, text=True, timeout=patient(120), check=False
@@ -243,3 +247,25 @@ def test_client_reads_the_memory_tables_of_its_queries_and_finds_the_rows_of_spa
     assert seen["rows"] == seen["wanted rows"]
     assert len(seen["rows"]) == 200
     assert [row[:2] for row in seen["totals"]] == [row[:2] for row in seen["wanted totals"]] != []
+
+
+@pytest.mark.row("ps.7")
+@pytest.mark.row("ends.4")
+def test_client_decodes_and_encodes_avro_and_protobuf_in_its_queries(port: int, tmp_path: Path) -> None:
+    """Messages of Google's classes are what the query reads, and read what it writes."""
+    import fastavro
+
+    good = [Order(id=at, kind=at % 2 * 2, lines=[{"sku": "a", "counts": [-at]}]) for at in range(1, 21)]
+    values = [*(each.SerializeToString() for each in good), b"\xff", None]
+    (tmp_path / "in").mkdir()
+    pq.write_table(pa.table({"value": pa.array(values, pa.binary())}), tmp_path / "in" / "a.parquet")
+    (tmp_path / "descriptors").write_bytes(DESCRIPTORS)
+    arguments = [str(tmp_path / name) for name in ("in", "descriptors", "out")]
+    ended = client(port, TOKEN, *arguments, program="connect_messages.py")
+    assert ended.returncode == 0, ended.stderr
+    rows = pq.read_table(tmp_path / "out").sort_by("id").to_pylist()
+    assert [row["id"] for row in rows] == [*range(1, 21), None, None]
+    assert [Order.FromString(row["protobuf"]) for row in rows] == [*good, Order(), Order()]
+    schema = {"type": "record", "name": "Id", "fields": [{"name": "id", "type": ["null", "long"]}]}
+    ids = [fastavro.schemaless_reader(io.BytesIO(row["avro"]), schema)["id"] for row in rows]
+    assert ids == [row["id"] for row in rows]

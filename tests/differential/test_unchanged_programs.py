@@ -87,8 +87,7 @@ def test_program_file_that_plain_pyspark_runs_writes_the_same_rows_in_the_engine
     job = cluster.submit(
         program,
         arguments=[str(tmp_path), str(tmp_path / "engine")],
-        # Sessions that are open at the end of the input stay in state, as in Spark, instead of ending there.
-        configuration={**fast(), "execution.stateful-processor.fire-timers-at-end": "false"},
+        configuration=fast(),
         parallelism=2,
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)

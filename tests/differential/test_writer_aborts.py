@@ -53,7 +53,7 @@ def lines(file: Path) -> list[Any]:
 
 
 @pytest.mark.row("io.2")
-def test_what_a_task_returned_before_another_one_failed(
+def test_results_of_a_task_are_aborted_when_another_task_fails(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     """Spark calls ``abort`` once for all tasks, the engine once in each subtask."""
@@ -79,7 +79,7 @@ def test_what_a_task_returned_before_another_one_failed(
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.long) if case in ("raises-arrow", "text") else case for case in CASES]
 )
-def test_the_only_task_fails_behind_a_committed_batch(
+def test_writer_aborts_when_the_only_task_fails_after_a_committed_batch(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, case: str
 ) -> None:
     theirs, ours = tmp_path / "spark", tmp_path / "engine"

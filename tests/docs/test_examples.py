@@ -19,7 +19,7 @@ import typer
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.cli.main import app
-from ckpt_runtime.configuration.checkpoint_settings import MAX_MILLISECONDS, PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import MAX_MILLISECONDS, PATCHABLE
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
@@ -213,7 +213,7 @@ def test_every_block_says_what_it_is(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_existing_targets(page: Path) -> None:
     for link in links(page):
         if re.match(r"https?://", link):
             continue

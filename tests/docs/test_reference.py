@@ -58,7 +58,7 @@ def test_every_task_says_what_it_returns_raises_and_renders(cls: Any) -> None:
     assert says == set(cls.template_fields) & all_parameters(cls).keys()
 
 
-def test_a_line_behind_the_parameters_is_refused() -> None:
+def test_docstring_with_a_line_after_its_parameters_is_refused() -> None:
     def wrong(name: str) -> None:
         """Does something.
 

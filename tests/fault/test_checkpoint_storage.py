@@ -55,7 +55,7 @@ def test_a_checkpoint_directory_that_turns_unusable_and_comes_back(job: Sequence
     job.assert_retained()
 
 
-def test_no_tolerance_fails_over_when_checkpoints_fail(job: SequenceJob) -> None:
+def test_job_without_tolerance_restarts_when_a_checkpoint_fails(job: SequenceJob) -> None:
     job.start(
         configuration=fast(restart_strategy__type="none", execution__checkpointing__tolerable_failed_checkpoints="2")
     )

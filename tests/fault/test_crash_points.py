@@ -270,7 +270,7 @@ MORE = ("checkpoint-reserved", "checkpoint-located", "pointer-before", "notify-b
         pytest.param(MORE, id="more"),
     ],
 )
-def test_a_checkpoint_is_complete_or_gone(job: Job, points: tuple[str, ...]) -> None:
+def test_checkpoint_is_complete_or_removed_after_a_crash(job: Job, points: tuple[str, ...]) -> None:
     for point in points:
         job.crash(point)
         job.recovered()

@@ -79,7 +79,7 @@ class Stores:
 @pytest.mark.slow
 @pytest.mark.row("571.5")
 @pytest.mark.timeout(900)
-def test_the_next_driver_leads_whatever_change_of_a_clean_up_the_last_one_did_not_make(tmp_path: Path) -> None:
+def test_next_driver_leads_after_any_interrupted_change_of_a_clean_up(tmp_path: Path) -> None:
     """The same of the first of these drivers: what it leaves in the midst of its recovery, another one finishes."""
     stores = Stores(tmp_path)
 

@@ -72,7 +72,7 @@ def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:
 
 
 @pytest.mark.parametrize("ending", ["killed", "canceled"])
-def test_what_user_code_has_started_ends_with_its_worker(job: SequenceJob, ending: str) -> None:
+def test_processes_started_by_user_code_end_with_its_worker(job: SequenceJob, ending: str) -> None:
     """Also what has a session of its own, and no parent any more."""
     job.start(rate=RATE)
     job.running()
@@ -107,7 +107,7 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
     job.stopped()
 
 
-def test_a_killed_agent_costs_its_slot_alone_and_another_one_is_launched(job: SequenceJob) -> None:
+def test_killed_agent_costs_only_its_own_slot_and_another_agent_is_launched(job: SequenceJob) -> None:
     """One restart. The spare that was ready runs in the new slot; the other slot keeps its agent and its worker."""
     job.start(rate=RATE, configuration=fast(restart_strategy__fixed_delay__attempts="1"))
     job.running()

@@ -25,7 +25,7 @@ RATE = 1000
 KILLS = ["worker"] * 3 + ["agent"] + ["exception"]
 MORE_KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731
-BACKENDS = {"hashmap": {}, "rocksdb": ROCKSDB}
+BACKENDS = {"hashmap": {**ROCKSDB, "state.backend.type": "hashmap"}, "rocksdb": ROCKSDB}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_n
     ],
 )
 def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend: str, kinds: list[str]) -> None:
-    """With increments on RocksDB, of which each restart builds upon the latest. Agents are forked by our daemon."""
+    """With increments, of which each restart builds upon the latest. Agents are forked by our daemon."""
     source = write_slice(tmp_path / "flights.parquet", ROWS)
     job = FlightsJob(session, client, source, tmp_path, options=BACKENDS[backend])
     job.start(RATE)
@@ -171,7 +171,7 @@ def _killed_whole(job: FlightsJob) -> None:
 
 @pytest.mark.spark
 @pytest.mark.timeout(600)
-def test_a_driver_ends_with_its_jvm_and_lets_another_one_lead(tmp_path: Path) -> None:
+def test_driver_ends_with_its_jvm_and_releases_the_leadership(tmp_path: Path) -> None:
     """What is left of it would renew its lease for ever, without a slot."""
     storage = tmp_path / "ha"
     options = {"high-availability.type": "filesystem", "high-availability.storageDir": str(storage)}

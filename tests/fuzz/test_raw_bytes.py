@@ -154,9 +154,7 @@ def test_requests_that_are_nearly_right(port: int, sent: bytes) -> None:
 
 @pytest.mark.parametrize("framing", [b"Transfer-Encoding: chunked", b"Content-Length: 3"])
 @pytest.mark.parametrize(("method", "target"), [route for route in ROUTES if route[0] != "GET"])
-def test_a_request_that_breaks_off_behind_its_head_changes_nothing(
-    port: int, method: str, target: str, framing: bytes
-) -> None:
+def test_request_that_ends_after_its_head_changes_nothing(port: int, method: str, target: str, framing: bytes) -> None:
     check(port, request(method.encode(), target.encode(), [framing], b"{}"))
 
 

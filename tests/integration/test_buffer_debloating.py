@@ -73,7 +73,7 @@ def buffer_sizes(client: CkptClient, job: SequenceJob) -> list[int]:
     return [int(float(value)) for metrics in shown for value in metrics.values()]
 
 
-def test_less_is_in_flight_and_what_waits_behind_it_is_quick(
+def test_debloating_reduces_in_flight_data_and_the_wait_of_rows(
     client: CkptClient, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     job = start(cluster, tmp_path / "off", UNALIGNED)

@@ -123,7 +123,7 @@ def savepoint(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) ->
     "damage",
     [name if name in ("flipped", "swapped") else pytest.param(name, marks=pytest.mark.long) for name in DAMAGES],
 )
-def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
+def test_damaged_savepoint_is_refused_by_name_and_not_changed(
     job: SequenceJob, bystander: SequenceJob, savepoint: Path, damage: str
 ) -> None:
     copy = job.directory / "copy"
@@ -145,9 +145,7 @@ def test_a_damaged_savepoint_is_refused_by_name_and_left_alone(
 @pytest.mark.parametrize(
     "retention", [pytest.param("NO_EXTERNALIZED_CHECKPOINTS", marks=pytest.mark.long), "RETAIN_ON_CANCELLATION"]
 )
-def test_a_damaged_savepoint_that_was_to_be_claimed_is_left_alone(
-    job: SequenceJob, savepoint: Path, retention: str
-) -> None:
+def test_damaged_savepoint_is_not_changed_by_a_claim(job: SequenceJob, savepoint: Path, retention: str) -> None:
     copy = job.directory / "copy"
     shutil.copytree(savepoint, copy)
     victim = _state_files(copy)[0]

@@ -109,7 +109,9 @@ def test_the_latest_checkpoint_of_a_living_job_stays(client: CkptClient, job: Se
     job.stopped()
 
 
-def test_what_a_job_came_from_stays_until_it_has_a_checkpoint_of_its_own(client: CkptClient, job: SequenceJob) -> None:
+def test_snapshot_of_a_restored_job_stays_until_the_job_has_its_own_checkpoint(
+    client: CkptClient, job: SequenceJob
+) -> None:
     job.start(configuration=HOURLY)
     job.running()
     savepoint = job.cluster.savepoint(job.job_id, job.directory / "run%3A1, 100%", stop=True)
@@ -145,7 +147,7 @@ sys.stdin.read()
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("is_here", [True, False])
-def test_what_a_dead_owner_has_claimed_is_disposed_of(client: CkptClient, tmp_path: Path, is_here: bool) -> None:
+def test_snapshot_claimed_by_a_dead_owner_can_be_disposed_of(client: CkptClient, tmp_path: Path, is_here: bool) -> None:
     """By itself where it can be seen that the owner's session is gone, elsewhere when a user has said it."""
     savepoint = tmp_path / "savepoints" / "savepoint-1"
     shutil.copytree(DIRECTORY / "format-2" / "savepoint", savepoint)

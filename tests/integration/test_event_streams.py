@@ -44,7 +44,9 @@ def history(statistics: CheckpointStatistics) -> dict[int, tuple[str, str | None
 
 
 @pytest.mark.row("air.11")
-def test_a_stream_tells_what_the_history_shows(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_event_stream_reports_the_entries_of_the_history(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
     """From the submission to the stop, with settings that change and a task that fails."""
     with stream(client) as events:
         job.start(rate=500, configuration=fast(execution__checkpointing__interval="1h"))
@@ -102,7 +104,9 @@ def test_a_stream_that_was_cut_continues_where_it_was(
     job.canceled()
 
 
-def test_a_stream_of_one_job_tells_of_no_other(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_event_stream_of_one_job_has_no_events_of_other_jobs(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
     job.start(rate=500)
     job.running()
     with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events") as response:
@@ -119,7 +123,7 @@ def test_a_stream_of_one_job_tells_of_no_other(client: CkptClient, cluster: Mini
     assert httpx.get(f"{cluster.rest_url}/events?job=nonsense").status_code == 400
 
 
-def test_a_client_that_was_away_too_long_is_asked_to_read_everything_again(
+def test_client_that_reconnects_too_late_is_asked_to_read_everything_again(
     cluster: MiniCluster, client: CkptClient
 ) -> None:
     events = client.stream_events(EventFeed(last_event_id="another-session-12"))

@@ -22,7 +22,7 @@ def test_exceptions_in_operators_restart_the_job_and_lose_nothing(job: SequenceJ
     assert history[-1].task_name is not None
 
 
-def test_no_restart_strategy_ends_the_job_with_the_cause(job: SequenceJob) -> None:
+def test_job_without_restart_strategy_ends_with_the_cause(job: SequenceJob) -> None:
     job.start(configuration=fast(restart_strategy__type="none"))
     job.running()
     job.has_output()

@@ -25,7 +25,7 @@ LEAST_ANSWERS = 70
 
 
 @pytest.mark.timeout(300)
-def test_they_read_every_answer_of_a_path_that_flink_has(tmp_path: Path) -> None:
+def test_flinks_client_classes_read_every_answer_of_a_flink_path(tmp_path: Path) -> None:
     libraries = f"{HOME}/lib/*"
     compiled = ["javac", "-nowarn", "-d", str(tmp_path), "-cp", libraries, str(SOURCE)]
     subprocess.run(compiled, check=True, timeout=120)

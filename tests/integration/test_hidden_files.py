@@ -57,7 +57,7 @@ def test_a_job_that_fails_for_good_leaves_nothing_hidden(job: SequenceJob) -> No
     nothing_is_hidden(job)
 
 
-def test_what_a_savepoint_covers_is_committed_by_the_job_that_resumes(job: SequenceJob) -> None:
+def test_files_covered_by_a_savepoint_are_committed_by_the_job_that_resumes(job: SequenceJob) -> None:
     """The first job is cancelled by its savepoint: no checkpoint of its own ever covers what the savepoint does."""
     cluster = job.cluster
     job.start(rate=1000, configuration=fast(execution__checkpointing__interval="1 h"))
@@ -76,7 +76,7 @@ def test_what_a_savepoint_covers_is_committed_by_the_job_that_resumes(job: Seque
     assert_sequence(job.out, 60_000)
 
 
-def test_jobs_that_write_to_one_directory_leave_each_other_alone(job: SequenceJob) -> None:
+def test_jobs_that_write_to_one_directory_do_not_touch_each_others_files(job: SequenceJob) -> None:
     """The second has the same uids, and is cancelled while the first has files open."""
     job.start(configuration=fast(execution__checkpointing__interval="100 ms"))
     job.running()

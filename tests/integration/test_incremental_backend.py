@@ -1,6 +1,6 @@
 """Jobs whose state backend has files of its own, several per snapshot and shared between checkpoints.
 
-RocksDB runs with a cache that the keys of one subtask do not fit into. The other backend is the tests' own.
+RocksDB runs with a cache that the keys of one subtask do not fit into. The backend ``files`` is the tests' own.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class FileBackedJob:
     def start(self, parallelism: int, rate: int = 200, savepoint: str | None = None, **options: str) -> None:
         self.job_id = self.cluster.submit(
             PIPELINES,
-            entry="file_backed:pipeline",
+            entry=f"{'file_backed' if self.backend == 'files' else 'blocks'}:pipeline",
             arguments=[str(self.directory / "out"), str(ROWS), str(rate)],
             configuration=fast(
                 execution__checkpointing__dir=str(self.directory / "checkpoints"),
                 execution__checkpointing__incremental="true",
                 state__storage__fs__memory_threshold="0",
                 pipeline__max_parallelism="64",
-                state__backend__type=self.backend,
+                state__backend__type="rocksdb" if self.backend == "rocksdb" else "hashmap",
                 state__backend__rocksdb__cache__max_keys="6",
                 state__backend__rocksdb__memory__fixed_per_slot="8mb",
                 **options,
@@ -91,9 +91,9 @@ def local_files(cluster: MiniCluster) -> set[Path]:
     return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
-@pytest.fixture(params=[pytest.param("hashmap", marks=pytest.mark.long), "rocksdb"])
+@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.long), "hashmap", "rocksdb"])
 def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
-    """By the first name the pipeline's module registers the tests' backend."""
+    """The module of the pipeline for ``files`` registers that backend in place of the one in memory."""
     return FileBackedJob(cluster, tmp_path, request.param)
 
 
@@ -135,7 +135,7 @@ def table_bytes(job: FileBackedJob) -> list[float]:
     return [m[name] for m in subtasks for name in m if name.endswith(".rocksdb.total-sst-files-size")]
 
 
-def test_later_checkpoints_refer_to_files_of_earlier_ones_and_the_others_go(job: FileBackedJob) -> None:
+def test_later_checkpoints_reuse_files_of_earlier_ones_and_unused_files_are_deleted(job: FileBackedJob) -> None:
     cluster = job.cluster
     retained = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
     job.start(2, rate=300, state__backend__rocksdb__metrics__total_sst_files_size="true", **retained)
@@ -194,7 +194,8 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
     job.assert_exact()
 
 
-def test_local_files_go_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
+@pytest.mark.parametrize("job", [pytest.param("files", marks=pytest.mark.long), "rocksdb"], indirect=True)
+def test_local_files_are_removed_with_their_worker_and_with_their_job(job: FileBackedJob) -> None:
     cluster = job.cluster
     job.start(2)
     cluster.wait_for_checkpoints(job.job_id, 2)

@@ -76,7 +76,9 @@ def test_a_restart_in_place_with_what_tasks_and_pipeline_code_see(
 
 @pytest.mark.row("530.8")
 @pytest.mark.row("530.9")
-def test_what_needs_no_restart_gets_none(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_change_of_a_live_option_does_not_restart_the_job(
+    client: CkptClient, cluster: MiniCluster, job: SequenceJob
+) -> None:
     job.start()
     job.running()
     job_id = job.job_id
@@ -100,7 +102,7 @@ def test_what_needs_no_restart_gets_none(client: CkptClient, cluster: MiniCluste
 
 @pytest.mark.row("530.5")
 @pytest.mark.row("530.8")
-def test_an_interval_goes_and_comes_back(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_interval_can_be_removed_and_set_again(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     """By PUT, of a job without a configured restart strategy: it keeps the default, and nothing restarts."""
     job.start(configuration={INTERVAL: "200 ms"})
     job.running()
@@ -166,7 +168,7 @@ async def _given(cluster: MiniCluster, job_id: str) -> dict[str, str]:
 
 
 @pytest.mark.row("530.3")
-def test_what_the_cluster_allows_to_change(tmp_path: Path) -> None:
+def test_only_options_on_the_allow_list_may_change(tmp_path: Path) -> None:
     """An option is meant by its older name too. What is refused changes nothing, also what would be allowed of it."""
     retained = "execution.checkpointing.num-retained"
     allowed = f"{INTERVAL}, state.checkpoints.num-retained"

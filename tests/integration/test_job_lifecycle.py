@@ -26,7 +26,9 @@ def test_a_bounded_job_commits_everything_without_periodic_checkpoints(job: Sequ
 
 @pytest.mark.row("147.7")
 @pytest.mark.parametrize("interval", [None, "250ms"])
-def test_it_does_so_with_checkpoints_behind_the_first_end_switched_off(job: SequenceJob, interval: str | None) -> None:
+def test_bounded_job_commits_everything_without_checkpoints_after_the_first_end(
+    job: SequenceJob, interval: str | None
+) -> None:
     off = {"execution__checkpointing__checkpoints_after_tasks_finish": "false"}
     job.start(rows=ROWS, rate=0, configuration=fast(execution__checkpointing__interval=interval, **off))
     job.finished()
@@ -42,7 +44,7 @@ def test_a_job_that_commits_nothing_takes_no_checkpoint_at_its_end(job: Sequence
 
 
 @pytest.mark.row("147.8")
-def test_a_savepoint_restored_beside_its_job_commits_what_was_pending_once(job: SequenceJob) -> None:
+def test_savepoint_that_is_restored_while_its_job_runs_commits_pending_files_once(job: SequenceJob) -> None:
     """Both hold the same files as pending; which of them commits first makes no difference."""
     job.start(configuration=fast(execution__checkpointing__interval=None))
     job.running()
@@ -106,7 +108,7 @@ def test_cancel_and_retain_outweighs_the_options(job: SequenceJob) -> None:
 
 @pytest.mark.row("147.5")
 @pytest.mark.parametrize("drain", [False, True])
-def test_stop_with_savepoint_commits_up_to_it(job: SequenceJob, drain: bool) -> None:
+def test_stop_with_savepoint_commits_the_rows_up_to_the_savepoint(job: SequenceJob, drain: bool) -> None:
     job.start()
     job.running()
     job.has_output()
@@ -133,7 +135,9 @@ def test_a_job_resumes_from_its_savepoint(job: SequenceJob, before: int, after: 
 
 
 @pytest.mark.row("203.3")
-def test_a_savepoint_of_a_running_job_restores_after_its_checkpoints_are_gone(job: SequenceJob, tmp_path: Path) -> None:
+def test_savepoint_of_a_running_job_restores_after_its_checkpoints_are_deleted(
+    job: SequenceJob, tmp_path: Path
+) -> None:
     job.start(configuration=fast(execution__checkpointing__externalized_checkpoint_retention="DELETE_ON_CANCELLATION"))
     job.running()
     job.has_output()

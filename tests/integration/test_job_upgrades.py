@@ -141,7 +141,7 @@ def test_an_unhealthy_version_is_rolled_back_and_no_row_is_lost_or_repeated(
     upgraded.job.stopped()
 
 
-def test_beside_an_upgrade_that_waits_for_approval_nothing_else_is_started_or_ended(
+def test_other_clients_cannot_start_or_end_a_job_whose_upgrade_waits_for_approval(
     upgraded: Upgraded, tmp_path: Path
 ) -> None:
     """A second upgrade, a resumption, submissions by name and from the savepoint, and the old id after the upgrade."""
@@ -200,7 +200,7 @@ def test_a_version_whose_state_does_not_fit_stops_nothing(upgraded: Upgraded) ->
     job.stopped()
 
 
-def test_a_rollback_repeats_what_the_new_version_has_committed_and_nothing_else(upgraded: Upgraded) -> None:
+def test_rollback_repeats_only_rows_that_the_new_version_has_committed(upgraded: Upgraded) -> None:
     """The new version marks its rows: none of the old one's comes twice."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
 
@@ -223,7 +223,9 @@ def test_a_rollback_repeats_what_the_new_version_has_committed_and_nothing_else(
     assert (of_new.groupby("source").n.count() == of_new.groupby("source").n.max() - first + 1).all()
 
 
-def test_a_try_that_dies_behind_each_step_repeats_nothing(upgraded: Upgraded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upgrade_attempt_that_dies_after_any_step_repeats_nothing(
+    upgraded: Upgraded, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from airflow_provider_ckpt.tasks import Journal
 
     class Dead(BaseException):

@@ -240,9 +240,7 @@ def test_event_time_advances_when_the_records_of_a_range_were_read(broker: Kafka
 
 
 @pytest.mark.row("ends.4")
-def test_offsets_are_committed_to_the_group_that_the_program_names_behind_a_checkpoint(
-    broker: KafkaBroker, topic: str
-) -> None:
+def test_offsets_are_committed_to_the_configured_group_after_a_checkpoint(broker: KafkaBroker, topic: str) -> None:
     broker.produce(topic, values(0, 7), partition=1)
     group = f"group-{topic}"
     consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.servers, "group.id": group})

@@ -193,7 +193,7 @@ def test_commit_is_repeated_at_once_although_a_dead_subtask_has_left_a_transacti
 
 
 @pytest.mark.row("ends.5")
-def test_transactional_ids_are_used_again_behind_later_checkpoints(broker: KafkaBroker, topic: str) -> None:
+def test_transactional_ids_are_reused_after_later_checkpoints(broker: KafkaBroker, topic: str) -> None:
     attempt = Attempt(broker, topic)
     for number in range(1, 9):
         attempt.write(str(number))

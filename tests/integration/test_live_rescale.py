@@ -62,7 +62,7 @@ def test_up_and_down_under_load(
     cluster.wait_until(lambda: held_slots(cluster) == 0, "its slots to be free")
 
 
-def test_one_vertex_by_the_command(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
+def test_rescale_command_changes_one_vertex(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(parallelism=2)
     job.running()
     names = {vertex.id: vertex.name for vertex in client.job_details(job.job_id).vertices}
@@ -92,7 +92,7 @@ def test_declared_bounds_are_kept_and_shown(client: CkptClient, job: SequenceJob
     job.stopped()
 
 
-def test_what_is_not_possible_is_refused_and_nothing_changes(client: CkptClient, job: SequenceJob) -> None:
+def test_impossible_rescale_is_refused_and_changes_nothing(client: CkptClient, job: SequenceJob) -> None:
     job.start(parallelism=2)
     job.running()
     vertex = next(iter(client.resource_requirements(job.job_id)))

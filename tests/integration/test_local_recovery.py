@@ -78,7 +78,7 @@ def test_a_restart_on_the_same_workers_reads_no_table_of_the_checkpoint(checkpoi
     checkpointed.stopped()
 
 
-def test_without_the_option_it_reads_them(cluster: MiniCluster, job: SequenceJob) -> None:
+def test_restart_without_local_recovery_reads_the_checkpoint(cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(rate=1000, configuration=configuration() | {"execution.state-recovery.from-local": "false"})
     job.running()
     job.has_rows()

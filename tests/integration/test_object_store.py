@@ -79,7 +79,7 @@ def wait_for_clean_up(cluster: MiniCluster, bucket: str, job_id: str) -> None:
 
 
 @pytest.mark.long
-def test_what_is_being_uploaded_when_a_job_is_cancelled_does_not_stay(
+def test_upload_in_progress_is_removed_when_its_job_is_cancelled(
     cluster: MiniCluster, store: ObjectStore, bucket: str, job: SequenceJob
 ) -> None:
     """The store serves the last requests of the workers when everything else of the job has gone."""
@@ -126,7 +126,7 @@ def test_a_job_lives_in_an_object_store(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_data_in_flight_lies_in_an_object_store(cluster: MiniCluster, bucket: str, job: SequenceJob) -> None:
+def test_in_flight_data_is_stored_in_an_object_store(cluster: MiniCluster, bucket: str, job: SequenceJob) -> None:
     """Unaligned checkpoints under back-pressure, whose shared files go when nothing needs them any more."""
     configuration = fast(
         execution__checkpointing__dir=f"{bucket}/unaligned",
@@ -152,7 +152,7 @@ def test_data_in_flight_lies_in_an_object_store(cluster: MiniCluster, bucket: st
 
 @pytest.mark.row("571.5")
 @pytest.mark.slow
-def test_a_change_whose_outcome_the_store_does_not_tell_is_applied_when_it_does(
+def test_change_of_unknown_outcome_is_applied_when_the_store_confirms_it(
     store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:
     job_id = job.start()
@@ -413,7 +413,7 @@ def test_a_claimed_savepoint_in_an_object_store(
 @pytest.mark.long
 @pytest.mark.row("203.2")
 @pytest.mark.slow
-def test_what_cannot_be_stored_fails_by_name_and_leaves_nothing(
+def test_checkpoint_that_cannot_be_stored_fails_by_name_and_leaves_no_files(
     store: ObjectStore, cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:
     """The first files are written although their writer gets no answer."""

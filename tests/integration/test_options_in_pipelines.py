@@ -26,7 +26,7 @@ def start(cluster: MiniCluster, *options: str, **given: str) -> str:
 
 
 @pytest.mark.row("571.2")
-def test_they_reach_the_coordinator_and_the_restart_strategy(cluster: MiniCluster) -> None:
+def test_options_in_a_pipeline_reach_the_coordinator_and_the_restart_strategy(cluster: MiniCluster) -> None:
     job_id = start(cluster, *OWN, execution__checkpointing__timeout="40 s")
     try:
         cluster.wait_for_checkpoints(job_id, 2)
@@ -52,7 +52,7 @@ def test_options_that_clash_with_those_of_the_submission_are_refused(cluster: Mi
         start(cluster, "restart-strategy.exponential-delay.initial-backoff=1 min", **clash)
 
 
-def test_they_win_over_the_clusters_and_survive_the_driver(tmp_path: Path) -> None:
+def test_options_in_a_pipeline_override_the_clusters_and_survive_the_driver(tmp_path: Path) -> None:
     configuration = {
         "high-availability.type": "filesystem",
         "high-availability.storageDir": str(tmp_path / "ha"),

@@ -81,7 +81,7 @@ def test_the_same_program_at_another_parallelism_fits(client: CkptClient, runnin
         ("", {"state__backend__type": "rocksdb"}, "native form of the state backend 'hashmap'.*is 'rocksdb'"),
     ],
 )
-def test_what_a_submission_would_refuse(
+def test_plan_refuses_the_snapshots_that_a_submission_refuses(
     client: CkptClient, running: tuple[SequenceJob, str], uids: str, options: dict[str, str], reason: str
 ) -> None:
     found = sequence(client, running, uids, **options)
@@ -94,7 +94,7 @@ def test_what_a_submission_would_refuse(
 
 
 @pytest.mark.row("203.14")
-def test_schemas_of_a_new_version_are_shown_beside_those_of_the_snapshot(
+def test_plan_shows_the_schemas_of_the_new_version_and_of_the_snapshot(
     client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     version = tmp_path / "version.py"
@@ -114,7 +114,7 @@ def test_schemas_of_a_new_version_are_shown_beside_those_of_the_snapshot(
 
 
 @pytest.mark.row("203.14")
-def test_a_plan_leaves_the_program_to_others_that_have_uploaded_it(
+def test_plan_does_not_delete_a_program_that_others_have_uploaded(
     client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path
 ) -> None:
     """The same content is the same program: who runs it, or plans it at the same time, finds it still there."""
@@ -127,7 +127,7 @@ def test_a_plan_leaves_the_program_to_others_that_have_uploaded_it(
 
 
 @pytest.mark.row("203.14")
-def test_what_is_no_snapshot_or_no_pipeline_is_an_error(
+def test_plan_of_a_path_without_snapshot_or_pipeline_is_an_error(
     client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path
 ) -> None:
     with pytest.raises(BadRequest, match="cannot restore from .*nowhere"):

@@ -92,7 +92,7 @@ class KilledRun(EngineRun):
         pytest.param("None", "BUFFER", marks=pytest.mark.long),
     ],
 )
-def test_a_processor_without_event_time_behind_a_watermark_gives_every_row_through_a_kill(
+def test_processor_without_event_time_after_a_watermark_emits_every_row_through_a_kill(
     cluster: MiniCluster, tmp_path: Path, time_mode: str, trigger: str
 ) -> None:
     start = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)

@@ -105,7 +105,7 @@ def job(jar: Path, tmp_path: Path) -> Iterator[Job]:
         job.run(CancelJobOperator)
 
 
-def test_the_connection_tells_what_is_there(flink: FlinkCluster) -> None:
+def test_connection_test_shows_the_version_of_flink(flink: FlinkCluster) -> None:
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
 
     works, message = CkptHook().test_connection()
@@ -262,7 +262,7 @@ class Watched:
 
 
 @pytest.mark.row("air.5")
-def test_an_assets_watcher_sees_savepoints_and_checkpoints_of_whichever_job_has_the_name(job: Job) -> None:
+def test_asset_watcher_sees_snapshots_of_every_job_that_has_the_name(job: Job) -> None:
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
@@ -289,7 +289,7 @@ def test_an_assets_watcher_sees_savepoints_and_checkpoints_of_whichever_job_has_
     assert [each for each in found if each in wanted] == wanted
 
 
-def test_what_flink_lacks_is_named(job: Job) -> None:
+def test_features_that_flink_lacks_are_named(job: Job) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from airflow_provider_ckpt.exceptions import CkptRequestRejected

@@ -287,7 +287,7 @@ def test_bad_requests_change_nothing(client: CkptClient, live: SequenceJob) -> N
     live.cluster.wait_until(lambda: client.checkpoint_statistics(live.job_id).counts.in_progress == 0, "no checkpoint")
 
 
-def test_a_savepoint_into_an_unusable_directory_fails_alone(
+def test_savepoint_into_an_unusable_directory_fails_without_failing_the_job(
     client: CkptClient, live: SequenceJob, tmp_path: Path
 ) -> None:
     blocked = tmp_path / "file"
@@ -311,7 +311,7 @@ def test_a_job_that_has_ended_takes_no_changes(client: CkptClient, job: Sequence
     assert (patch.status_code, stop.status_code) == (409, 409)
 
 
-def test_what_a_subtask_has_written_is_measured(client: CkptClient, live: SequenceJob) -> None:
+def test_bytes_written_by_a_subtask_are_measured(client: CkptClient, live: SequenceJob) -> None:
     def measured() -> bool:
         vertices = httpx.get(f"{live.cluster.rest_url}/jobs/{live.job_id}").json()["vertices"]
         source = next(vertex for vertex in vertices if "numbers" in vertex["name"])

@@ -152,7 +152,7 @@ def test_a_drill_touches_nothing_outside(drilled: Drilled, client: CkptClient) -
 
 
 @pytest.mark.row("air.9")
-def test_a_drill_is_shown_and_nothing_else_is_done_with_it(
+def test_drill_is_listed_and_refuses_savepoints_stops_and_changes(
     drilled: Drilled, client: CkptClient, tmp_path: Path
 ) -> None:
     job_id = client.run_drill(drilled.pipeline, drilled.options())
@@ -197,7 +197,7 @@ def _copied_checkpoint(drilled: Drilled, job_id: str, target: Path) -> Path:
     return target / "copy"
 
 
-def test_what_is_no_drill_is_refused(drilled: Drilled, client: CkptClient) -> None:
+def test_drill_without_a_usable_snapshot_is_refused(drilled: Drilled, client: CkptClient) -> None:
     with pytest.raises(BadRequest, match="a restore drill must name the snapshot"):
         client.run_drill(drilled.pipeline, replace(drilled.options(), savepoint_path=None))
     with pytest.raises(BadRequest, match="claimMode: 'CLAIM' is not acceptable, a restore drill restores"):

@@ -156,7 +156,7 @@ def snapshot_of(job: SharingJob, kind: str) -> tuple[Path, Path]:
 
 @pytest.mark.row("203.6")
 @pytest.mark.parametrize("kind", [pytest.param("native savepoint", marks=pytest.mark.long), "incremental checkpoint"])
-def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_needed_again(
+def test_first_checkpoint_without_a_claim_is_full_and_makes_the_snapshot_unnecessary(
     job: SharingJob, kind: str
 ) -> None:
     snapshot, place = snapshot_of(job, kind)
@@ -175,7 +175,7 @@ def test_without_a_claim_the_first_checkpoint_is_full_and_the_snapshot_is_never_
 @pytest.mark.row("203.6")
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("kind", ["native savepoint", pytest.param("incremental checkpoint", marks=pytest.mark.long)])
-def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJob, kind: str) -> None:
+def test_files_of_a_claimed_snapshot_are_deleted_as_checkpoints_replace_them(job: SharingJob, kind: str) -> None:
     snapshot, place = snapshot_of(job, kind)
     siblings = [path for path in job.retained if path != snapshot] if kind != "native savepoint" else []
     job.start(snapshot, "CLAIM", interval="1h", rate=100)
@@ -204,7 +204,7 @@ def test_a_claimed_snapshot_becomes_the_jobs_file_by_file_and_goes(job: SharingJ
 
 @pytest.mark.row("203.6")
 @pytest.mark.row("203.12")
-def test_what_an_ended_job_of_this_session_has_claimed_can_be_disposed_of(job: SharingJob) -> None:
+def test_snapshot_claimed_by_an_ended_job_of_this_session_can_be_disposed_of(job: SharingJob) -> None:
     """What its retained checkpoint needs stays until that has gone; and that stays while a living job needs it."""
     cluster, dispatcher = job.cluster, job.cluster.dispatcher
     savepoint, place = snapshot_of(job, "native savepoint")
@@ -258,7 +258,9 @@ def test_a_job_of_another_cluster_that_claims_the_same_savepoint_is_refused_with
 @pytest.mark.parametrize(
     ("kind", "mode"), cells(["native savepoint", "canonical savepoint", "full checkpoint"], ["NO_CLAIM", "CLAIM"])
 )
-def test_both_modes_on_snapshots_of_whole_files(cluster: MiniCluster, tmp_path: Path, kind: str, mode: str) -> None:
+def test_both_restore_modes_work_on_snapshots_of_whole_files(
+    cluster: MiniCluster, tmp_path: Path, kind: str, mode: str
+) -> None:
     """The backend in memory, which has no increments."""
     job = SequenceJob(cluster, tmp_path)
     options = fast(

@@ -113,7 +113,7 @@ def clients(cluster: MiniCluster, tmp_path: Path) -> Iterator[list[Client]]:
 
 
 @pytest.mark.row("air.4")
-def test_of_the_jobs_of_a_lineage_one_lives_at_a_time_whatever_several_clients_request(
+def test_at_most_one_job_of_a_lineage_lives_while_several_clients_send_requests(
     cluster: MiniCluster, clients: list[Client]
 ) -> None:
     first = clients[0].start().json()["jobid"]

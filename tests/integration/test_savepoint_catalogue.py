@@ -59,7 +59,7 @@ def test_savepoints_are_catalogued_when_they_are_taken(
     assert client.list_savepoints(str(directory)) == ()
 
 
-def test_the_savepoints_that_are_known_lie_in_every_directory_that_one_was_taken_into(
+def test_known_savepoints_are_listed_from_every_directory_that_was_used(
     cluster: MiniCluster, client: CkptClient, job: SequenceJob
 ) -> None:
     configured, *others = [job.directory / name for name in ("configured", "first", "second", "third")]

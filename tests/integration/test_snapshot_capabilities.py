@@ -26,7 +26,7 @@ from tests.support.golden import IN_FILES, PARALLELISM, SOURCES, UNALIGNED, Kind
 from tests.support.jobs import PIPELINES
 
 BACKENDS = {
-    "hashmap": {"state.backend.type": "hashmap"},
+    "hashmap": {"state.backend.type": "hashmap", "execution.checkpointing.incremental": "true"},
     "rocksdb": {"state.backend.type": "rocksdb", "execution.checkpointing.incremental": "true"},
 }
 JOB = Kind(IN_FILES, pipeline="capable", arguments=("same",), tables=("kept", "totals"))

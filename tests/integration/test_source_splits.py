@@ -131,7 +131,7 @@ def test_lines_of_a_socket_arrive_while_the_job_runs(cluster: MiniCluster, tmp_p
 
 
 @pytest.mark.row("ends.4")
-def test_rate_continues_behind_the_numbers_of_a_savepoint(cluster: MiniCluster, tmp_path: Path) -> None:
+def test_rate_source_continues_after_the_numbers_of_a_savepoint(cluster: MiniCluster, tmp_path: Path) -> None:
     with ended(Copy(cluster, tmp_path, "rate", {"rowsPerSecond": "200", "numPartitions": "3"})) as job:
         job.start(2)
         job.has(100)

@@ -166,7 +166,7 @@ def _ended(cluster: MiniCluster, job_id: str) -> None:
     cluster.wait_for_status(job_id, JobStatus.CANCELED)
 
 
-def test_of_jobs_started_at_once_from_snapshots_of_one_lineage_one_starts(
+def test_one_of_several_jobs_that_start_at_once_from_one_lineage_runs(
     cluster: MiniCluster, savepoint: Path, tmp_path: Path
 ) -> None:
     configuration = fast(pipeline__max_parallelism="128")
@@ -196,7 +196,7 @@ def test_of_jobs_started_at_once_from_snapshots_of_one_lineage_one_starts(
     _ended(cluster, living.job_id)
 
 
-def test_while_an_upgrade_is_in_progress_others_neither_end_nor_start_a_job_of_the_lineage(
+def test_other_clients_cannot_start_or_end_a_job_of_a_lineage_during_an_upgrade(
     cluster: MiniCluster, job: SequenceJob, tmp_path: Path
 ) -> None:
     gateway, mine = cluster.dispatcher, Precondition("upgrade-1")
@@ -242,7 +242,7 @@ def test_while_an_upgrade_is_in_progress_others_neither_end_nor_start_a_job_of_t
 
 
 @pytest.mark.row("air.2")
-def test_of_jobs_of_one_name_that_are_started_at_once_one_starts(cluster: MiniCluster, tmp_path: Path) -> None:
+def test_one_of_several_jobs_of_one_name_that_start_at_once_runs(cluster: MiniCluster, tmp_path: Path) -> None:
     """None of them is known while the others are planned."""
 
     def start(number: int, unique: bool = True) -> str | LineageLives:

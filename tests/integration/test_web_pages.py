@@ -124,7 +124,7 @@ def test_every_page_of_a_running_job(
 
 @pytest.mark.row("air.7")
 @pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
-def test_no_page_has_a_finding_of_axe(
+def test_pages_have_no_finding_of_axe(
     browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool
 ) -> None:
     job = f"/jobs/{shown.job_id}"
@@ -157,7 +157,7 @@ def test_links_of_a_job_lead_to_its_processes_and_to_the_log_of_a_killed_worker(
 
 
 @pytest.mark.parametrize("theme", [pytest.param("light", marks=pytest.mark.long), "dark"])
-def test_in_a_frame_the_pages_follow_the_theme_of_what_is_around_it(
+def test_pages_in_a_frame_follow_the_theme_of_the_surrounding_page(
     browser: Browser, screenshots: Path, cluster: MiniCluster, theme: str
 ) -> None:
     """As Airflow shows them: its document has the theme as a class, and may change it while the page is shown."""
@@ -232,7 +232,7 @@ def test_a_hostile_name_is_text(page: Visit, cluster: MiniCluster, shown: Sequen
     assert HOSTILE in page.page.title()
 
 
-def test_what_could_not_be_text_is_refused_by_the_policy(page: Visit, cluster: MiniCluster) -> None:
+def test_markup_from_a_script_is_refused_by_the_content_policy(page: Visit, cluster: MiniCluster) -> None:
     go(page, cluster)
     refused = page.page.evaluate(
         "() => { try { document.body.innerHTML = '<b>x</b>'; return ''; } catch (e) { return e.name; } }"
@@ -305,7 +305,7 @@ def test_bars_lead_to_the_checkpoint_by_keyboard_too(page: Visit, cluster: MiniC
 
 
 @pytest.mark.long
-def test_what_is_open_stays_open_while_figures_change(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+def test_opened_details_stay_open_while_figures_change(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
     go(page, cluster, f"/jobs/{shown.job_id}/configuration")
     page.page.get_by_text("options have their default").click()
     later(page)
@@ -346,7 +346,7 @@ def test_a_hidden_tab_asks_nothing(page: Visit, cluster: MiniCluster, shown: Seq
         page.page.evaluate(hidden, False)
 
 
-def test_the_page_shows_that_the_session_is_away_and_recovers_when_it_is_back(
+def test_page_shows_that_the_session_does_not_answer_and_recovers_later(
     page: Visit, cluster: MiniCluster, shown: SequenceJob
 ) -> None:
     def away(route: Route) -> None:
@@ -444,7 +444,9 @@ UNAUTHORIZED = "error: Failed to load resource: the server responded with a stat
 
 
 @pytest.mark.long
-def test_the_catalogue_is_shown_where_there_is_one(page: Visit, cluster: MiniCluster, shown: SequenceJob) -> None:
+def test_savepoints_page_shows_the_entries_of_the_catalogue(
+    page: Visit, cluster: MiniCluster, shown: SequenceJob
+) -> None:
     mark = {"timestamp": 1_795_197_699_641, "passed": False, "by": "a drill", "detail": "no checkpoint", "duration": 1}
     entry = {
         "location": "file:///data/savepoints/savepoint-1", "good": True, "problem": None, "job-id": shown.job_id,

@@ -294,7 +294,7 @@ def run(model: Model, data: st.DataObject, aborts: bool) -> None:
 @pytest.mark.row("76.8")
 @settings(max_examples=examples(300))
 @given(models(), st.data())
-def test_what_is_recorded_is_exactly_what_lies_before_the_barriers(model, data):
+def test_recorded_in_flight_data_is_exactly_the_data_before_the_barriers(model, data):
     run(model, data, aborts=False)
     model.check_contents()
     complete = {number for number, taken in model.taken.items() if taken.complete}
@@ -311,7 +311,7 @@ def test_what_is_recorded_is_exactly_what_lies_before_the_barriers(model, data):
 
 @settings(max_examples=examples(300))
 @given(models(), st.data())
-def test_nothing_stays_blocked_whatever_the_coordinator_aborts(model, data):
+def test_channels_are_unblocked_after_any_abort_of_the_coordinator(model, data):
     run(model, data, aborts=True)
     model.check_contents()
     for number in model.options:

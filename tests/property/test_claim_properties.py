@@ -24,7 +24,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ve
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
@@ -33,8 +33,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
     is_shared,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.job_host import Pool
 from ckpt_runtime.jobmaster.job_record import JobRecord
@@ -281,7 +280,7 @@ class Claims(RuleBasedStateMachine):
         shutil.rmtree(self.root)
 
 
-def test_no_complete_snapshot_ever_lacks_a_file() -> None:
+def test_complete_snapshots_never_lack_a_file() -> None:
     run_state_machine_as_test(
         Claims, settings=settings(max_examples=examples(12), stateful_step_count=25, deadline=None)
     )

@@ -10,8 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import (
+    CheckpointFailureReason,
+    CheckpointOptions,
+    CheckpointProperties,
+    CheckpointType,
+    SavepointFormat,
+)
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     ChannelStateSegment,
@@ -26,7 +31,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.agent_messages import (
@@ -279,7 +284,7 @@ junk = st.recursive(
 
 @given(st.data(), sent)
 @settings(deadline=None, max_examples=examples(500))
-def test_what_was_changed_anywhere_is_a_message_still_or_refused_by_name(
+def test_message_with_a_changed_byte_is_accepted_or_refused_by_name(
     data: st.DataObject, sent: tuple[MessageDecoder[Any], Message]
 ) -> None:
     decoder, message = sent

@@ -23,9 +23,14 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import (
+    CheckpointFailureReason,
+    CheckpointOptions,
+    CheckpointProperties,
+    CheckpointType,
+    SavepointFormat,
+)
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
@@ -35,7 +40,6 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
     is_shared,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode

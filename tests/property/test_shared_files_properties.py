@@ -17,9 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, SharedStateRegistry, SubtaskState, is_shared
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
@@ -291,7 +290,16 @@ class SharedFilesOfRocksDB(SharedFilesOfCheckpoints):
     }
 
 
+class SharedPartsInMemory(SharedFilesOfCheckpoints):
+    """The in-memory backend, whose increments are parts."""
+
+    backend_name = "hashmap"
+    configuration: ClassVar[dict[str, str]] = {"execution.checkpointing.incremental": "true"}
+
+
 TestSharedFilesOfCheckpoints = SharedFilesOfCheckpoints.TestCase
 TestSharedFilesOfCheckpoints.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
 TestSharedFilesOfRocksDB = SharedFilesOfRocksDB.TestCase
 TestSharedFilesOfRocksDB.settings = settings(max_examples=examples(12), stateful_step_count=30, deadline=None)
+TestSharedPartsInMemory = SharedPartsInMemory.TestCase
+TestSharedPartsInMemory.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

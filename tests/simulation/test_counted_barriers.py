@@ -21,8 +21,7 @@ from ckpt_runtime.checkpoint.barrier_handler import (
 )
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from tests.simulation.jobs.observation import Observation
 from tests.simulation.jobs.scenario import random_scenario
 from tests.simulation.jobs.world import World

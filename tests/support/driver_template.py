@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckpt_runtime.processes.forking import ForkedProcess, Template
-from ckpt_runtime.storage.crash_points import VARIABLE
+from ckpt_runtime.storage.driver_pools import VARIABLE
 from tests.support.driver_template_main import DriverStart
 from tests.support.run_directory import RUN
 

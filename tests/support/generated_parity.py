@@ -18,10 +18,9 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Expression, Lambda
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalyst import ExpressionReader
 from tests.support.parity import OTHER_GROUPS, catalogue
 

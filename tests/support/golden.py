@@ -86,6 +86,7 @@ KINDS = {
     "stop": Kind({}, savepoint=True, stop=True),
     "canonical": Kind({}, savepoint=True, savepoint_format=SavepointFormat.CANONICAL),
     "drain": Kind({}, savepoint=True, stop=True, drain=True),
+    "increment": Kind({**IN_FILES, "execution.checkpointing.incremental": "true"}, increment=True),
     "rocksdb": Kind(ROCKSDB, savepoint=True),
     "rocksdb-checkpoint": Kind(ROCKSDB),
     "rocksdb-large": Kind(LARGE, savepoint=True, pipeline="golden_large", tables=LARGE_TABLES),

@@ -17,7 +17,7 @@ from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_view import FailureLog
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.testing.mini_cluster import MiniCluster

@@ -53,6 +53,7 @@ class GroupSubtask:
             job_id="j", uid="groups", name="groups", subtask_index=index, parallelism=parallelism, attempt=0,
             now_ms=lambda: 0, monotonic_ms=lambda: 0, set_timer=lambda at_ms: None,
             operator_state=OperatorStateStore(lists), keyed_state=self.backend,
+            restored_checkpoint_id=1 if lists else None,
         )  # fmt: skip
         self.rows: list[Row] = []
         self.watermarks: list[int] = []

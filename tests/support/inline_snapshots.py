@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from msgspec import convert, to_builtins
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, SnapshotFile
 
 CHECKPOINT = CheckpointProperties()
@@ -41,6 +40,9 @@ class InlineFiles:
         return InlineFile()
 
     shared = private
+
+    def duplicate_all(self, files: Mapping[str, StateFile]) -> dict[str, StateFile]:
+        return dict(files)
 
     def shared_from(self, path: Path) -> StateFile:
         content = path.read_bytes()
@@ -74,12 +76,12 @@ def written(snapshot: KeyedSnapshot) -> list[KeyedHandle]:
 
 
 def handles_of(
-    backends: Iterable[KeyedStateBackend], properties: CheckpointProperties = CHECKPOINT
+    backends: Iterable[KeyedStateBackend], properties: CheckpointProperties = CHECKPOINT, number: int = 1
 ) -> list[KeyedHandle]:
     """What all of them hold."""
-    return [handle for backend in backends for handle in written(backend.snapshot(1, properties))]
+    return [handle for backend in backends for handle in written(backend.snapshot(number, properties))]
 
 
-def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle]) -> None:
+def restore(backend: KeyedStateBackend, handles: Sequence[KeyedHandle], *, owned: bool = True) -> None:
     """Loads what there is."""
-    backend.restore(handles, InlineReader(), owned=True)
+    backend.restore(handles, InlineReader(), owned=owned)

@@ -13,6 +13,8 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
+from tests.support.patience import patient
+
 
 def _archive() -> Path:
     """It fits the files of one installation of PySpark only."""
@@ -35,6 +37,20 @@ def java_options() -> str:
     return f"{SHORT_LIVED} {_QUIET} -XX:SharedArchiveFile={ARCHIVE}" if ARCHIVE.exists() else SHORT_LIVED
 
 
+def end_spark() -> None:
+    """Stops the Spark of this process, if there is one, and the Java machine that PySpark would keep until it ends."""
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+    gateway = SparkContext._gateway
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait(patient(30))
+        SparkContext._gateway = SparkContext._jvm = None
+
+
 def main() -> None:
     """Runs a small program in Spark, whose Java machine writes the classes that it has loaded."""
     if ARCHIVE.exists():
@@ -55,8 +71,8 @@ def main() -> None:
 
 _PROGRAM = """
 import sys
-from pyspark import SparkContext
 from pyspark.sql import SparkSession
+from tests.support.java_archive import end_spark
 
 settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false", "spark.driver.host": "127.0.0.1"}
 spark = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
@@ -68,11 +84,7 @@ counts = stream.groupBy("t").count().writeStream.format("parquet").option("check
 counts.trigger(availableNow=True).start(totals).awaitTermination()
 spark.read.parquet(totals).collect()
 spark.range(10).rdd.map(lambda row: row.id).collect()
-spark.stop()
-gateway = SparkContext._gateway
-gateway.shutdown()
-gateway.proc.stdin.close()
-gateway.proc.wait()
+end_spark()
 """
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ _OF_SUBTASK = (
     "`subtask_index`."
 )
 _OF_OPERATOR = (
-    "The labels are those of the subtask, `operator_id` and `operator_name`. Over REST the operator's name stands in "
-    "front of the metric's, as in `count.numRecordsIn`, and begins with `Source__` for a source; `_` replaces every "
+    "The labels are those of the subtask, `operator_id` and `operator_name`. Over REST the operator's name precedes "
+    "the metric's, as in `count.numRecordsIn`, and begins with `Source__` for a source; `_` replaces every "
     "character of it but letters, digits, `_` and `-`."
 )
 _SECTIONS: tuple[tuple[str, str, str, Iterable[table.Metric[Any]]], ...] = (

@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalyst import ExpressionReader
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.configuration.configuration import ChangeNote, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g

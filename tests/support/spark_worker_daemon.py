@@ -18,8 +18,8 @@ _NEEDED = (
     "pyspark.sql.functions",
     "pyspark.sql.pandas.serializers",
     "pyspark.sql.streaming.stateful_processor_api_client",
-    "pyspark_ckpt.reading",
-    "pyspark_ckpt.writing",
+    "pyspark_ckpt.source",
+    "pyspark_ckpt.source",
 )
 
 

@@ -27,7 +27,7 @@ from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob, result_document
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, LineagePlace, RunRequest
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.leader_store import LeaderInfo
 

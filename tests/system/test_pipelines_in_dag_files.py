@@ -166,7 +166,7 @@ def written(directory: Path) -> Any:
 
 
 @pytest.mark.row("air.14")
-def test_what_is_refused_fails_at_once_and_a_session_that_is_away_is_retried(
+def test_refused_request_fails_at_once_and_an_unreachable_session_is_retried(
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
     job.start(rate=500)

@@ -158,7 +158,7 @@ def test_clearing_a_waiting_task_does_not_double_the_operation(airflow: LocalAir
 
 
 @pytest.mark.row("air.1")
-def test_the_form_has_both_ways_and_the_test_button_says_who_leads(
+def test_connection_form_has_address_and_directory_and_its_test_names_the_leader(
     airflow: LocalAirflow, session: Session, tmp_path: Path
 ) -> None:
     kinds = airflow.api.call("GET", f"{airflow.base_url}/ui/connections/hook_meta")
@@ -268,7 +268,7 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
 
 
 @pytest.mark.row("air.7", "air.15")
-def test_the_pages_in_airflow_are_for_those_who_may_read_the_connection(
+def test_pages_in_airflow_require_the_right_to_read_the_connection(
     airflow: LocalAirflow, session: Session, waiting: Waiting
 ) -> None:
     held, run = waiting.job, waiting.savepoint
@@ -363,9 +363,7 @@ def test_the_pages_in_airflows_own(
 
 
 @pytest.mark.row("air.2", "air.3")
-def test_what_waits_in_the_triggerer_shows_its_job_and_ends_when_the_job_goes_on(
-    airflow: LocalAirflow, waiting: Waiting
-) -> None:
+def test_deferred_task_shows_its_job_and_ends_when_the_condition_holds(airflow: LocalAirflow, waiting: Waiting) -> None:
     job = waiting.job
     links = airflow.api.call("GET", f"{waiting.savepoint.path}/taskInstances/savepoint/links")["extra_links"]
     assert links["Job"] == f"/ckpt/ckpt_default/web/#/jobs/{job.job_id}/health"
@@ -381,7 +379,7 @@ def test_what_waits_in_the_triggerer_shows_its_job_and_ends_when_the_job_goes_on
 @pytest.mark.row("air.7", "air.15")
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_no_page_of_the_plugin_has_a_finding_of_axe(
+def test_pages_of_the_plugin_have_no_finding_of_axe(
     airflow: LocalAirflow, session: Session, held: SequenceJob, tmp_path: Path, dark: bool
 ) -> None:
     """The list of connections, the jobs of a DAG and of a run, pages without anything to show, the card."""

@@ -166,7 +166,7 @@ def test_bad_arguments_are_named(parse: Callable[[str], Any], text: str, message
         parse(text)
 
 
-def test_only_a_position_with_nothing_further_back_is_more_recent() -> None:
+def test_position_is_more_recent_only_if_no_source_is_further_back() -> None:
     older = progress.Position({0: 100, 1: 100}, 50)
     assert progress.Position({0: 100, 1: 101}, 50).is_more_recent_than(older)
     assert progress.Position({0: 100, 1: 100}, 51).is_more_recent_than(older)

@@ -23,7 +23,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def test_a_second_beside_others_counts_less_and_counts_fully_when_they_have_ended(machine: Machine) -> None:
+def test_second_counts_less_while_the_machine_is_slow(machine: Machine) -> None:
     is_over = patience.deadline(60)
     machine.slowness, machine.now = 4.0, 200.0
     assert not is_over()

@@ -43,7 +43,7 @@ def test_a_manifest_is_what_the_schema_of_kubernetes_allows(given: Json) -> None
     kubernetes_validate.validate(given, kubernetes_validate.latest_version(), strict=True)
 
 
-def test_what_the_manifests_name_in_one_another_exists() -> None:
+def test_resources_that_manifests_name_exist() -> None:
     pod = document("Deployment")["spec"]["template"]
     executor = document("Pod")
     assert pod["spec"]["serviceAccountName"] == document("ServiceAccount")["metadata"]["name"]
@@ -131,7 +131,7 @@ def test_the_command_of_the_driver_is_one_that_ckpt_takes(monkeypatch: pytest.Mo
     assert taken["conf"]["high-availability.type"] == "filesystem"
 
 
-def test_each_setting_of_spark_is_one_that_spark_has() -> None:
+def test_settings_of_spark_in_manifests_exist() -> None:
     given = {argument.partition("=")[0] for argument in command(PODS) if argument.startswith("spark.")}
     known = b""
     for jar, classes in (
@@ -144,7 +144,7 @@ def test_each_setting_of_spark_is_one_that_spark_has() -> None:
     assert unknown - {"spark.app.name"} == set()  # a constant of another room
 
 
-def test_executors_are_started_as_spark_asks_for_it(tmp_path: Path) -> None:
+def test_executors_are_started_with_sparks_command(tmp_path: Path) -> None:
     """Every variable that the entry point reads is one that Spark sets."""
     script = FOLDER / "entrypoint.sh"
     read = set(re.findall(r"\$(SPARK_\w+)", script.read_text())) - {"SPARK_HOME"}

@@ -81,7 +81,7 @@ def test_enumerator_finds_each_event_once_across_a_restore() -> None:
 
 
 @pytest.mark.parametrize(("name", "value"), [("events", "1500"), ("eventsPerSplit", "10"), ("eventsPerSecond", "0")])
-def test_option_that_is_no_number_of_whole_groups_is_refused_by_name(name: str, value: str) -> None:
+def test_option_that_is_not_a_number_of_whole_groups_is_refused(name: str, value: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is .*{value}"):
         NexmarkSource({name: value})
 

@@ -54,7 +54,7 @@ def test_every_folder_with_code_is_packaged() -> None:
         assert (root / "py.typed").exists()
 
 
-def test_every_file_beside_the_code_is_packaged() -> None:
+def test_files_of_the_packages_other_than_code_are_packaged() -> None:
     """Pages and examples among them; a wheel that lacks one serves 404s."""
     packaged = package_data()
     for root in (REPOSITORY / "airflow_provider_ckpt", REPOSITORY / "runtime" / "ckpt_runtime"):

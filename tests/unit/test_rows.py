@@ -47,7 +47,7 @@ def test_the_rows_of_this_project_fit_together() -> None:
     assert len(lines) == sum(map(len, given.values()))
 
 
-def test_every_row_but_open_ones_has_a_test_outside_of_the_long_suite(rows: ModuleType) -> None:
+def test_proven_rows_have_a_test_outside_of_the_long_suite(rows: ModuleType) -> None:
     short = set()
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         module = ast.parse(path.read_text("utf-8"))
@@ -98,7 +98,7 @@ def test_two() -> None:
         (PROVEN, TEST, "| A promise [1.1] | `tests/a.py::test_b` |", "which none of the tests named there carries"),
     ],
 )
-def test_what_does_not_fit_is_reported(
+def test_rows_that_do_not_match_their_tests_are_reported(
     rows: ModuleType,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -127,6 +127,6 @@ def test_links_and_examples_are_no_claims(rows: ModuleType, tmp_path: Path, page
         (PROVEN, TEST.replace('"1.1"', '"1.1", 2')),
     ],
 )
-def test_what_cannot_be_read_is_an_error(rows: ModuleType, tmp_path: Path, table: str, test: str) -> None:
+def test_table_of_rows_that_cannot_be_read_is_an_error(rows: ModuleType, tmp_path: Path, table: str, test: str) -> None:
     with pytest.raises(ValueError, match=r"rows\.toml|test_a\.py:4"):
         rows.main(project(tmp_path, table, test))

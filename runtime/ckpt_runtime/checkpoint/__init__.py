@@ -61,8 +61,8 @@ Invariants:
   commits.
 * What an earlier driver left is deleted after this driver's first checkpoint, pointers first: until then a restore
   could still use a pointer that was written late. Shared files of a killed worker are searched for at each restart.
-* In-flight data is redistributed per receiver: all data that was on its way to an old subtask over one edge goes, in
-  order, to the subtasks that own its rows now. A restore with in-flight data on a changed edge is refused.
+* In-flight data is redistributed per receiver: in-flight data of an old subtask and edge is assigned, in order, to the
+  subtasks that now own its rows. A restore with in-flight data on a changed edge is refused.
 * During a stop only the savepoint is triggered: in any other checkpoint the stopped sources would count as finished.
 * An acknowledged state is refused if it refers to a shared file that was given up or that belongs to a user.
 * While a native savepoint of an incremental job is pending, no shared file that it may use is deleted. An increment

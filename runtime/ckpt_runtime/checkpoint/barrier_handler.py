@@ -6,9 +6,9 @@ every channel has delivered its barrier, the checkpoint triggers aligned. If its
 instead: the snapshot is taken at once, the blocked channels resume, and the data ahead of the outstanding barriers is
 recorded (COLLECTING) until the last of these barriers arrives.
 
-A checkpoint that is not exactly once blocks no channel: its barriers are counted. Data that comes behind one of them
-before the last one has arrived is in the snapshot, too, and comes again after a restore (Flink's
-CheckpointBarrierTracker). Only channels that carry counted work block even then.
+A checkpoint that is not exactly once blocks no channel: its barriers are counted. Data that follows one of them before
+the last one has arrived is in the snapshot, too, and is read again after a restore (Flink's CheckpointBarrierTracker).
+Only channels that carry counted work block even then.
 
 This relies on one guarantee of the senders: **barriers never overtake barriers**. In each channel, barriers arrive
 (announced or polled) in the order of their ids, with gaps where a checkpoint was aborted upstream. A newer barrier in a
@@ -20,8 +20,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 
 Channel = tuple[int, int]
@@ -161,7 +161,7 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class StopRecording:
-    """The barrier (or end) of a recorded channel has arrived: record what is queued ahead of it, and nothing more."""
+    """The barrier (or end) of a recorded channel has arrived: record only the data that is queued before it."""
 
     checkpoint_id: int
     channel: Channel
@@ -386,7 +386,7 @@ class BarrierHandler:
             self._aborted = {known for known in self._aborted if known > checkpoint_id}
 
     def _cancel(self, checkpoint_id: int) -> None:
-        """Cancels a pending checkpoint, or one whose barriers are still to come; these barriers are then ignored."""
+        """Cancels a pending checkpoint, or one whose barriers have not arrived yet; these barriers are then ignored."""
         reason = Reason.CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER
         if checkpoint_id in self._pending:
             self._give_up(checkpoint_id, reason)

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS, PATCHABLE, CheckpointRetention
 from ckpt_runtime.configuration.checkpointing_options import MINIMAL_CHECKPOINT_TIME_MS as MINIMUM_MS
-from ckpt_runtime.configuration.checkpointing_options import CheckpointRetention
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 
 __all__ = ["MINIMUM_MS", "CheckpointConfiguration", "CheckpointConfigurationError", "CheckpointRetention"]
@@ -33,9 +32,9 @@ class CheckpointConfiguration:
 
     ``aligned_timeout_ms`` and ``max_inflight_data_bytes`` (per subtask; None means no limit, 0 means full alignment)
     have no effect unless ``unaligned_enabled``. Unlike in Flink, concurrent checkpoints may be unaligned.
-    ``rescue_min_progress`` is in percent of the subtasks. ``transaction_timeout_ms`` is no setting of the job's: it
-    comes from its sinks, whose target aborts a transaction that no checkpoint has committed for so long; None without
-    such a sink. ``exactly_once`` is fixed at the submission.
+    ``rescue_min_progress`` is in percent of the subtasks. ``transaction_timeout_ms`` is not a setting of the job: it is
+    the time after which the target of a sink aborts a transaction that no checkpoint has committed; None without such a
+    sink. ``exactly_once`` is fixed at the submission.
 
     Raises :class:`CheckpointConfigurationError` if a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission, and checks it against the sinks' transactions.

@@ -7,12 +7,11 @@ FLIP-571.
 
 The work is done by its parts, none of which knows the coordinator or a part further down:
 
-* ``execution_view``: the graph and its current deployment
-* ``pending_checkpoint``: the checkpoints that have been triggered
+* ``executions``: the graph and its current deployment
 * ``schedule``: when a checkpoint is due
 * ``retention``: which checkpoints are kept, and what is deleted when
 * ``triggering``: from a request to the trigger messages
-* ``completion``: from the tasks' messages to a published checkpoint, or to a failed one
+* ``completion``: the checkpoints that have been triggered, from the tasks' messages to a published or failed one
 * :class:`Restoring`: the snapshot that the next deployment starts from
 """
 
@@ -26,18 +25,16 @@ from typing import Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
+from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion, PendingCheckpoints, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.executions import ExecutionView
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import PendingCheckpoints, TriggerRequest
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
-from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdSource, Triggering
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -59,7 +56,7 @@ class _Restore:
 
 
 class Restoring:
-    """Answers what the next deployment starts from, once no further checkpoint can complete.
+    """Answers with the checkpoint that the next deployment starts from, once no further checkpoint can complete.
 
     Owns the waiting request; ``emit`` takes the effects. A savepoint that the job starts from gets its pointer before
     the request is answered.
@@ -362,7 +359,7 @@ class CheckpointCoordinator:
 
     def _on_job_running(self, event: on.JobRunning, now: Instant) -> None:
         self._stopping = False
-        self._executions.deployed(event)
+        self._executions.deployed(event.executions, event.finished, event.finished_on_restore)
         self._state = CoordinatorState.RUNNING
         self._failures.deployed()
         self._schedule.deployed()

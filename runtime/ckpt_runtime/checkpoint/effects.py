@@ -1,7 +1,7 @@
-"""Everything that a checkpoint coordinator asks its shell to do: its only output type. Values only.
+"""The effects that a checkpoint coordinator requests from its shell: its only output type. Values only.
 
-The shell starts effects in the order given. An effect with an answer names the event; exactly one answer comes, at any
-later time and in any order. The others have no answer.
+The shell starts effects in the order given. An effect with an answer names the event; it gets exactly one answer, at
+any later time and in any order. The others have no answer.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 
 

@@ -12,8 +12,7 @@ from enum import StrEnum
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -77,7 +76,8 @@ class EndOfDataReached:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRequested:
-    """All tasks are gone; asks what the next deployment starts from. Answered by RestoreFrom or RestoreFailed.
+    """All tasks have ended; requests the checkpoint that the next deployment starts from. Answered by RestoreFrom or
+    RestoreFailed.
 
     A later request replaces one that is still unanswered. ``savepoint`` is the one that the job was submitted with; it
     is used only while the store has no checkpoint.
@@ -267,7 +267,7 @@ class StoreUnknown:
 
 @dataclass(frozen=True, slots=True)
 class StoreRemoved:
-    """Answers RemoveFromStore: the pointer is certainly gone."""
+    """Answers RemoveFromStore: the pointer is certainly removed."""
 
     checkpoint_id: int
 

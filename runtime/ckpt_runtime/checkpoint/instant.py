@@ -1,4 +1,4 @@
-"""A point in time, as the shells pass it to the pure machines. Nothing here reads a clock."""
+"""A point in time, as the shells pass it to the pure machines. This module never reads a clock."""
 
 from __future__ import annotations
 

@@ -1,11 +1,18 @@
-"""The kind of a snapshot, and the options that its barriers carry to the tasks. Values only."""
+"""The kind of a snapshot, the options that its barriers carry to the tasks, and why it failed. Values only."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum, StrEnum
 
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+
+class CheckpointType(StrEnum):
+    """The REST ``checkpoint_type``. A checkpoint is unaligned if it turned unaligned in at least one subtask."""
+
+    CHECKPOINT = "CHECKPOINT"
+    UNALIGNED_CHECKPOINT = "UNALIGNED_CHECKPOINT"
+    SAVEPOINT = "SAVEPOINT"
+    SYNC_SAVEPOINT = "SYNC_SAVEPOINT"
 
 
 class SavepointFormat(StrEnum):
@@ -69,3 +76,44 @@ class CheckpointOptions:
     shared_directory: str = ""
     final: bool = False
     exactly_once: bool = True
+
+
+class CheckpointFailureReason(Enum):
+    """Flink's reasons by name; the value is the message."""
+
+    TOO_MANY_CHECKPOINT_REQUESTS = "Too many checkpoint requests are queued."
+    NOT_ALL_REQUIRED_TASKS_RUNNING = "Not all required tasks are currently running."
+    IO_EXCEPTION = "An Exception occurred while triggering the checkpoint. IO-problem detected."
+    CHECKPOINT_ASYNC_EXCEPTION = "Asynchronous task checkpoint failed."
+    CHECKPOINT_EXPIRED = "Checkpoint expired before completing."
+    CHECKPOINT_SUBSUMED = "Checkpoint has been subsumed."
+    CHECKPOINT_BASE_REPLACED = "A full checkpoint has replaced the one that this increment builds upon."
+    CHECKPOINT_DECLINED = "Checkpoint was declined."
+    CHECKPOINT_DECLINED_TASK_NOT_READY = "Checkpoint was declined (tasks not ready)"
+    CHECKPOINT_DECLINED_TASK_CLOSING = "Checkpoint was declined (task is closing)"
+    CHECKPOINT_DECLINED_SUBSUMED = "A barrier of a newer checkpoint arrived first."
+    CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER = "An input cancelled the checkpoint."
+    CHECKPOINT_COORDINATOR_SHUTDOWN = "CheckpointCoordinator shutdown."
+    CHECKPOINT_COORDINATOR_SUSPEND = "Checkpoint Coordinator is suspending."
+    FINALIZE_CHECKPOINT_FAILURE = "Failure to finalize checkpoint."
+    TRIGGER_CHECKPOINT_FAILURE = "Trigger checkpoint failure."
+
+    @property
+    def message(self) -> str:
+        return self.value
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the failure counts against the tolerable number of failures."""
+        return self in _COUNTED
+
+
+_COUNTED = frozenset(
+    {
+        CheckpointFailureReason.IO_EXCEPTION,
+        CheckpointFailureReason.CHECKPOINT_ASYNC_EXCEPTION,
+        CheckpointFailureReason.CHECKPOINT_DECLINED,
+        CheckpointFailureReason.CHECKPOINT_EXPIRED,
+        CheckpointFailureReason.FINALIZE_CHECKPOINT_FAILURE,
+    }
+)

@@ -1,7 +1,8 @@
 """Decides which checkpoints are kept and when checkpoints, shared files and leftovers are deleted. Pure.
 
 Owns the retained checkpoints, the registry of shared files and the order of deletions: first the pointer, which is in
-the high-availability directory, and the files only after it is certainly gone. Pending checkpoints are not its concern.
+the high-availability directory, and the files only after it is certainly removed. Pending checkpoints are not its
+concern.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ckpt_runtime.checkpoint.configuration import SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.state_handles import SharedStateConflictError, SharedStateRegistry
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class CompletedCheckpointStore:
         return next((entry.checkpoint.id for entry in kept), None)
 
     def clear(self) -> list[RetainedCheckpoint]:
-        """Empties the store at the end of the job and returns what was in it."""
+        """Empties the store at the end of the job and returns its content."""
         entries, self._entries = self._entries, []
         return entries
 
@@ -103,7 +104,7 @@ class CheckpointCleaner:
 
     @property
     def pointers_are_gone(self) -> bool:
-        """Whether all pointers to the checkpoints being cleaned are certainly gone."""
+        """Whether all pointers to the checkpoints being cleaned are certainly removed."""
         return not self._removing
 
     @property
@@ -138,7 +139,7 @@ class CheckpointCleaner:
         self._emit(DiscardLocation(checkpoint_id, directory))
 
     def removed(self, checkpoint_id: int) -> None:
-        """The pointer is gone. Raises :class:`UnexpectedAnswerError` if no removal was in progress."""
+        """The pointer is removed. Raises :class:`UnexpectedAnswerError` if no removal was in progress."""
         discard, _ = self._removal_of(checkpoint_id)
         del self._removing[checkpoint_id]
         self._directories.pop(checkpoint_id, None)

@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.executions import ExecutionView
 from ckpt_runtime.checkpoint.instant import Instant
 
 
@@ -172,7 +172,7 @@ class CheckpointSchedule:
         self._final_requested = False
 
     def undeployed(self) -> None:
-        """The deployment is gone: no task waits for a final checkpoint."""
+        """The deployment has ended: no task waits for a final checkpoint."""
         self._emit(out.CancelTimer(_FINAL))
         # The timer may have fired already and its event be queued: it must not count for the next deployment.
         self._final_generation += 1

@@ -41,7 +41,7 @@ class _Messages(Struct):
 
 @dataclass(frozen=True, slots=True)
 class SinkLineage:
-    """What a transactional sink has to know about the writers before it.
+    """The facts about earlier writers that a transactional sink needs.
 
     ``sink_id`` is kept across restores, also by another job. ``ended_jobs`` wrote under it and no longer do: their
     hidden files that the restored snapshot does not cover are orphaned. A savepoint of the current job, up to number

@@ -261,7 +261,7 @@ class SharedStateRegistry:
 
         Raises :class:`SharedStateConflictError` if a known path has another length or checksum, was given up, or
         belongs to a snapshot that the user owns. A task that does not know the latest completed checkpoint yet may
-        build upon an older one, whose files are gone if the latest is a full one: if this is the only conflict, the
+        reuse files of an older one, which are deleted if the latest is a full one: if this is the only conflict, the
         error is a :class:`FileGivenUpError`. The state's other files are registered anyway, so that they are deleted
         together with their checkpoint.
         """

@@ -14,19 +14,19 @@ from typing import Protocol
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completion import CheckpointFailures
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
-from ckpt_runtime.checkpoint.effects import Effect
-from ckpt_runtime.checkpoint.events import TimerId, TimerKind
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import (
+from ckpt_runtime.checkpoint.completion import (
+    CheckpointFailures,
     PendingCheckpoint,
     PendingCheckpoints,
     PendingState,
     TriggerRequest,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
+from ckpt_runtime.checkpoint.effects import Effect
+from ckpt_runtime.checkpoint.events import TimerId, TimerKind
+from ckpt_runtime.checkpoint.executions import ExecutionView
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.retention import Retention
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
@@ -307,7 +307,7 @@ class Triggering:
         pending = PendingCheckpoint(number, request, plan, now.abs_ms, now.rel_ms, deadline)
         self._pending.add(pending)
         if request.properties.is_savepoint and request.properties.is_incremental:
-            # Pinned before any task is triggered: files that it will copy must not be deleted meanwhile.
+            # Pinned before any task is triggered: files that it will copy must not be deleted until then.
             self._retention.pin(pending.id)
         # Kept apart from `pending`, which drops an aborted checkpoint although its directory is still created.
         self._locating.add(pending.id)
@@ -359,8 +359,8 @@ class Triggering:
 
 def rescued_until(pending: PendingCheckpoint, configuration: CheckpointConfiguration, now_ms: int) -> int | None:
     """The new deadline in monotonic milliseconds of a checkpoint whose timeout has passed; None if it has to expire.
-
-    Automates what a user does by hand with FLIP-571. Called only when a timeout passes, so none expires earlier.
+    This automates a change that a user would make with FLIP-571. Called only when a timeout passes, so none expires
+    earlier.
 
     A checkpoint is nearly done if at least ``rescue_min_progress`` percent of its subtasks have acknowledged. It gets
     ``rescue_extension_ms`` more, repeatedly as long as data is persisted in each extension, but never more than

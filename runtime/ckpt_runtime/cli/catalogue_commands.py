@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from msgspec import structs
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import duration_text, size_text, time_text, user_name
 from ckpt_runtime.cli.snapshot_tools import SnapshotArgument, opened_snapshot, shown_name, storage_failures
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ckpt_runtime.storage.filesystem import Location
     from ckpt_runtime.storage.savepoint_entry import Mark
 if TYPE_CHECKING:
-    from ckpt_runtime.connectors.leftovers import HiddenFile
+    from ckpt_runtime.connectors.part_directory import HiddenFile
 
 DirectoryArgument = Annotated[
     str, typer.Argument(metavar="DIRECTORY", help="Directory to search: absolute path or URL.")
@@ -230,10 +230,10 @@ def leftovers(
     ] = False,
 ) -> None:
     """List hidden files of sinks that no job owns; delete them with --remove."""
-    from ckpt_runtime.connectors.leftovers import find_hidden_files, remove_hidden_file
+    from ckpt_runtime.connectors.part_directory import find_hidden_files, remove_hidden_file
     from ckpt_runtime.storage.errors import StorageError
 
-    age_ms = values.duration_ms("--older-than", older_than) or 0
+    age_ms = framework.duration_ms("--older-than", older_than) or 0
     now_s = time.time()
     try:
         covered = _covered(keep or ())
@@ -275,7 +275,7 @@ def _asking(cli: Cli) -> Callable[[str], str | None]:
     @cache
     def status(job_id: str) -> str | None:
         try:
-            return client.job_status(values.job_id(job_id))
+            return client.job_status(framework.job_id(job_id))
         except (NotFound, typer.BadParameter):
             return None
 

@@ -7,14 +7,17 @@ Scripts may rely on the exit codes (docs/cli.md).
 The session file describes the session that was started last, so that later commands find it. It holds a token and the
 processes to stop, so it is private to its owner and refused if it is not. All other files of the session lie beside it,
 so that two sessions of one user never share a file.
+
+Values that users type are parsed here: job ids, durations, sizes, ``key=value`` pairs. A usage error names the option.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
+import re
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from functools import wraps
@@ -38,10 +41,100 @@ from ckpt_runtime.client.errors import (
     Unreachable,
     WaitTimeout,
 )
-from ckpt_runtime.client.leader import LeaderSource, LeaderUnproven
 from ckpt_runtime.client.private_files import write_private
+from ckpt_runtime.client.transport import LeaderSource, LeaderUnproven
 from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S, POLL_PATIENCE_S
+from ckpt_runtime.configuration.value_types import parse_duration, parse_memory_size
 from ckpt_runtime.spark.launch import SessionInfo
+
+_HEX_ID = re.compile(r"[0-9a-fA-F]{32}")
+
+
+def job_id(text: str) -> str:
+    """Parse a job id: 32 hex digits, in lower case."""
+    if not _HEX_ID.fullmatch(text):
+        raise typer.BadParameter(f"{text!r} is not a job id, it must be 32 hexadecimal digits")
+    return text.lower()
+
+
+def optional_job_id(text: str | None) -> str | None:
+    """:func:`job_id` of the text; None if not given."""
+    return None if text is None else job_id(text)
+
+
+def job_ids(texts: list[str] | None) -> list[str] | None:
+    """:func:`job_id` of each text; None if not given."""
+    return None if texts is None else [job_id(text) for text in texts]
+
+
+def duration_ms(option: str, text: str | None) -> int | None:
+    """Milliseconds of ``10 s``, ``5min``, ...; None if not given.
+
+    A bare number is refused as ambiguous: options count milliseconds, as Flink's do, but users may mean seconds.
+    """
+    if text is None:
+        return None
+    number = text.strip()
+    if number.isdecimal() and int(number) > 0:
+        raise typer.BadParameter(f'{option}: {text!r} has no unit, write "{number} s", "{number} ms" or "{number} min"')
+    return _parsed(option, text, parse_duration)
+
+
+def size_bytes(option: str, text: str | None) -> int | None:
+    """Bytes of ``64 mb``, ...; None if not given."""
+    return None if text is None else _parsed(option, text, parse_memory_size)
+
+
+def _parsed(option: str, text: str, parse: Callable[[str], int]) -> int:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be {error}") from None
+
+
+def timeout_s(option: str, text: str | None) -> float | None:
+    """Seconds of a duration; None if not given, which means no time limit."""
+    millis = duration_ms(option, text)
+    return None if millis is None else millis / 1000
+
+
+def pairs(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """Parse ``key=value``, given any number of times; a repeated key must have the same value.
+
+    ``@FILE`` stands for the lines of a file, so that a secret need not be in the process list.
+    """
+    found: dict[str, str] = {}
+    for text in _with_files(option, texts):
+        key, separator, value = text.partition("=")
+        key, value = key.strip(), value.strip()
+        if not separator or not key:
+            raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be key=value")
+        if found.setdefault(key, value) != value:
+            raise typer.BadParameter(f"{option}: {key} is given twice with different values")
+    return found
+
+
+def parallelism(option: str, text: str) -> tuple[str | None, int]:
+    """Parse ``N`` or ``VERTEX=N``."""
+    vertex, separator, number = text.rpartition("=")
+    if not number.strip().isdecimal() or (separator and not vertex.strip()):
+        raise typer.BadParameter(f"{option}: {text!r} is not acceptable, it must be N or VERTEX=N")
+    return (vertex.strip() if separator else None), int(number)
+
+
+def _with_files(option: str, texts: Iterable[str]) -> Iterator[str]:
+    for text in texts:
+        if not text.startswith("@"):
+            yield text
+            continue
+        try:
+            lines = Path(text[1:]).read_text().splitlines()
+        except (OSError, UnicodeError) as error:
+            raise typer.BadParameter(
+                f"{option}: {text!r} is not acceptable, the file cannot be read: {error}"
+            ) from None
+        yield from (line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#"))
+
 
 PATH_VARIABLE = "CKPT_SESSION_FILE"
 _MAX_BYTES = 64 * 1024

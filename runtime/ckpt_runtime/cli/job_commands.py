@@ -10,17 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.event_stream import END, RESET, START, StreamedEvent
 from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
 from ckpt_runtime.contract.configuration import Bounds, CheckpointConfig
-from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails, Vertex
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import TERMINAL_STATES, ExceptionHistory, JobDetails, Vertex, root_cause_line
 
-JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=values.job_id)]
+JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id.", callback=framework.job_id)]
 IncarnationOption = Annotated[
     int | None,
     typer.Option("--incarnation", metavar="N", min=1, help="Fail unless the job is this incarnation of its lineage."),
@@ -160,7 +159,7 @@ def cancel(
     incarnation: IncarnationOption = None,
 ) -> None:
     """Cancel a job without a savepoint."""
-    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    timeout_s = framework.timeout_s("--wait-timeout", wait_timeout)
     client = cli.client()
     call = client.cancel_and_retain if retain else client.cancel_job
     kept = call(job, incarnation=incarnation)
@@ -196,7 +195,7 @@ def health(cli: Cli, job: JobArgument) -> ExitCode:
 
 JobsArgument = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[JOB]...", help="Job ids; all jobs if none is given.", callback=values.job_ids),
+    typer.Argument(metavar="[JOB]...", help="Job ids; all jobs if none is given.", callback=framework.job_ids),
 ]
 
 
@@ -344,7 +343,7 @@ def rescale(
     wait_timeout: WaitTimeoutOption = None,
 ) -> None:
     """Rescale a running job. It gets its slots and takes a checkpoint before anything is stopped."""
-    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    timeout_s = framework.timeout_s("--wait-timeout", wait_timeout)
     client = cli.client()
     vertices = client.job_details(job).vertices
     wanted = _wanted(parallelism, vertices, client.parallelism_bounds(job))
@@ -368,7 +367,7 @@ def _wanted(given: Sequence[str], vertices: Sequence[Vertex], present: Mapping[s
     A number for all vertices skips those that cannot have more than one subtask.
     """
     wanted: dict[str, int | Bounds] = dict(present)
-    parsed = [values.parallelism("--parallelism", text) for text in given]
+    parsed = [framework.parallelism("--parallelism", text) for text in given]
     for name, number in sorted(parsed, key=lambda pair: pair[0] is not None):
         chosen = [v for v in vertices if (v.max_parallelism > 1 if name is None else name in (v.id, v.name))]
         if name is not None and len(chosen) != 1:

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.job_commands import JobArgument
 from ckpt_runtime.cli.output import duration_text, size_text, time_text
@@ -193,18 +193,18 @@ def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
     max_inflight_data: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Maximum in-flight data to persist per subtask.")
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Return to the submitted values.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Return to the submitted framework.")] = False,
 ) -> None:
     """Change the checkpoint configuration of a running job. Only what is given changes."""
     patch = CheckpointConfigPatch(
-        interval_ms=values.duration_ms("--interval", interval),
-        timeout_ms=values.duration_ms("--timeout", timeout),
-        min_pause_ms=values.duration_ms("--min-pause", min_pause),
+        interval_ms=framework.duration_ms("--interval", interval),
+        timeout_ms=framework.duration_ms("--timeout", timeout),
+        min_pause_ms=framework.duration_ms("--min-pause", min_pause),
         max_concurrent=max_concurrent,
         tolerable_failed_checkpoints=tolerable_failed_checkpoints,
-        aligned_timeout_ms=values.duration_ms("--aligned-timeout", aligned_timeout),
+        aligned_timeout_ms=framework.duration_ms("--aligned-timeout", aligned_timeout),
         unaligned=unaligned,
-        max_inflight_data_bytes=values.size_bytes("--max-inflight-data", max_inflight_data),
+        max_inflight_data_bytes=framework.size_bytes("--max-inflight-data", max_inflight_data),
     )
     if reset == bool(patch.to_json()):
         raise CommandError("give the values to change, or --reset alone", ExitCode.USAGE)

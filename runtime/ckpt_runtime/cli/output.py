@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from ckpt_runtime.contract.base import plain
+from ckpt_runtime.contract.spelling import plain
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.output import size_text
 from ckpt_runtime.client import requests
@@ -64,7 +64,7 @@ def run(  # noqa: PLR0913 -- one parameter for each option
     define: DefineOption = None,
     entry: EntryOption = None,
     job_id: Annotated[
-        str | None, typer.Option("--job-id", help="Id of the job.", callback=values.optional_job_id)
+        str | None, typer.Option("--job-id", help="Id of the job.", callback=framework.optional_job_id)
     ] = None,
     drill: Annotated[
         bool, typer.Option("--drill", help="Restore drill of that snapshot: nothing outside the job is changed.")
@@ -88,12 +88,12 @@ def run(  # noqa: PLR0913 -- one parameter for each option
         entry_point=entry,
         arguments=tuple(arguments or ()),
         parallelism=parallelism,
-        configuration=values.pairs("-D", define or ()),
+        configuration=framework.pairs("-D", define or ()),
         savepoint_path=from_savepoint,
         allow_non_restored_state=allow_non_restored_state,
         claim_mode=claim_mode.name,
         fork=fork,
-        source_positions=values.pairs("--source-position", source_position or ()),
+        source_positions=framework.pairs("--source-position", source_position or ()),
     )
     if options.source_positions and from_savepoint is None:
         raise CommandError("--source-position needs --from-savepoint, whose positions it changes", ExitCode.USAGE)
@@ -176,7 +176,7 @@ def plan(
         entry_point=entry,
         arguments=tuple(arguments or ()),
         parallelism=parallelism,
-        configuration=values.pairs("-D", define or ()),
+        configuration=framework.pairs("-D", define or ()),
         savepoint_path=from_savepoint,
         allow_non_restored_state=allow_non_restored_state,
     )

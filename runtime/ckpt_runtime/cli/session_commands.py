@@ -10,14 +10,13 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode, path_beside, session_path, write_session
 from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.client.session_command import SessionCommandError
 from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import ConfigurationError, OptionScope
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.spark.installation import RuntimeNotInstalledError, check_runtime
 from ckpt_runtime.spark.launch import (
@@ -71,8 +70,8 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     ] = False,
 ) -> None:
     """Start a session, detached, and wait until its REST API answers; or run it in the foreground."""
-    timeout_s = values.timeout_s("--ready-timeout", ready_timeout or DEFAULT_READY_TIMEOUT) or 0.0
-    conf, spark = values.pairs("-D", define or ()), values.pairs("--conf", spark_conf or ())
+    timeout_s = framework.timeout_s("--ready-timeout", ready_timeout or DEFAULT_READY_TIMEOUT) or 0.0
+    conf, spark = framework.pairs("-D", define or ()), framework.pairs("--conf", spark_conf or ())
     _check_options(conf)
     _refuse_secrets(spark)
     for option, given in (("--log-file", log_file), ("--ready-timeout", ready_timeout)):
@@ -146,7 +145,7 @@ def _check_options(conf: dict[str, str]) -> None:
 
 
 def _check_no_token(host: str, token: str | None) -> None:
-    from ckpt_runtime.rest.auth import BindingRefused, check_binding
+    from ckpt_runtime.rest.server import BindingRefused, check_binding
 
     if token:
         raise CommandError("--no-token: a token is given, by --token or the environment", ExitCode.USAGE)

@@ -10,14 +10,14 @@ from typing import Annotated
 
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.framework import Cli, CommandError, ExitCode
 from ckpt_runtime.cli.job_commands import IncarnationOption, JobArgument, WaitTimeoutOption
 from ckpt_runtime.cli.output import size_text, user_name
 from ckpt_runtime.client.errors import UNKNOWN_JOB, CkptClientError, Conflict, NotFound, OperationFailed
 from ckpt_runtime.client.requests import Format, OperationKind
 from ckpt_runtime.contract.checkpoints import Checkpoint, OperationStatus
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import root_cause_line
 
 
 class FormatChoice(StrEnum):
@@ -107,7 +107,9 @@ def _missing_job_error(cli: Cli, job_id: str) -> CkptClientError:
 
 def savepoint(
     cli: Cli,
-    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Job id.", callback=values.optional_job_id)] = None,
+    job: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", help="Job id.", callback=framework.optional_job_id)
+    ] = None,
     directory: Annotated[
         str | None, typer.Argument(metavar="[DIRECTORY]", help="Target directory; default: as configured.")
     ] = None,
@@ -119,7 +121,7 @@ def savepoint(
     wait_timeout: WaitTimeoutOption = None,
 ) -> None:
     """Take a savepoint of a running job, or delete one with --dispose."""
-    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    timeout_s = framework.timeout_s("--wait-timeout", wait_timeout)
     if dispose is not None:
         if job is not None:
             raise CommandError("--dispose takes the savepoint's path and no JOB", ExitCode.USAGE)
@@ -151,7 +153,7 @@ def stop(
     incarnation: IncarnationOption = None,
 ) -> None:
     """Stop a job with a savepoint."""
-    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    timeout_s = framework.timeout_s("--wait-timeout", wait_timeout)
     trigger_id = cli.client().stop_with_savepoint(
         job,
         savepoint_path,
@@ -186,7 +188,7 @@ def checkpoint(
     wait_timeout: WaitTimeoutOption = None,
 ) -> None:
     """Trigger a checkpoint."""
-    timeout_s = values.timeout_s("--wait-timeout", wait_timeout)
+    timeout_s = framework.timeout_s("--wait-timeout", wait_timeout)
     trigger_id = cli.client().trigger_checkpoint(job, full=full)
     if status := StartedOperation(cli, "checkpoint", trigger_id, job).wait("taking a checkpoint", detached, timeout_s):
         document = {"trigger_id": trigger_id, "checkpoint_id": status.checkpoint_id}

@@ -223,7 +223,7 @@ def convert(
         raise CommandError("--backend is for --format native: any backend restores a canonical one", ExitCode.USAGE)
     with storage_failures(), clean_ends(), cli.output.progress() as show_progress:
         from ckpt_runtime.checkpoint.properties import SavepointFormat
-        from ckpt_runtime.snapshots.convert import convert_snapshot
+        from ckpt_runtime.snapshots.copying import convert_snapshot
         from ckpt_runtime.state.errors import UnsupportedBackendError
         from ckpt_runtime.state.registry import check_name
         from ckpt_runtime.storage.filesystem import resolve

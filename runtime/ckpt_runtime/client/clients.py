@@ -32,10 +32,11 @@ from ckpt_runtime.client.errors import (
     is_passing,
 )
 from ckpt_runtime.client.event_stream import EventFeed, StreamedEvent
-from ckpt_runtime.client.leader import Leader, LeaderSource
 from ckpt_runtime.client.requests import Call
 from ckpt_runtime.client.transport import (
     DEFAULT_TIMEOUT_S,
+    Leader,
+    LeaderSource,
     check_certificates,
     check_token,
     client_options,
@@ -170,8 +171,8 @@ class AsyncCkptClient(AsyncCalls):
     ``address`` is ``host:port`` or a URL, or a source of the current leader (``ckpt_runtime.leader_retrieval``). With a
     source, requests follow the leader, and the token is sent only to proven addresses; connections to each address that
     has led are kept until the client is closed. ``verify`` is True, False, a CA file or an ``ssl.SSLContext``.
-    ``timeout_s`` bounds each single request. While the server is away, a request is repeated for ``retry_timeout_s``
-    (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
+    ``timeout_s`` bounds each single request. While the server does not answer, a request is repeated for
+    ``retry_timeout_s`` (0: never), and ``on_away`` is called each time. ``transport`` replaces the network.
     """
 
     renew_token: Callable[[], str | None] | None = None

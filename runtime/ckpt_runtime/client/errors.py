@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import root_cause_line
 
 UNKNOWN_JOB = "FlinkJobNotFoundException"
 """The exception that Flink names in answers with status 500, and in failed operations, if there is no such job."""

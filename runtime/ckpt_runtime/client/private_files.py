@@ -24,7 +24,7 @@ def make_private_directory(path: Path) -> None:
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Replace the file atomically, by way of a new draft file beside it with a random name."""
+    """Replace the file atomically, through a draft file with a random name in the same directory."""
     make_private_directory(path.parent)
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, TypeVar
 from urllib.parse import quote
 
-from ckpt_runtime.contract.base import read, reader
 from ckpt_runtime.contract.checkpoints import (
     CanceledJob,
     Checkpoint,
@@ -37,6 +36,7 @@ from ckpt_runtime.contract.jobs import (
     UpgradeInProgress,
     VertexDetails,
 )
+from ckpt_runtime.contract.spelling import read, reader
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -358,7 +358,7 @@ def cancel_job(job_id: str, *, owner: str | None = None, incarnation: int | None
 def cancel_and_retain(
     job_id: str, *, owner: str | None = None, incarnation: int | None = None
 ) -> Call[RetainedCheckpoint | None]:
-    """Cancel as :func:`cancel_job` and retain the job's checkpoints, whatever its options say.
+    """Cancel as :func:`cancel_job` and retain the job's checkpoints, regardless of its options.
 
     Returns the latest checkpoint so far. Flink ignores the argument and answers with an empty body, which is an error.
     """

@@ -43,7 +43,7 @@ _REQUEST_BACKOFF = wait_random_exponential(multiplier=0.1, max=2.0)
 
 
 class Caller(Protocol):
-    """What carries out a call, such as :class:`ckpt_runtime.client.clients.AsyncCkptClient`."""
+    """The executor of a call, such as :class:`ckpt_runtime.client.clients.AsyncCkptClient`."""
 
     async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T: ...
 

@@ -1,13 +1,22 @@
-"""Options under ``execution.checkpointing`` and ``execution.state-recovery``: declarations only."""
+"""Options under ``execution.checkpointing`` and ``execution.state-recovery``, and which of them FLIP-571 changes.
+
+The coordinator's configuration, the overrides, the REST API and its description are made from the table
+:data:`CHECKPOINT_SETTINGS`; a test compares the client's own with it, since the client imports nothing of the engine.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from ckpt_runtime.configuration.option import Changeability, ConfigOption
 from ckpt_runtime.configuration.value_types import (
     BOOLEAN,
     DURATION,
+    MAX_INT,
+    MAX_LONG,
     NON_EMPTY_STRING,
     DurationType,
     EnumType,
@@ -130,8 +139,8 @@ class CheckpointingOptions:
         BOOLEAN,
         False,
         "Checkpoints write only the changes since the last completed one, and native savepoints duplicate the files "
-        "that a completed checkpoint already has in storage. Has an effect only with backends whose snapshots "
-        "consist of several files, such as RocksDB; the in-memory backend always writes all of its state.",
+        "that a completed checkpoint already has in storage. RocksDB's files are its tables; the in-memory backend "
+        "writes a file with the keys that have changed. Without this option it writes all of its state each time.",
         fallback_keys=("state.backend.incremental",),
     )
     SAVEPOINT_DUPLICATION = ConfigOption(
@@ -252,3 +261,75 @@ class StateRecoveryOptions:
         default_equals_absence=True,
         fixed_because=_WHAT_IT_BEGAN_WITH,
     )
+
+
+MAX_MILLISECONDS = 10 * 365 * 24 * 3600 * 1000
+"""Ten years: a longer duration is a mistake, and its sum with a timestamp might not fit into a 64-bit integer."""
+_TIMES = (MINIMAL_CHECKPOINT_TIME_MS, MAX_MILLISECONDS)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSetting:
+    """``field`` is the attribute of ``CheckpointConfiguration``.
+
+    ``patched_as`` is the field of FLIP-571's request, None for what cannot change while the job runs, and
+    ``patch_range`` what that accepts, both ends included; None for true or false.
+    """
+
+    field: str
+    option: ConfigOption[Any]
+    patched_as: str | None = None
+    patch_range: tuple[int, int] | None = None
+
+    @property
+    def least(self) -> int | None:
+        """Gives the least value that a submission may set; None if it is not a number."""
+        return getattr(self.option.type, "minimum", None)
+
+
+CHECKPOINT_SETTINGS = (
+    CheckpointSetting("interval_ms", CheckpointingOptions.INTERVAL, "checkpointInterval", _TIMES),
+    CheckpointSetting("interval_during_backlog_ms", CheckpointingOptions.INTERVAL_DURING_BACKLOG),
+    CheckpointSetting("timeout_ms", CheckpointingOptions.TIMEOUT, "checkpointTimeout", _TIMES),
+    CheckpointSetting(
+        "min_pause_ms", CheckpointingOptions.MIN_PAUSE, "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)
+    ),
+    CheckpointSetting(
+        "max_concurrent",
+        CheckpointingOptions.MAX_CONCURRENT_CHECKPOINTS,
+        "maxConcurrentCheckpoints",
+        (1, MAX_INT),
+    ),
+    CheckpointSetting(
+        "tolerable_failed_checkpoints",
+        CheckpointingOptions.TOLERABLE_FAILED_CHECKPOINTS,
+        "tolerableCheckpointFailureNumber",
+        (0, MAX_INT),
+    ),
+    CheckpointSetting(
+        "aligned_timeout_ms",
+        CheckpointingOptions.ALIGNED_TIMEOUT,
+        "alignedCheckpointTimeout",
+        (0, MAX_MILLISECONDS),
+    ),
+    CheckpointSetting("unaligned_enabled", CheckpointingOptions.UNALIGNED, "unalignedEnabled"),
+    CheckpointSetting(
+        "max_inflight_data_bytes",
+        CheckpointingOptions.MAX_INFLIGHT_DATA,
+        "maxInflightDataBytes",
+        (1, MAX_LONG),
+    ),
+    CheckpointSetting("incremental", CheckpointingOptions.INCREMENTAL),
+    CheckpointSetting("rescue_enabled", CheckpointingOptions.RESCUE_ENABLED),
+    CheckpointSetting("rescue_min_progress", CheckpointingOptions.RESCUE_MIN_PROGRESS),
+    CheckpointSetting("rescue_extension_ms", CheckpointingOptions.RESCUE_EXTENSION),
+    CheckpointSetting("rescue_max_extension_ms", CheckpointingOptions.RESCUE_MAX_EXTENSION),
+    CheckpointSetting("retained", CheckpointingOptions.NUM_RETAINED),
+    CheckpointSetting("retention", CheckpointingOptions.EXTERNALIZED_RETENTION),
+    CheckpointSetting("checkpoints_after_tasks_finish", CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH),
+)
+
+PATCHABLE: Mapping[str, CheckpointSetting] = {
+    setting.patched_as: setting for setting in CHECKPOINT_SETTINGS if setting.patched_as is not None
+}
+"""Settings that can change while a job runs, by their name in FLIP-571's request."""

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, TypeVar
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import ConfigOption, InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, OPTIONS, canonical_key, find_option
 from ckpt_runtime.secret_keys import MASK, shown, without_credentials
 
@@ -24,7 +23,7 @@ T = TypeVar("T")
 class Configuration:
     """Maps keys of options to texts. Deprecated keys are stored under the current key, which wins when both are given.
 
-    Values are kept as they were written, so that a client reads back what it gave; :meth:`get` parses them.
+    Values are kept as they were written, so that a client reads back the text that it gave; :meth:`get` parses them.
     """
 
     __slots__ = ("_values",)

@@ -1,13 +1,50 @@
-"""One configuration option: its key, type, default, where it may be given and how it may change. Holds no values."""
+"""One configuration option: its key, type, default, where it may be given and how it may change. Holds no values.
+
+The errors name the option, the value and what is allowed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
 from ckpt_runtime.configuration.value_types import ValueType
+
+
+class ConfigurationError(ValueError):
+    """Base class of all configuration errors."""
+
+
+class InvalidOptionError(ConfigurationError):
+    """An option has a value that it cannot take, or is given where it has no effect."""
+
+    def __init__(self, key: str, value: object, allowed: str) -> None:
+        super().__init__(f"{key}: {value!r} is not acceptable; allowed: {allowed}")
+        self.key = key
+        self.value = value
+        self.allowed = allowed
+
+
+class UnknownOptionError(ConfigurationError):
+    """A key in the system's own namespaces matches no option. ``suggestions`` are the nearest known keys."""
+
+    def __init__(self, key: str, value: object, suggestions: Sequence[str]) -> None:
+        hint = f"; did you mean {' or '.join(suggestions)}?" if suggestions else ""
+        super().__init__(f"{key}: there is no such option (value {value!r}){hint}")
+        self.key = key
+        self.value = value
+        self.suggestions = tuple(suggestions)
+
+
+class InvalidConfigurationError(ConfigurationError):
+    """Lists all problems of a configuration, one per line."""
+
+    def __init__(self, problems: Sequence[InvalidOptionError | UnknownOptionError]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = tuple(problems)
+
 
 T = TypeVar("T")
 

@@ -161,10 +161,12 @@ class ExecutionOptions:
         1_000,
         "Length of the intervals of PROCESSING_TIME triggers, counted from the epoch as in Spark.",
     )
-    PROCESSOR_TIMERS_AT_END = ConfigOption(
-        "execution.stateful-processor.fire-timers-at-end",
+    EVENT_TIME_ENDS = ConfigOption(
+        "execution.event-time.ends-with-data",
         BOOLEAN,
         True,
-        "Whether all event-time timers fire at the end of the data. false: only those that the watermark has "
-        "reached, as in Spark.",
+        "Whether event time ends with the data: then all event-time timers fire, and outer joins emit all rows "
+        "without a match. false: only what the watermark of the data has reached, as in Spark. A program whose "
+        "triggers are all availableNow or once sets it to false.",
+        fallback_keys=("execution.stateful-processor.fire-timers-at-end",),
     )

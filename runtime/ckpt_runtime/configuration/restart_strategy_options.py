@@ -9,7 +9,7 @@ from ckpt_runtime.configuration.value_types import MAX_INT, DurationType, EnumTy
 
 
 class RestartStrategyType(StrEnum):
-    """How a failed job comes back."""
+    """How a failed job is restarted."""
 
     NONE = "none"
     FIXED_DELAY = "fixed-delay"

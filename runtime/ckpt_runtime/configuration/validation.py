@@ -23,8 +23,12 @@ from ckpt_runtime.configuration.cluster_options import (
     TaskManagerOptions,
 )
 from ckpt_runtime.configuration.configuration import Configuration, shown_value
-from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import (
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+    UnknownOptionError,
+)
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions, PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions

@@ -197,7 +197,7 @@ class Queries:
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form.
 
-        A report is made when it is asked for and a checkpoint has completed since the last one. It counts the rows that
+        A report is made on request, if a checkpoint has completed since the last one. It counts the rows that
         the sources have read since then; its duration is that of the checkpoint.
         """
         async with query.lock:
@@ -263,7 +263,7 @@ def spark_time(millis: int) -> str:
 def _event_time(watermarks: Sequence[int]) -> dict[str, str]:
     """The time that all operators have reached, at least 1970 as in Spark; nothing without event time.
 
-    The end of data is a watermark, too, which lies behind all times that have a text.
+    The end of data is a watermark, too, later than every time that has a text.
     """
     reached = min((watermark for watermark in watermarks if watermark <= _LATEST_MS), default=None)
     return {} if reached is None else {"watermark": spark_time(max(0, reached))}

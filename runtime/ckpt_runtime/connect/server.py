@@ -29,10 +29,9 @@ from pyspark.sql.types import LongType
 
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, SecurityOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.connect.listeners import ListenerBus, started_event
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
-from ckpt_runtime.connect.sessions import ClientSession, ClientSessions
+from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, ListenerBus, started_event
 from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError

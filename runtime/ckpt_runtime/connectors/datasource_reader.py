@@ -1,12 +1,12 @@
 """PySpark ``DataSource`` stream readers, unchanged and without a JVM: one enumerator plans offset ranges, readers read.
 
 The enumerator is the head of the job. It holds the user's reader object and makes all calls that Spark's driver would
-make on this one object, so that ``partitions`` and ``commit`` see what ``latestOffset`` stored in it. A range is
-planned once. Its partitions are sent to the readers (``range_reader.py``) as data, each to one of them in turn; a
-reader keeps a partition in state until it is read. So a restore does not plan a range again: it continues after the
-last planned range. Simple readers return rows with the offset; these rows are sent instead of partitions. A watermark
-after each range says up to which sequence number everything was sent, since a reader cannot know otherwise that no more
-of the range will arrive.
+make on this one object, so that ``partitions`` and ``commit`` see the attributes that ``latestOffset`` stored in it. A
+range is planned once. Its partitions are sent to the readers (``range_reader.py``) as data, each to one of them in
+turn; a reader keeps a partition in state until it is read. A restore therefore does not plan a range again: it
+continues after the last planned range. Simple readers return rows with the offset; these rows are sent instead of
+partitions. A watermark after each range is the sequence number up to which everything was sent, since a reader cannot
+know otherwise that the range is complete.
 
 :class:`StreamPlanner` makes the calls of one reader object in Spark's order and knows nothing of checkpoints. Offsets
 are JSON texts there; each call gets its own dict, so that a reader may modify it.
@@ -23,8 +23,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 from msgspec import Struct
 
-from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
-from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_rows import (
+    records_to_batches,
+    restored_items,
+    struct_type,
+    values_of,
+    versioned,
+)
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative
@@ -52,7 +57,7 @@ class StreamPlanner(Protocol):
 
     @property
     def commits(self) -> bool:
-        """Whether the reader has a ``commit`` of its own."""
+        """Whether the reader implements ``commit``."""
         ...
 
     def initial_offset(self) -> Offset: ...

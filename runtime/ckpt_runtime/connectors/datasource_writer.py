@@ -5,8 +5,8 @@ since the last one, its message goes to the committer before the barrier, and ``
 id)`` follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark. When
 committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover. They do not
 call it when a checkpoint is aborted, because a later one covers its messages, nor while the outcome of a checkpoint is
-unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier came, and with
-None if it raised or was interrupted.
+unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier, and with None
+if it raised or was interrupted.
 """
 
 from __future__ import annotations
@@ -18,12 +18,10 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import batch_of_spark, batch_to_rows, spark_schema, struct_type, values_of
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import new_data_source
-from ckpt_runtime.operators.helper_thread import HelperThread
-from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.task_context import HelperThread, new_task, running
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _NewWriter: TypeAlias = Callable[[pa.Schema], Any]
@@ -63,7 +61,7 @@ class _Epoch:
         self.raise_error()
 
     def complete(self) -> str:
-        """Ends the rows and returns the encoded message of ``write``; raises what it raised."""
+        """Ends the rows and returns the encoded message of ``write``; raises its error."""
         self._put(None)
         self._thread.join()
         self.raise_error()
@@ -93,7 +91,8 @@ class _Epoch:
     def _put(self, item: pa.RecordBatch | None) -> None:
         while self._thread.is_alive():
             try:
-                # With a timeout: a writer that has ended meanwhile takes no more items and never wakes this thread.
+                # With a timeout: a writer that has ended in the meantime takes no further items and never wakes this
+                # thread.
                 self._queue.put(item, timeout=_CHECK_SECONDS)
                 return
             except queue.Full:

@@ -50,7 +50,7 @@ class DeltaFile(msgspec.Struct, frozen=True):
 
 
 class DeltaSink(FileSink):
-    """The sink behind format ``delta``."""
+    """The sink of format ``delta``."""
 
     committable: ClassVar[type[msgspec.Struct]] = DeltaFile
     single_committer = True
@@ -75,7 +75,7 @@ class DeltaSink(FileSink):
 
 
 class _DeltaWriter(PartWriter):
-    """Adds to each pending file what the table's log records of a file."""
+    """Adds to each pending file the facts that the table's log records of a file."""
 
     def prepare_commit(self, checkpoint_id: int) -> Sequence[DeltaFile]:  # type: ignore[override]
         return [self._described(pending) for pending in super().prepare_commit(checkpoint_id)]

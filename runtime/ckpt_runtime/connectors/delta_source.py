@@ -1,9 +1,9 @@
 """Format ``delta`` as a source: the rows of a table, and then those that each later version adds.
 
 The enumerator reads the table's log. A split is a file that a version adds; its position is the number of emitted rows.
-The state of the enumerator is a version and how many of its files were sent, so that it stays small however large the
-table is: files are sent in an order that a version always has. A version that deletes or changes rows fails the job,
-unless an option says what to do with it; so do files and versions that were removed before they were read. Never writes
+The state of the enumerator is a version and how many of its files were sent, so that it stays small for any size of the
+table: files are sent in an order that a version always has. A version that deletes or changes rows fails the job,
+unless an option handles it; so do files and versions that were removed before they were read. Never writes
 to the table.
 """
 
@@ -64,7 +64,7 @@ class _ReadUpTo(TypedDict):
 
 
 class _AddedFile(TypedDict):
-    """What the log says of a file: ``path`` is relative to the table, ``rows`` None if the log does not count them."""
+    """The log's facts about a file: ``path`` is relative to the table, ``rows`` None if the log does not count them."""
 
     path: str
     version: NonNegative
@@ -74,7 +74,7 @@ class _AddedFile(TypedDict):
 
 
 class DeltaSource(Source):
-    """The source behind format ``delta``."""
+    """The source of format ``delta``."""
 
     state_type: Any = _ReadUpTo
     description_type: Any = _AddedFile
@@ -200,7 +200,7 @@ class DeltaEnumerator(SplitEnumerator):
         }
 
     def _start(self, table: Any) -> tuple[int, bool]:
-        """The version to begin with, and whether all files of the table at that version come first."""
+        """The version to begin with, and whether all files of the table at that version are read first."""
         version, moment_ms = starting_version(self._options), starting_ms(self._options)
         if version == LATEST_VERSION:
             return table.version() + 1, False
@@ -307,7 +307,7 @@ class DeltaEnumerator(SplitEnumerator):
                         "read. Give the source a new uid, so that it starts with the table's current rows, or set "
                         "option startingVersion"
                     ) from None
-            # Only versions before a checkpoint of the log are removed. This one may have appeared meanwhile.
+            # Only versions before a checkpoint of the log are removed. This one may have appeared in the meantime.
             if self._checkpointed_version() < version:
                 return None
             was_cleaned_up = True
@@ -393,7 +393,7 @@ class DeltaReader(FileReader):
         """Does nothing, see the class."""
 
     def backlog(self) -> int | None:
-        """The log says how many rows most files have; the others are counted like files of format ``parquet``."""
+        """The log has the number of rows of most files; the others are counted like files of format ``parquet``."""
         counts = [(split.description["rows"], position) for split, position in self._waiting]
         if any(rows is None for rows, _ in counts):
             return super().backlog()

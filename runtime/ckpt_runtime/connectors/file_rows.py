@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
 from ckpt_runtime.graph.csv_rows import CsvRows
 from ckpt_runtime.graph.json_rows import JsonRows
+from ckpt_runtime.graph.text_files import line_end
 from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
@@ -41,10 +42,9 @@ def open_rows(
     """Yields batches of at most :data:`BATCH_ROWS` lines or rows, none empty, in the order of the file.
 
     With ``report_bad``, which ``csv`` and ``json`` know, bad records are rows too, and batches have the column that
-    says so (``graph/bad_rows.py``).
-
-    Text of few distinct values comes as dictionaries, if the file has them; then their batches share one.
-    Raises StorageError for a file that cannot be opened, and FileFormatError for one in another format.
+    marks them (``graph/bad_rows.py``). Text of few distinct values is read as dictionaries, if the file has them; then
+    their batches share one. Raises StorageError for a file that cannot be opened, and FileFormatError for one in
+    another format.
     """
     read = {"parquet": _parquet, "orc": _orc, "text": _text}.get(format_)
     with naming("read", location):
@@ -81,7 +81,9 @@ def _estimated_rows(head: bytes, location: Location, size: int, options: dict[st
     """The rows of a file of lines, by the lines in its first bytes."""
     if options.get("wholetext"):
         return 1
-    text, end = _decompressed(head, location), (options["lineSep"] or "").encode()
+    if options.get("multiLine") and "header" not in options:
+        raise FileFormatError(location, "how many rows its documents have is unknown before they are read")
+    text, end = _decompressed(head, location), line_end(options)
     lines = len(text.removesuffix(end).split(end) if end else text.splitlines())
     if len(head) < size:
         lines = max(1, lines - 1) * size // len(head)  # the last line of the sample is a part of one
@@ -153,7 +155,7 @@ class _Dictionaries:
             self._names = [name for name in self._names if name not in large]
 
     def _sharing(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with the dictionaries of the batches before, if they are equal: each batch comes with copies."""
+        """The batch with the dictionaries of the batches before, if they are equal: each batch has copies."""
         for name in self._names:
             column = batch.column(name)
             known = self._shared.get(name)
@@ -257,7 +259,7 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
             whole = stream.read().decode("utf-8", "replace")
         yield pa.RecordBatch.from_arrays([pa.array([whole], pa.string())], schema=schema)
         return
-    for lines in lines_of(location, options["lineSep"]):
+    for lines in lines_of(location, line_end(options)):
         yield pa.RecordBatch.from_arrays(
             [pa.array([line.decode("utf-8", "replace") for line in lines], pa.string())], schema=schema
         )
@@ -266,14 +268,14 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
 def _records(
     format_: str, location: Location, schema: pa.Schema, options: dict[str, Any], *, report_bad: bool
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a file with a record in each line."""
-    reader = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema)
+    """The rows of a file with a record in each line, or with ``multiLine`` in any number of lines."""
+    reader: Any = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema)
     header_comes = format_ == "csv" and options["header"]
+    place = "record" if options["multiLine"] else "line"
     number = 1
-    for lines in lines_of(location, options["lineSep"]):
+    for lines in _pieces(reader, location, options):
         start = 0
         while header_comes and start < len(lines):
-            assert isinstance(reader, CsvRows)
             problem = reader.header(lines[start])
             if problem:
                 raise FileFormatError(location, problem)
@@ -281,24 +283,32 @@ def _records(
             start += 1
         try:
             if report_bad:
-                batch = _reported(reader, lines[start:], location, number + start)
+                batch = _reported(reader, lines[start:], f"{location.url}, {place}", number + start)
             else:
                 batch = reader.rows(lines[start:])
         except BadRecordError as error:
-            raise FileFormatError(location, f"line {number + start + error.line}: {error}") from error
+            raise FileFormatError(location, f"{place} {number + start + error.line}: {error}") from error
         if batch.num_rows:
             yield batch
         number += len(lines)
 
 
-def _reported(reader: CsvRows | JsonRows, lines: list[bytes], location: Location, first: int) -> pa.RecordBatch:
-    """The rows of lines, with the column that says which are bad; ``first`` is the number of the first line."""
+def _pieces(reader: Any, location: Location, options: dict[str, Any]) -> Iterator[Any]:
+    """The part that a reader parses at a time: some lines of a file, or of its records."""
+    if not options["multiLine"]:
+        yield from lines_of(location, line_end(options))
+        return
+    with _opened(location) as stream:
+        data = stream.read()
+    yield from reader.whole(data)
+
+
+def _reported(reader: Any, lines: Any, place: str, first: int) -> pa.RecordBatch:
+    """The rows of lines or records, with the column that marks bad ones; ``first`` is the number of the first."""
     batch, bad = reader.parsed(lines)
     if not bad:
         return marked(batch)
-    found = {
-        row: BadRow(line.reason, f"{location.url}, line {first + line.line}", line.raw) for row, line in bad.items()
-    }
+    found = {row: BadRow(line.reason, f"{place} {first + line.line}", line.raw) for row, line in bad.items()}
     return marked(batch, letters_of(batch.num_rows, found))
 
 
@@ -311,7 +321,7 @@ def _compression_of(location: Location) -> str | None:
 
 @contextmanager
 def _opened(location: Location) -> Iterator[Any]:
-    """The bytes of a file, decompressed if its name says that it is compressed."""
+    """The bytes of a file, decompressed if its name has the suffix of a compression."""
     compression = _compression_of(location)
     with closing(location.filesystem.open(location.path, "rb")) as raw:
         if compression is None:
@@ -321,12 +331,11 @@ def _opened(location: Location) -> Iterator[Any]:
             yield stream
 
 
-def lines_of(location: Location, separator: str | None) -> Iterator[list[bytes]]:
+def lines_of(location: Location, end: bytes | None) -> Iterator[list[bytes]]:
     """Yields the lines of a file, some at a time. Without a separator a line ends with LF, CR or both.
 
     A byte order mark at the beginning is skipped.
     """
-    end = None if separator is None else separator.encode()
     rest = b""
     first = True
     with _opened(location) as stream:

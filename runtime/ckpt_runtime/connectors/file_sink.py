@@ -1,8 +1,8 @@
 """File formats: writes each row to exactly one visible file of a directory, by two-phase commit.
 
 Rows are written to a hidden file. Before a checkpoint the file is closed and renamed to a hidden pending name; when the
-checkpoint completes, it is renamed to its visible name. With ``partitionBy``, each value has files of its own, which
-become visible in its directory (``country=AT``); hidden files always lie in the directory of the sink itself, so that a
+checkpoint completes, it is renamed to its visible name. With ``partitionBy``, each value has its own files, which
+become visible in its directory (``country=AT``); hidden files are always in the directory of the sink itself, so that a
 clean-up finds them. Files that an earlier attempt left behind and the snapshot does not cover are recognized by their
 names and deleted, and so are those of ended jobs that had the same sink before this one. Never touches files of another
 sink or of a job that may still be running. At the end of the job the driver cleans up (``snapshots/clean_up.py``).
@@ -21,8 +21,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, sync_and_close
-from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden, partition_directory
+from ckpt_runtime.connectors.part_directory import (
+    CommitError,
+    PartDirectory,
+    PartName,
+    owner_of,
+    parse_hidden,
+    partition_directory,
+    sync_and_close,
+)
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
@@ -91,7 +98,7 @@ class PendingFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class FileSink(Sink):
-    """The sink behind the formats of files. ``format_`` is the format's name."""
+    """The sink of the file formats. ``format_`` is the format's name."""
 
     committable: ClassVar[type[msgspec.Struct]] = PendingFile
     single_committer = False

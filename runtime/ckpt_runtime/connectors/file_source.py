@@ -11,17 +11,18 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypedDict
-from urllib.parse import unquote
 
 import pyarrow as pa
 
 from ckpt_runtime.connectors.file_rows import batch_of, open_rows
+from ckpt_runtime.connectors.partition_values import partition_of, partition_value
 from ckpt_runtime.connectors.waiting_rows import WaitingRows
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
+from ckpt_runtime.graph.path_patterns import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.sources import (
     PositionKind,
@@ -46,7 +47,6 @@ from ckpt_runtime.storage.filesystem import (
 
 _LOG = logging.getLogger(__name__)
 _LIST_EVERY_MS = 500
-_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 class _ListedFiles(TypedDict):
@@ -57,7 +57,7 @@ class _ListedFiles(TypedDict):
 
 
 class _FileDescription(TypedDict):
-    """What is known of a file that is to be read; ``partition`` has the columns that its directories name."""
+    """The known facts about a file to read; ``partition`` has the columns that its directories name."""
 
     size: NonNegative
     modified_ms: int
@@ -65,7 +65,7 @@ class _FileDescription(TypedDict):
 
 
 class FileSource(Source):
-    """The source behind the formats of files."""
+    """The source of the file formats."""
 
     state_type: Any = _ListedFiles
     description_type: Any = _FileDescription
@@ -103,7 +103,8 @@ class FileSource(Source):
                 return {"seen": {}, "oldest_ms": 0}
             case "timestamp":
                 return {"seen": {}, "oldest_ms": position.time_ms}
-        there = FileEnumerator({**self._values, "maxFilesPerTrigger": None}, schema, state, bounded=True)
+        unlimited = {**self._values, "maxFilesPerTrigger": None, "maxBytesPerTrigger": None}
+        there = FileEnumerator(unlimited, schema, state, bounded=True)
         there.discover()
         return there.snapshot()
 
@@ -117,15 +118,20 @@ class FileEnumerator(SplitEnumerator):
     idle_ms = _LIST_EVERY_MS
 
     def __init__(self, options: dict[str, Any], schema: pa.Schema, state: Any, *, bounded: bool) -> None:
-        self._root = resolve(options["path"])
+        self._is_pattern = is_pattern(options["path"])
+        self._root = resolve(split_at_pattern(options["path"])[0] if self._is_pattern else options["path"])
+        # Without it, Spark takes no columns from directories that a pattern matches.
+        self._base = (resolve(options["basePath"]) if options["basePath"] else None) if self._is_pattern else self._root
+        self._wanted = name_pattern("pathGlobFilter", options["pathGlobFilter"] or "*")
         self._schema = schema
         self._options = options
         self._bounded = bounded
         self._seen: dict[str, int] = dict(state["seen"]) if state is not None else {}
         self._oldest_ms = state["oldest_ms"] if state is not None else 0
-        self._limit: int | None = options["maxFilesPerTrigger"]
+        self._most_files: int | None = options["maxFilesPerTrigger"]
+        self._most_bytes: int | None = options["maxBytesPerTrigger"]
         # Spark ignores the maximum age in this case, too: old files would be dropped before they were read.
-        aged = not (options["latestFirst"] and self._limit)
+        aged = not (options["latestFirst"] and (self._most_files or self._most_bytes))
         self._max_age_ms = duration_ms("maxFileAge", options["maxFileAge"], "ms") if aged else None
         self._there: deque[tuple[FileEntry, dict[str, str | None]]] | None = None
 
@@ -134,14 +140,22 @@ class FileEnumerator(SplitEnumerator):
         if self._there is None or (not self._there and not self._bounded):
             self._there = deque(self._new_files())
         splits: list[Split] = []
-        while self._there and len(splits) < (self._limit or len(self._there) + len(splits)):
+        size = 0
+        while self._there and not self._is_enough(splits, size + self._there[0][0].size):
             entry, partition = self._there.popleft()
+            size += entry.size
             self._seen[self._key(entry.location)] = entry.modified_ms
             url = entry.location.url
             description = {"size": entry.size, "modified_ms": entry.modified_ms, "partition": partition}
             splits.append(Split(url, description))
         self._forget_old_files()
         return splits
+
+    def _is_enough(self, splits: Sequence[Split], size: int) -> bool:
+        """Whether the next file, with which all have so many bytes, has to wait for the next discovery."""
+        if self._most_files is not None:
+            return len(splits) >= self._most_files
+        return self._most_bytes is not None and bool(splits) and size > self._most_bytes
 
     def snapshot(self) -> Any:
         return {"seen": dict(self._seen), "oldest_ms": self._oldest_ms}
@@ -150,12 +164,7 @@ class FileEnumerator(SplitEnumerator):
         return location.name if self._options["fileNameOnly"] else location.url
 
     def _new_files(self) -> list[tuple[FileEntry, dict[str, str | None]]]:
-        if not self._root.is_local or is_directory(self._root):
-            found = list(self._files(self._root, {}))
-        else:
-            found = []
-        if not found and (single := file_entry(self._root)) is not None:
-            found = [(single, {})]
+        found = list(self._found())
         self._check_partitions(found)
         fresh = [
             (entry, partition)
@@ -164,32 +173,62 @@ class FileEnumerator(SplitEnumerator):
         ]
         newest_first = self._options["latestFirst"]
         fresh.sort(key=lambda file: (file[0].modified_ms, file[0].location.path), reverse=newest_first)
-        unique: dict[str, tuple[FileEntry, dict[str, str | None]]] = {}
-        for file in fresh:
-            unique.setdefault(self._key(file[0].location), file)
-        return list(unique.values())
+        return fresh
+
+    def _found(self) -> Iterator[tuple[FileEntry, dict[str, str | None]]]:
+        """The files that are there, each with the columns that its directories name."""
+        if not self._is_pattern:
+            files, directories = _there(self._root)
+            yield from ((entry, {}) for entry in files)
+        else:
+            files, directories = self._matching()
+            yield from self._readable(files)
+        for directory in directories:
+            yield from self._files(directory)
+
+    def _matching(self) -> tuple[list[FileEntry], list[Location]]:
+        """The files and directories that the pattern in the path means. Hidden directories can match, as in Spark."""
+        files: dict[str, FileEntry] = {}
+        directories: dict[str, Location] = {}
+        for pattern in without_slashes_in_braces(self._options["path"]):
+            start, segments = split_at_pattern(pattern)
+            some_files, some_directories = _there(resolve(start))
+            for segment in segments:
+                wanted = name_pattern("path", segment)
+                listed = [list_entries(directory) for directory in some_directories]
+                some_files = [entry for found, _ in listed for entry in found if wanted.fullmatch(entry.location.name)]
+                some_directories = [each for _, found in listed for each in found if wanted.fullmatch(each.name)]
+            files |= {entry.location.url: entry for entry in some_files}
+            directories |= {each.url: each for each in some_directories}
+        return list(files.values()), list(directories.values())
 
     def _files(
-        self, directory: Location, partition: dict[str, str | None]
+        self, directory: Location, *, partitioned: bool = False
     ) -> Iterator[tuple[FileEntry, dict[str, str | None]]]:
-        """The files below a directory, each with the columns that its directories name."""
+        """The files below a directory. Within one that names a column, all directories count."""
         files, directories = list_entries(directory)
-        wanted = self._options["pathGlobFilter"] or "*"
-        for entry in files:
-            if _is_visible(entry.location.name) and fnmatchcase(entry.location.name, wanted):
-                yield entry, partition
+        yield from self._readable(files)
         for below in directories:
-            name, equals, value = below.name.partition("=")
-            if not _is_visible(below.name):
-                continue
-            if self._options["recursiveFileLookup"]:
-                yield from self._files(below, partition)
-            elif equals and name:
-                text = None if value == _NULL_PARTITION else unquote(value)
-                yield from self._files(below, {**partition, unquote(name): text})
+            names_column = partitioned or below.name.find("=") > 0
+            if _is_visible(below.name) and (names_column or self._options["recursiveFileLookup"]):
+                yield from self._files(below, partitioned=names_column)
+
+    def _readable(self, files: Sequence[FileEntry]) -> Iterator[tuple[FileEntry, dict[str, str | None]]]:
+        """The files of one directory that are visible and wanted, with the columns of their directories."""
+        for entry in files:
+            name = entry.location.name
+            if _is_visible(name) and self._wanted.fullmatch(name):
+                yield entry, self._partition(entry.location.parent)
+
+    def _partition(self, directory: Location) -> dict[str, str | None]:
+        if self._base is None or self._options["recursiveFileLookup"] or directory == self._base:
+            return {}
+        if not self._base.contains(directory):
+            raise ValueError(f"option 'basePath': {directory.url} is not below {self._base.url}")
+        return partition_of(directory.path.removeprefix(self._base.path).strip("/").split("/"))
 
     def _check_partitions(self, found: Sequence[tuple[FileEntry, dict[str, str | None]]]) -> None:
-        """Spark puts columns of directories behind all others: the program has to declare them there."""
+        """Spark puts columns of directories after all others: the program has to declare them there."""
         layouts = {tuple(partition) for _, partition in found}
         if len(layouts) > 1:
             raise ValueError(
@@ -209,6 +248,16 @@ class FileEnumerator(SplitEnumerator):
             return
         self._oldest_ms = max(self._oldest_ms, int(max(self._seen.values()) - self._max_age_ms))
         self._seen = {key: at for key, at in self._seen.items() if at >= self._oldest_ms}
+
+
+def _there(location: Location) -> tuple[list[FileEntry], list[Location]]:
+    """The file or the directory at a place. A directory of an object store need not exist."""
+    if location.is_local and not is_directory(location):
+        entry = file_entry(location)
+        return ([] if entry is None else [entry]), []
+    if not location.is_local and (entry := file_entry(location)) is not None:
+        return [entry], []
+    return [], [location]
 
 
 def _is_visible(name: str) -> bool:
@@ -279,7 +328,7 @@ class FileReader(SplitReader):
         self._waiting_rows.close()
 
     def location(self, split: Split) -> Location:
-        """The file that a split stands for."""
+        """The file of a split."""
         return resolve(split.id)
 
     def check_unchanged(self, split: Split, position: int) -> None:
@@ -321,9 +370,10 @@ class FileReader(SplitReader):
                 columns.append(batch.column(field.name))
                 continue
             try:
-                value = pa.scalar(text, pa.string()).cast(field.type)
-            except pa.ArrowException as error:
-                raise ValueError(f"{url}: {text!r} is not of type {field.type} for column {field.name!r}") from error
+                value = partition_value(text, field.type)
+            except (ValueError, UnsupportedExpressionError) as error:
+                problem = f"{url}: {text!r} of a directory is no {field.type}, the type of column {field.name!r}"
+                raise ValueError(problem) from error
             columns.append(pa.repeat(value, batch.num_rows))
         whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole

@@ -137,7 +137,7 @@ class TransactionClient:
 
 
 class _Connection:
-    """One connection to a broker, with TLS and SASL as the settings say."""
+    """One connection to a broker, with TLS and SASL as configured."""
 
     def __init__(self, address: tuple[str, int], settings: Mapping[str, str], timeout_s: float) -> None:
         self.broken = False

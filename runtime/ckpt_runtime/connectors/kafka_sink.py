@@ -1,7 +1,7 @@
 """Format ``kafka``: rows to topics, with the columns and options of Spark's sink; exactly once, or at least once.
 
 Exactly once: a subtask writes in a transaction. At a barrier it flushes the transaction and leaves it open; the
-checkpoint holds its transactional id and its producer's id and epoch, which librdkafka's statistics tell. When the
+checkpoint holds its transactional id and its producer's id and epoch, which are in librdkafka's statistics. When the
 checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is sent with the stored ids.
 
 * Each producer writes one transaction. The next producer with the same transactional id gets a higher epoch, so a
@@ -9,9 +9,9 @@ checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is
   A subtask has a small pool of transactional ids; their names have the sink's id, the job, the attempt and the subtask,
   so that no two running producers share one.
 * If brokers report that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
-  message tells which: it is visible to a read-committed consumer only after a commit.
+  message shows which: it is visible to a read-committed consumer only after a commit.
 * Transactions that earlier attempts left open are aborted when the first checkpoint has completed: by then all subtasks
-  have committed what the restored checkpoint covers.
+  have committed the rows that the restored checkpoint covers.
 
 At least once: a message is visible as soon as the broker has it, and messages sent after the restored checkpoint are
 sent again.
@@ -45,7 +45,7 @@ from ckpt_runtime.graph.kafka_columns import (
     sink_topic,
     transaction_settings,
 )
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
 _FLUSH_SECONDS = 1.0
@@ -75,7 +75,7 @@ class OpenTransaction(msgspec.Struct, frozen=True):
 
 
 class KafkaSink(Sink):
-    """The sink behind format ``kafka``."""
+    """The sink of format ``kafka``."""
 
     committable = OpenTransaction
     single_committer = False
@@ -312,7 +312,7 @@ class _ProducerPool:
     def release(self, producer: _TransactionalProducer) -> None:
         """Closes the producer of a committed transaction, whose transactional id is used again later.
 
-        A job that is restored from a checkpoint commits again what it covers. A repeated commit is only answered as
+        A job that is restored from a checkpoint commits its transactions again. A repeated commit is only answered as
         long as no other producer has the transactional id. Otherwise it has to be looked for among the messages, where
         open transactions of dead producers may hide it until brokers abort them.
         """
@@ -435,7 +435,7 @@ class TransactionCommitter(SinkCommitter):
         self._pool.close()
 
     def _commit(self, committable: OpenTransaction) -> bool:
-        """Commits a transaction; returns whether this call committed it, as far as brokers tell."""
+        """Commits a transaction; returns whether this call committed it, as far as brokers report it."""
         producer = self._pool.prepared.pop(committable, None)
         if producer is not None and producer.commit():
             self._pool.release(producer)

@@ -1,8 +1,8 @@
 """Format ``kafka``: the records of topics, in Spark's columns. A split is a partition; its position is an offset.
 
-Positions come from checkpoints only. If the program names a consumer group, offsets are also committed to it, so that
-tools show the lag; the source never reads them back. Partitions that appear while the job runs are read from their
-beginnings. A bounded source reads each partition up to the end that it had at the start.
+Positions are restored from checkpoints only. If the program names a consumer group, offsets are also committed to it,
+so that tools show the lag; the source never reads them back. Partitions that appear while the job runs are read from
+their beginnings. A bounded source reads each partition up to the end that it had at the start.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ckpt_runtime.graph.kafka_options import (
     subscription,
 )
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
     Source,
@@ -83,7 +83,7 @@ class _PartitionRange(TypedDict):
 
 
 class KafkaSource(Source):
-    """The source behind format ``kafka``."""
+    """The source of format ``kafka``."""
 
     state_type: Any = _SentPartitions
     description_type: Any = _PartitionRange
@@ -169,7 +169,7 @@ class _Brokers:
         return int(found.offset) if found.offset >= 0 else None
 
     def ends(self, partition: Partition) -> tuple[int, int]:
-        """The offset of the first record, and that behind the last one."""
+        """The offset of the first record, and the one after the last record."""
         from confluent_kafka import TopicPartition
 
         low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
@@ -246,7 +246,7 @@ def _state_of(known: Mapping[Partition, int | None], *, looked: bool, splits: in
 
 
 class KafkaEnumerator(SplitEnumerator):
-    """Finds partitions. A thread asks the brokers, unless the source is bounded.
+    """Finds partitions. A thread queries the brokers, unless the source is bounded.
 
     State: the partitions that were sent, by topic, each with the offset up to which it is read, null without an end;
     and the number of splits so far, which makes their ids unique.
@@ -384,7 +384,7 @@ class KafkaEnumerator(SplitEnumerator):
 class _Assigned:
     """A partition being read. ``target`` ends the range; rows after it wait, so that no partition runs ahead.
 
-    ``at_end``: there was no record after the last one when the broker was asked; ``log_end`` was the end of the log
+    ``at_end``: there was no record after the last one when the broker was queried; ``log_end`` was the end of the log
     then, which includes transaction markers.
     """
 

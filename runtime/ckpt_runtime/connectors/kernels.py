@@ -37,7 +37,7 @@ def next_rows(splits: Int64Array, positions: Int64Array, turn: int, limit: int, 
     """Fills ``rows`` with the next row numbers below ``limit``, a block of each split in turn.
 
     ``positions[i]`` counts the rows of ``splits[i]`` handed out, and is advanced. Returns how many rows were filled
-    and whose turn is next; fewer than asked means that all splits are at their end.
+    and whose turn is next; fewer than requested means that all splits are at their end.
     """
     filled = 0
     exhausted = 0

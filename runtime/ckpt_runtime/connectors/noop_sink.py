@@ -1,8 +1,8 @@
 """Sinks that write nothing: the format ``noop``, and the sink of restore drills.
 
 The drill sink replaces every sink and every committer in a restore drill. It never loads the real sink and never reads
-its state, so that nothing of it is committed, aborted or cleaned up. Its checkpoints are marked, because a job that
-started from them would lose the pending output of the real sink.
+its state, so that none of its output is committed, aborted or cleaned up. Its checkpoints are marked, because a job
+that started from them would lose the pending output of the real sink.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ckpt_runtime.operators.operator import Operator
 
 
 class NoopSink(Operator):
-    """The operator behind format ``noop``. Keeps no state."""
+    """The operator of format ``noop``. Keeps no state."""
 
     requires_final_checkpoint = False
     takes_dictionaries = True
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 class DrillSink(Operator):
-    """The operator behind :class:`DrillSinkSpec`."""
+    """The operator of :class:`DrillSinkSpec`."""
 
     requires_final_checkpoint = False
 

@@ -14,8 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.connectors import kernels
-from ckpt_runtime.connectors.pacing import Pacer
-from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, Pacer, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
@@ -26,7 +25,7 @@ _NO_LIMIT = (1 << 63) - 1
 
 
 class NumbersSource(SourceOperator):
-    """The operator behind format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
+    """The operator of format ``numbers``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
     requires_final_checkpoint = False
 

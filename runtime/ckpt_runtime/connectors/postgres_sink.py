@@ -2,15 +2,15 @@
 
 Each subtask copies its rows in binary form into a staging table. The table, its rows, and its entry in the list of
 staging tables become visible to other connections with a commit before the checkpoint; a process that dies earlier
-leaves nothing behind. When the checkpoint has completed, one committer merges the staging tables into the target, drops
-them, and records the checkpoint's id in a table beside it, all in one transaction; a repeated commit finds the record
-and does nothing.
+leaves no rows. When the checkpoint has completed, one committer merges the staging tables into the target, drops them,
+and records the checkpoint's id in an additional table, all in one transaction; a repeated commit finds the record and
+does nothing.
 
 Staging tables that a crash between the two commits leaves are found in the list and dropped.
 
 With option ``preparedTransactions`` rows are copied into the target itself, in a transaction that the writer prepares
 (``PREPARE TRANSACTION``) and the committer commits by its name. Its entry in the list becomes visible with the rows:
-it tells a repeated commit that the rows are there, until the checkpoint is recorded.
+it shows a repeated commit that the rows are committed, until the checkpoint is recorded.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StagingTable(msgspec.Struct, frozen=True):
 
 
 class PostgresSink(Sink):
-    """The sink behind format ``postgresql``."""
+    """The sink of format ``postgresql``."""
 
     committable: ClassVar[type[msgspec.Struct]] = StagingTable
     single_committer = True
@@ -142,7 +142,7 @@ class Database:
         return sql.SQL(separator).join(sql.SQL(pattern).format(sql.Identifier(name)) for name in names)
 
     def prepare(self) -> None:
-        """Creates the tables beside the target if they do not exist."""
+        """Creates the additional tables if they do not exist."""
         found = self.run("SELECT to_regclass(%s)", (f'"{self.schema}".{STAGED}',)).fetchone()
         if found[0] is not None:
             return

@@ -1,11 +1,11 @@
 """Format ``postgresql`` as a source: the rows of a table in the order of a column whose values grow.
 
 Values that grow do not become visible in their order: a transaction that drew a value may commit after one that drew a
-greater value, and a reader that has passed the greater value would miss the row. Therefore a value is read up to only
-when no row below it can appear any more. An INSERT draws the value of a sequence while it holds a lock of the table, up
-to the end of its transaction. So the enumerator notes the greatest value, then which transactions hold such a lock, and
-waits until they have ended, as CREATE INDEX CONCURRENTLY does. It blocks no transaction. With option ``settleTime`` it
-waits for that time instead, where values come from elsewhere.
+greater value, and a reader that has passed the greater value would miss the row. Therefore the reader advances to a
+value only when no row below it can appear any longer. An INSERT draws the value of a sequence while it holds a lock of
+the table, up to the end of its transaction. The enumerator therefore records the greatest value, then the transactions
+that hold such a lock, and waits until they have ended, as CREATE INDEX CONCURRENTLY does. It blocks no transaction.
+With option ``settleTime`` it waits for that time instead, for values that the database does not draw.
 
 A split is a range of values; its position is the last value that was emitted. Never writes to the database.
 """
@@ -29,7 +29,7 @@ from ckpt_runtime.graph.formats import source_options, source_schema
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.postgres_options import LATEST, import_driver, readable_types, settle_ms, starting_value
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
     PositionKind,
     Source,
@@ -74,7 +74,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S, _SAID_AFTER_S = 0.02, 0.5, 30.0
 
 
 class _ReadUpTo(TypedDict):
-    """The state of an enumerator: whether it has ``looked`` at the table and so begun where ``startingValue`` says; the
+    """The state of an enumerator: whether it has ``looked`` at the table and therefore begun at ``startingValue``; the
     value up to which rows were sent, None before the first row; and the number of splits so far, for their ids."""
 
     looked: bool
@@ -90,7 +90,7 @@ class _ValueRange(TypedDict):
 
 
 class PostgresSource(Source):
-    """The source behind format ``postgresql``."""
+    """The source of format ``postgresql``."""
 
     state_type: Any = _ReadUpTo
     description_type: Any = _ValueRange
@@ -114,7 +114,7 @@ class PostgresSource(Source):
     def repositioned(
         self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
     ) -> Any:
-        """``offsets`` are a value of the growing column, behind whose row the source continues."""
+        """``offsets`` are a value of the growing column, after whose row the source continues."""
         column = self._values["growingColumn"]
         is_time = pa.types.is_timestamp(schema.field(column).type)
         upto: int | None = None
@@ -182,7 +182,7 @@ class GrowingTable:
         return int(self._run(f"SELECT count(*) FROM {{target}} WHERE {condition}", values).fetchone()[0])
 
     def page(self, after: int, upto: int, rows: int) -> pa.RecordBatch | None:
-        """The next rows of a range in order, some more than ``rows`` if they share a value; None behind the last."""
+        """The next rows of a range in order, some more than ``rows`` if they share a value; None after the last."""
         found = self._run(
             "SELECT {columns} FROM {target} WHERE {column} > %s AND {column} <= %s ORDER BY {column} "
             f"FETCH FIRST {rows:d} ROWS WITH TIES",
@@ -261,7 +261,7 @@ class GrowingTable:
         is_standby: bool,
         is_subscribed: bool,
     ) -> None:
-        """Raises ValueError if the locks of the table do not show which rows are still to come."""
+        """Raises ValueError if the locks of the table do not show which rows may still appear."""
         problem = None
         if not is_drawn:
             problem = "its values do not come from the column's own sequence (serial, or GENERATED AS IDENTITY)"
@@ -287,7 +287,7 @@ class _Settled:
 
 
 class PostgresEnumerator(SplitEnumerator):
-    """Sends ranges of values below which no row can appear any more. A thread asks the database."""
+    """Sends ranges of values below which no row can appear any longer. A thread queries the database."""
 
     idle_ms = 50
 
@@ -391,7 +391,7 @@ class PostgresEnumerator(SplitEnumerator):
         """Waits until rows up to the greatest value of now are complete; None if there is no greater one than before.
 
         An empty table and one without new rows are a result, too, where it is waited for: for a bounded source, and for
-        one that begins behind the latest value.
+        one that begins after the latest value.
         """
         bounds = table.bounds()
         is_new = bounds is not None and (sent is None or bounds[1] > sent)
@@ -470,7 +470,7 @@ class PostgresReader(SplitReader):
             return SplitRows(name, self._positions.pop(name), ended=True)
         cut = min(most_rows, len(page.numbers))
         while cut < len(page.numbers) and page.numbers[cut] == page.numbers[cut - 1]:
-            cut += 1  # a position is behind all rows of one value
+            cut += 1  # a position is after all rows of one value
         rest = _Page(name, page.batch.slice(cut), page.numbers[cut:])
         self._rest = rest if rest.numbers else None
         self._positions[name] = page.numbers[cut - 1]

@@ -1,7 +1,7 @@
 """Reads the partitions that the enumerator of a PySpark stream reader planned and sent to this subtask, step by step.
 
 Memory stays bounded, and the subtask serves its mailbox between two buffers. A checkpoint may be taken between two
-partitions, and with option ``orderedReads`` between two buffers of one: the state is what is left to read. PySpark
+partitions, and with option ``orderedReads`` between two buffers of one: the state is the unread rest. PySpark
 guarantees that offsets can be read again, but neither the order of rows within a partition, nor that offsets can be
 read after ``commit`` has covered them: for a reader with its own ``commit``, checkpoints are taken only when everything
 sent has been read. The same holds for rows that were sent instead of partitions. Never plans and never commits anything
@@ -20,8 +20,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader
 
-from ckpt_runtime.connectors.datasource_rows import records_to_batches, struct_type
-from ckpt_runtime.connectors.datasource_values import restored_items, values_of, versioned
+from ckpt_runtime.connectors.datasource_rows import (
+    records_to_batches,
+    restored_items,
+    struct_type,
+    values_of,
+    versioned,
+)
 from ckpt_runtime.connectors.split_host import SplitHost
 from ckpt_runtime.connectors.tagged_values import TaggedValues
 from ckpt_runtime.graph.formats import described_data_source, ordered_reads

@@ -46,7 +46,7 @@ class _EnumeratorState(TypedDict):
 
 
 class _RateSplit(TypedDict):
-    """Which rows of ``rate`` a split has, and when the source began."""
+    """The rows of ``rate`` in a split, and the time at which the source began."""
 
     remainder: _Count
     splits: _Splits
@@ -60,7 +60,7 @@ class _Batches(TypedDict):
 
 
 class _BatchSplit(TypedDict):
-    """Which rows of a batch of ``rate-micro-batch`` a split has, and their time."""
+    """The rows of a batch of ``rate-micro-batch`` in a split, and their time."""
 
     first: _Count
     end: _Count
@@ -69,7 +69,7 @@ class _BatchSplit(TypedDict):
 
 
 class RateSource(Source):
-    """The source behind both formats."""
+    """The source of both formats."""
 
     start_positions: ClassVar[frozenset[PositionKind]] = frozenset({"earliest"})
 

@@ -16,8 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.pacing import Pacer
-from ckpt_runtime.connectors.splits import SPLITS, SplitPosition, assigned_splits, put_positions
+from ckpt_runtime.connectors.splits import SPLITS, Pacer, SplitPosition, assigned_splits, put_positions
 from ckpt_runtime.graph.formats import is_parquet_name, source_options, source_schema, split_columns
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import SourceSpec
@@ -90,7 +89,7 @@ class ParquetRows:
 
 
 def _files(location: Location) -> list[str]:
-    """The Parquet files that a location stands for, in name order: itself, or the visible ones in the directory."""
+    """The Parquet files of a location, in name order: itself, or the visible ones in the directory."""
     if not is_directory(location):
         return [location.path]
     return [location.child(name).path for name in list_names(location) if is_parquet_name(name)]
@@ -113,7 +112,7 @@ class ReplayChangedError(ValueError):
 
 
 class ReplaySource(SourceOperator):
-    """The operator behind format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
+    """The operator of format ``replay``. ``rowsPerSecond`` is the rate of all subtasks together."""
 
     requires_final_checkpoint = False
 
@@ -140,7 +139,7 @@ class ReplaySource(SourceOperator):
             else:
                 self._check_restored(item, total)
                 self._next[split] = item.position
-        if not self._partition_by:  # otherwise the rows' keys say which rows belong to this subtask
+        if not self._partition_by:  # otherwise the rows' keys determine which rows belong to this subtask
             ends = ((split + 1) * total // SPLITS for split in splits)
             self.pending_rows = sum(
                 max(0, end - int(self._next[split])) for split, end in zip(splits, ends, strict=True)

@@ -1,8 +1,8 @@
-"""Runs the public sink protocol (``ckpt_runtime.sinks``): in each subtask, and with one committer behind them.
+"""Runs the public sink protocol (``ckpt_runtime.sinks``): in each subtask, and with one committer after them.
 
 * A commit follows the completion of its checkpoint, or of a later one. After a restore it is repeated.
 * Output that was prepared for an aborted checkpoint is covered by the next one. It is aborted only when the operator
-  closes and no restore can use it any more.
+  closes and no restore can use it any longer.
 * Every subtask stores the sink's id, so that the copy of any subtask suffices after rescaling.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.connectors.datasource_values import restored_items, versioned
+from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed
@@ -147,7 +147,7 @@ class PreparingSinkOperator(_WriterOperator):
 
 
 class CommittingSinkOperator(_WriterOperator):
-    """A sink whose subtasks each commit what they prepared. The pending committables are list state.
+    """A sink whose subtasks each commit their prepared output. The pending committables are list state.
 
     They are split among the restored subtasks at any parallelism; each commits its own and together they cover the
     snapshot. (Union state would give all of them to each subtask, but then no checkpoint can be taken once some
@@ -232,7 +232,7 @@ class CommittingSinkOperator(_WriterOperator):
 
 
 class CommitterOperator(Operator):
-    """Commits what the writers of a sink have prepared, in the order of checkpoints; parallelism 1."""
+    """Commits the output that the writers of a sink have prepared, in the order of checkpoints; parallelism 1."""
 
     def __init__(self, sink: Sink, schema: pa.Schema) -> None:
         self._sink = sink
@@ -243,7 +243,7 @@ class CommitterOperator(Operator):
         self._committer: SinkCommitter | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
-        """Commits what the restored snapshot covers, even if it was committed before."""
+        """Commits the output that the restored snapshot covers, even if it was committed before."""
         super().open(context, output)
         self._place = sink_context(context)
         self._taken = {context.restored_checkpoint_id or 0}

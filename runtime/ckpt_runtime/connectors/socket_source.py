@@ -1,7 +1,7 @@
 """Format ``socket``: lines of text from a server, for tests, as in Spark. At most once.
 
 Lines that were sent while the job was down, or received after the restored checkpoint, are lost: a socket cannot be
-read again. One reader has the connection; when the server closes it, no more rows arrive.
+read again. One reader has the connection; when the server closes it, no further rows arrive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class _Sent(TypedDict):
 
 
 class SocketSource(Source):
-    """The source behind format ``socket``."""
+    """The source of format ``socket``."""
 
     state_type: Any = _Sent
     description_type: Any = None

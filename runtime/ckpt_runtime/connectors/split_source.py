@@ -1,7 +1,7 @@
 """Runs a source of the public protocol (``ckpt_runtime/sources.py``): one enumerator in front of the readers.
 
 The enumerator sends each split to one reader as data, in front of the barrier of the checkpoint that counts it as sent.
-So each discovered split is in the state of exactly one reader until it has ended. A restore at any parallelism
+Each discovered split is therefore in the state of exactly one reader until it has ended. A restore at any parallelism
 distributes the readers' splits with their positions. A checkpoint may be taken between any two batches.
 """
 
@@ -18,14 +18,14 @@ from msgspec import Struct, to_builtins
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.connectors.datasource_values import restored_items
-from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.datasource_rows import restored_items
 from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.connectors.splits import Pacer
 from ckpt_runtime.graph.bad_rows import reader_policy
+from ckpt_runtime.graph.event_time import Alignment, alignment_of
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
-from ckpt_runtime.graph.watermark_alignment import Alignment, alignment_of
 from ckpt_runtime.operators.bad_rows import BadRows
 from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
@@ -59,7 +59,7 @@ class _StoredSplit(Struct, Generic[D]):
 class _StoredOpenSplit(Struct, Generic[D, P]):
     """The stored form of a split that is being read, with a position of type ``P``, None at its beginning.
 
-    ``event_time`` is what the rows of an aligned source had reached.
+    ``event_time`` is the event time that the rows of an aligned source had reached.
     """
 
     split: _StoredSplit[D]
@@ -390,7 +390,7 @@ class SplitReaderOperator(SplitHost):
 
 
 class _Alignment:
-    """Makes a reader wait with splits that are ahead of others, and reports how far the reader has come."""
+    """Makes a reader wait with splits that are ahead of others, and reports the progress of the reader."""
 
     def __init__(self, context: OperatorContext, wanted: Alignment, reader: SplitReader) -> None:
         idle_ms = wanted.idle_timeout_ms
@@ -412,14 +412,14 @@ class _Alignment:
         if self._reader.pauses_splits and self._held != before:
             self._reader.pause(self._held)
         self._context.chain_time.held = bool(self._held)
-        # The others have to know at once that this subtask will come no further, in case that they wait for it.
+        # The others have to know at once that this subtask will not advance, because they may wait for it.
         if (self._held != before and self.splits.holds_all) or self.splits.is_settled:
             self._report()
         self.report_if_due()
         return bool(self._held) and not self._reader.pauses_splits
 
     def took(self, split: Split, *, ended: bool) -> None:
-        """Rows have gone through the operators of the chain, of which ``withWatermark`` has noted their event time."""
+        """Rows have passed the operators of the chain, of which ``withWatermark`` has recorded their event time."""
         chain = self._context.chain_time
         self.splits.advance(split.id, chain.reached_ms)
         chain.reached_ms = None

@@ -2,15 +2,15 @@
 
 The rows of a checkpoint are staged in hidden files, like those of a file sink. When the checkpoint has completed, the
 function is called with the rows and the checkpoint's id; when it has returned, the files are deleted. After a failure
-in between, it is called again with the same id and rows. So a missing file means that the function has returned: files
-are deleted only then, or when no snapshot covers them.
+in between, it is called again with the same id and rows. A missing file therefore means that the function has returned:
+files are deleted only then, or when no snapshot covers them.
 
 ``foreachBatch`` is called in one place, in the order of checkpoints, with a frame of the session's own Spark.
 ``foreach`` is called in each subtask, row by row.
 
 Formats of Spark's batch writer are written in the same way: Spark writes the rows of a checkpoint to a hidden directory
-of the attempt, beside the visible files. When Spark has returned, the directory is renamed to mark it as complete. Then
-each file is moved to its visible name.
+of the attempt, next to the visible files. When Spark has returned, the directory is renamed to mark it as complete.
+Then each file is moved to its visible name.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _move(source: Location, target: Location) -> None:
 
 
 def staged_sink(spec: SinkSpec | CommitterSpec) -> Sink:
-    """The sink behind ``foreach`` or ``foreachBatch``."""
+    """The sink of ``foreach`` or ``foreachBatch``."""
     assert spec.function is not None
     if spec.format == "foreach":
         return _ForeachSink(spec.options["path"], spec.function)

@@ -219,7 +219,7 @@ def _refused(where: Where, kind: type, why: str = _NOT_DATA) -> ValueNotCarriedE
 
 
 def _is_plain(kind: type) -> bool:
-    """Whether its objects consist of attributes only: no state in C, and no pickling methods of its own."""
+    """Whether its objects consist of attributes only: no state in C, and no pickling methods."""
     if _defines(kind, "__reduce__") or _defines(kind, "__reduce_ex__"):
         return False
     makers = [vars(base)["__new__"] for base in kind.__mro__[:-1] if "__new__" in vars(base)]

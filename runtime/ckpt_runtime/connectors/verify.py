@@ -36,7 +36,7 @@ _NO_BYTES = read_only(np.empty(0, dtype=np.uint8))
 
 
 class VerifySink(Operator):
-    """The operator behind format ``verify``.
+    """The operator of format ``verify``.
 
     The report holds ``rows`` (over all attempts, as the state counts them), ``violations``, ``keys`` seen,
     ``count_total`` and ``sum_total`` over the last update of each key, ``attempt``, ``first_ms`` and ``last_ms`` of the

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.connectors.sink_operators import CHECK_EVERY_MS, CommitterOperator, PreparingSinkOperator
-from ckpt_runtime.operators.helper_thread import HelperThread
 from ckpt_runtime.operators.operator import OperatorContext, Output
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import Transaction
 
 _LOOK_EVERY_MS = 100
 
 
 class StagedSink(Protocol):
-    """What the operators need of a sink whose rows are staged: a limit, and whether a committable still waits."""
+    """The interface of a sink whose rows are staged: a limit, and whether a committable still waits."""
 
     max_waiting: int
 
@@ -42,7 +42,7 @@ class _CallerThread:
         self._error: BaseException | None = None
         self._wake = threading.Condition()
         self._stopped = False
-        # The thread keeps what log lines say of the subtask. A call that never returns must not keep the process.
+        # The thread keeps the ids of the subtask for log lines. A call that never returns must not keep the process.
         run = contextvars.copy_context().run
         self._thread = HelperThread(target=run, args=(self._run,), name=name, daemon=True)
         self._thread.start()
@@ -53,7 +53,7 @@ class _CallerThread:
             self._wake.notify()
 
     def returned(self) -> list[Transaction]:
-        """The calls that have returned since the last time. Raises what a call has raised, once."""
+        """The calls that have returned since the last time. Raises the error of a call, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

@@ -1,9 +1,9 @@
 """How many rows of files wait to be read. A Parquet or ORC file is counted by its footer, others by their first lines.
 
-One thread counts the next files, while the reader reads rows: reading never waits for a count. Files further behind,
-and those that cannot be counted, are estimated from their sizes and from the rows per byte of the files that were
-counted or read. In an object store a count costs a HEAD and a GET of the last 64 kB or the first 256 kB; each file is
-counted at most once, and one at a time.
+One thread counts the next files, while the reader reads rows: reading never waits for a count. Later files, and those
+that cannot be counted, are estimated from their sizes and from the rows per byte of the files that were counted or
+read. In an object store a count costs a HEAD and a GET of the last 64 kB or the first 256 kB; each file is counted at
+most once, and one at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COUNTED_AHEAD = 32
 class WaitingRows:
     """The number of rows in the files that one reader has been given and has not read to the end.
 
-    A file that cannot be counted is estimated like those behind: its fault is raised when its rows are read.
+    A file that cannot be counted is estimated like later ones: its fault is raised when its rows are read.
     """
 
     def __init__(self, format_: str, location: Callable[[Split], Location], options: dict[str, Any]) -> None:

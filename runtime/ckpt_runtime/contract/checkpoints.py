@@ -7,8 +7,8 @@ from typing import Any, Literal
 from msgspec import Struct, structs
 
 from ckpt_runtime.contract import spelling
-from ckpt_runtime.contract.base import always
 from ckpt_runtime.contract.jobs import QueueStatus, RemoteFailure
+from ckpt_runtime.contract.spelling import always
 
 # --- statistics
 
@@ -310,7 +310,7 @@ class SavepointMark(Struct, frozen=True, kw_only=True, rename=spelling.kebab()):
 
 
 class Savepoint(Struct, frozen=True, kw_only=True, rename=spelling.SAVEPOINT):
-    """One savepoint. ``problem`` says why it is not ``good``. A value of None means unknown.
+    """One savepoint. ``problem`` is the reason why it is not ``good``. A value of None means unknown.
 
     ``verified`` and ``drilled`` are the newest marks of their kind. Flink has no catalogue of savepoints.
     """

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from ckpt_runtime.contract import spelling
-from ckpt_runtime.contract.base import always
+from ckpt_runtime.contract.spelling import always
 
 
 class Nothing(Struct, frozen=True):
@@ -45,7 +45,7 @@ class ClusterOverview(Struct, frozen=True, kw_only=True, rename=spelling.CLUSTER
 
 
 class Features(Struct, frozen=True, rename="kebab"):
-    """What the server can do. ``cancel_and_retain``: a job can be canceled so that its checkpoints outlive it."""
+    """The features of the server. ``cancel_and_retain``: a job can be canceled so that its checkpoints outlive it."""
 
     web_submit: bool = True
     web_cancel: bool = False

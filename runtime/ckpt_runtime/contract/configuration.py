@@ -61,7 +61,9 @@ class OptionChange(Struct, frozen=True, rename="kebab"):
 
 
 class ConfigChange(Struct, frozen=True, rename="kebab"):
-    """What a change of a job's configuration did, or (``dry_run``) would do; empty ``changes`` means nothing."""
+    """The effect that a change of a job's configuration had, or (``dry_run``) would have; empty ``changes`` means
+    nothing.
+    """
 
     version: int
     restart: bool

@@ -1,4 +1,8 @@
-"""Jobs: lists, details, vertices, plans, failures, results, health, and what starts and upgrades them."""
+"""Jobs: lists, details, vertices, plans, failures, results, health, and what starts and upgrades them.
+
+Flink sends whole traces, of eight kilobytes and more, as error messages, and nests causes in each other. So
+:func:`root_cause_line` finds the line that says what went wrong: Java's innermost cause, else the first line.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +14,7 @@ from typing import Any
 from msgspec import Struct, to_builtins
 
 from ckpt_runtime.contract import spelling
-from ckpt_runtime.contract.base import always
-from ckpt_runtime.contract.stack_traces import root_message
+from ckpt_runtime.contract.spelling import always
 
 TERMINAL_STATES = frozenset({"FINISHED", "CANCELED", "FAILED"})
 RETAINS = "cancel-and-retain"
@@ -257,7 +260,9 @@ class FlameGraphNode(Struct, frozen=True):
 
 
 class FlameGraph(Struct, frozen=True, rename=spelling.FLAME_GRAPH):
-    """Where the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1 and None."""
+    """The functions in which the subtasks of a vertex spend their time. For a vertex that has ended, the fields are -1
+    and None.
+    """
 
     sampled_at_ms: int
     data: FlameGraphNode | None
@@ -367,7 +372,7 @@ class RestorePreview(Struct, frozen=True, rename="kebab"):
 
 
 class PlanPreview(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a job would run, and ``restore`` if the job starts from a snapshot.
+    """The plan of a job, and ``restore`` if the job starts from a snapshot.
 
     ``explained`` has the plans that the program shows by ``explain()``.
     """
@@ -398,7 +403,7 @@ class UpgradeInProgress(Struct, frozen=True, kw_only=True, rename=spelling.kebab
 class JobDetails(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.JOB_DETAILS):
     """``/jobs/:jobid``. ``timestamps`` says when the job last entered each state, 0 for never.
 
-    ``status_reason`` says why a job that waits for slots has not got them, and why a job has failed. ``now_ms`` is the
+    ``status_reason`` is the reason why a waiting job has no slots, or why a job has failed. ``now_ms`` is the
     server's time. ``explained`` has the plans that the program showed by ``explain()``.
     """
 
@@ -476,7 +481,7 @@ class RemoteFailure(Struct, frozen=True, kw_only=True, rename=spelling.FAILURE):
 class ExceptionEntry(Struct, frozen=True, kw_only=True, omit_defaults=True, rename=spelling.EXCEPTION):
     """One failure of the job; task fields are None for failures of the job itself.
 
-    ``concurrent_exceptions`` are failures that came with it; theirs is None.
+    ``concurrent_exceptions`` are failures that occurred with it; theirs is None.
     """
 
     exception: str
@@ -577,3 +582,39 @@ class JobHealth(Struct, frozen=True, kw_only=True):
     checkpoints: CheckpointHealth
     restarts: int
     backpressure: BackpressureHealth
+
+
+_CAUSE = "Caused by: "
+_ENVELOPE = ("<Exception on server side:", "End of exception on server side>")
+_WRAPPERS = (
+    "java.util.concurrent.CompletionException",
+    "java.util.concurrent.ExecutionException",
+    "org.apache.flink.runtime.rest.NotFoundException",
+)
+_MAX_CHARS = 1000
+
+
+def root_cause_line(trace: str) -> str:
+    """``Class: message`` of the root cause, the class without its package; empty for an empty trace."""
+    lines = [line.strip() for line in trace.strip().splitlines()]
+    lines = [line for line in lines if line and line not in _ENVELOPE]
+    causes = [line.removeprefix(_CAUSE) for line in lines if line.startswith(_CAUSE)]
+    line = causes[-1] if causes else "".join(lines[:1])
+    name, separator, message = line.partition(": ")
+    if separator and name in _WRAPPERS:
+        return root_cause_line(message)
+    short = f"{_without_package(name)}{separator}{message}"
+    return short if len(short) <= _MAX_CHARS else f"{short[:_MAX_CHARS]}…"
+
+
+def root_message(exception: str, trace: str) -> str:
+    """Like :func:`root_cause_line`, without the class; ``exception`` if the trace is empty."""
+    line = root_cause_line(trace) or exception
+    name, separator, message = line.partition(": ")
+    return message if separator and " " not in name else line
+
+
+def _without_package(name: str) -> str:
+    """Strip the package of a Java class name; other texts stay unchanged."""
+    is_java = name.startswith(("java.", "javax.", "org.", "com.", "scala.", "akka.")) and " " not in name
+    return name.rpartition(".")[2] if is_java else name

@@ -1,4 +1,4 @@
-"""Splits a line of CSV into its fields as the parser of Spark does, univocity's, with Spark's settings of it.
+"""Splits CSV into fields as the parser of Spark does, univocity's, with Spark's settings of it.
 
 A field that begins with the quote is quoted. Within it the escape character turns a following quote or escape character
 into plain text; outside it has no meaning. A malformed quoted field is not an error: it is then taken as it is written,
@@ -7,7 +7,9 @@ up to the next separator (``STOP_AT_DELIMITER``).
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 NO_CHARACTER = "\0"
 """Means "no character": a field's text never contains it."""
@@ -39,16 +41,70 @@ def fields_of(line: str, dialect: Dialect) -> list[str]:
     return [field or dialect.null for field in line.split(dialect.separator)]
 
 
-class _EndOfLine(Exception):
-    """Raised at the end of the line."""
+class Record(NamedTuple):
+    """A record that may have several lines: its fields, and its text without the end of its last line."""
+
+    fields: list[str]
+    text: str
+
+
+_END = "\n"
+
+
+def records_of(text: str, dialect: Dialect, comment: str) -> Iterator[Record]:
+    """Yields the records of a text whose quoted fields may contain ends of lines; those become LF, as in Spark.
+
+    Lines end as the first one does: in LF, CR LF or CR. Empty lines and lines that begin with ``comment`` produce none.
+    """
+    end = _first_end(text)
+    # In a text whose lines end in CR LF, a single LF is a blank like any other control character.
+    blank = next((chr(code) for code in range(1, 0x20) if chr(code) not in text), " ")
+    plain = text.replace(_END, blank).replace(end.replace(_END, blank), _END) if end != _END else text
+    at = 0
+    while at < len(plain):
+        if comment and plain[at] == comment:
+            at = (plain.find(_END, at) + 1) or len(plain)
+            continue
+        found = _Fields(plain, dialect, at, _END)
+        fields = found.all()
+        start, at = at, found.at + 1
+        if fields:
+            whole = plain[start:at]
+            if end != _END:
+                whole = whole.replace(_END, end).replace(blank, _END)
+            yield Record(fields, _without_end(whole))
+
+
+def _first_end(text: str) -> str:
+    """How the first line of a text ends; LF if no line ends."""
+    places = [place for place in (text.find("\r"), text.find(_END)) if place >= 0]
+    if not places or text[min(places)] == _END:
+        return _END
+    return "\r\n" if text[min(places) + 1 : min(places) + 2] == _END else "\r"
+
+
+def _without_end(text: str) -> str:
+    for end in ("\r\n", _END, "\r"):
+        if text.endswith(end):
+            return text[: -len(end)]
+    return text
+
+
+class _EndOfText(Exception):
+    """Raised at the end of the text."""
 
 
 class _Fields:
-    """One pass over a line. Methods that read a quoted field follow univocity's, with its states, where it is odd."""
+    """One pass over a record. Methods that read a quoted field follow univocity's, with its states, where it is odd.
 
-    def __init__(self, line: str, dialect: Dialect) -> None:
-        self._line = line
-        self._at = 0
+    The record ends with the text, or before an ``end`` outside of quotes; then :attr:`at` is its place.
+    """
+
+    def __init__(self, text: str, dialect: Dialect, at: int = 0, end: str = "") -> None:
+        self._text = text
+        self.at = at
+        self._end = end
+        self._stops = (dialect.separator, end) if end else (dialect.separator,)
         self._dialect = dialect
         self._char = ""
         self._previous = ""
@@ -56,23 +112,29 @@ class _Fields:
         self._field: list[str] = []
 
     def all(self) -> list[str]:
-        line, dialect = self._line, self._dialect
-        fields = []
+        """Returns the fields; none for an empty line that ends before the text does."""
+        text, dialect = self._text, self._dialect
+        fields: list[str] = []
         while True:
             if dialect.strip_left:
                 self._skip_blanks()
-            if line[self._at : self._at + 1] == dialect.quote:
+            if not fields and self._ends_here():
+                return fields
+            if text[self.at : self.at + 1] == dialect.quote:
                 fields.append(self._quoted())
             else:
                 fields.append(self._plain())
-            if self._at >= len(line):
+            if self.at >= len(text) or self._ends_here():
                 return fields
-            self._at += 1  # the separator
+            self.at += 1  # the separator
+
+    def _ends_here(self) -> bool:
+        return self._end != "" and self._text[self.at : self.at + 1] == self._end
 
     def _skip_blanks(self) -> None:
-        line, separator = self._line, self._dialect.separator
-        while self._at < len(line) and line[self._at] <= " " and line[self._at] != separator:
-            self._at += 1
+        text = self._text
+        while self.at < len(text) and text[self.at] <= " " and text[self.at] not in self._stops:
+            self.at += 1
 
     def _plain(self) -> str:
         """Returns an unquoted field."""
@@ -80,35 +142,37 @@ class _Fields:
         return (text.rstrip(_BLANKS) if self._dialect.strip_right else text) or self._dialect.null
 
     def _up_to_separator(self) -> str:
-        end = self._line.find(self._dialect.separator, self._at)
-        start, self._at = self._at, len(self._line) if end < 0 else end
-        return self._line[start : self._at]
+        last = self._text.find(self._end, self.at) if self._end else -1
+        last = len(self._text) if last < 0 else last
+        end = self._text.find(self._dialect.separator, self.at, last)
+        start, self.at = self.at, last if end < 0 else end
+        return self._text[start : self.at]
 
     def _quoted(self) -> str:
         """Returns a quoted field; its opening quote is the next character."""
         dialect = self._dialect
-        closing = self._line.find(dialect.quote, self._at + 1)
-        if closing > 0 and self._line[closing + 1 : closing + 2] == dialect.separator:
-            text = self._line[self._at + 1 : closing]
+        closing = self._text.find(dialect.quote, self.at + 1)
+        if closing > 0 and self._text[closing + 1 : closing + 2] in self._stops:
+            text = self._text[self.at + 1 : closing]
             if dialect.escape not in text:
-                self._at = closing + 1
+                self.at = closing + 1
                 return text or dialect.empty
         self._field, self._previous, self._char, self._unescaped = [], "", dialect.quote, False
         try:
-            self._at += 1
+            self.at += 1
             self._read_quoted()
-        except _EndOfLine:
+        except _EndOfText:
             if not self._ends_with_value():
                 return dialect.null
         else:
-            self._at -= 1
+            self.at -= 1
         return "".join(self._field) or dialect.empty
 
     def _next(self) -> None:
-        if self._at >= len(self._line):
-            raise _EndOfLine
-        self._char = self._line[self._at]
-        self._at += 1
+        if self.at >= len(self._text):
+            raise _EndOfText
+        self._char = self._text[self.at]
+        self.at += 1
 
     def _ends_with_value(self) -> bool:
         """Ends a field at the end of the line as univocity does; returns whether there is a value."""
@@ -118,17 +182,17 @@ class _Fields:
                 return True
             if not self._unescaped:
                 self._field.append(quote)
-        return bool(self._field) or (self._previous != "" and self._char != self._dialect.separator)
+        return bool(self._field) or (self._previous != "" and self._char not in self._stops)
 
     def _read_quoted(self) -> None:
-        separator, quote, escape = self._dialect.separator, self._dialect.quote, self._dialect.escape
+        quote, escape = self._dialect.quote, self._dialect.escape
         self._next()
-        while not (self._previous == quote and (self._char <= " " or self._char == separator)):
+        while not (self._previous == quote and (self._char <= " " or self._char in self._stops)):
             if self._char in (quote, escape):
                 self._take_quote_or_escape()
                 self._previous = self._char
                 self._next()
-                if self._unescaped and self._char == separator:
+                if self._unescaped and self._char in self._stops:
                     return
                 continue
             if self._previous == quote:
@@ -142,10 +206,10 @@ class _Fields:
             self._previous = self._char
             self._next()
         blanks = []
-        while self._char <= " " and self._char != separator:
+        while self._char <= " " and self._char not in self._stops:
             blanks.append(self._char)
             self._next()
-        if self._char != separator:
+        if self._char not in self._stops:
             self._field += [quote, *blanks]
             self._read_as_written()
 
@@ -154,7 +218,7 @@ class _Fields:
         self._field = [self._dialect.quote, *self._field, self._char]
         self._previous = self._char
         self._next()
-        self._at -= 1
+        self.at -= 1
         text = "".join(self._field) + self._up_to_separator()
         self._field = [text.rstrip(_BLANKS) if self._dialect.strip_right else text]
         self._next()
@@ -176,10 +240,10 @@ class _Fields:
             self._take_unescaped_quote()
 
     def _take_unescaped_quote(self) -> None:
-        separator, quote, escape = self._dialect.separator, self._dialect.quote, self._dialect.escape
+        quote, escape = self._dialect.quote, self._dialect.escape
         self._field.append(quote)
         self._previous = self._char
-        while self._char != separator:
+        while self._char not in self._stops:
             if self._char in (quote, escape):
                 self._take_quote_or_escape()
             elif self._previous == quote:

@@ -19,9 +19,9 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.csv_reader import NO_CHARACTER, Dialect, fields_of
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.csv_reader import NO_CHARACTER, Dialect, Record, fields_of
 from ckpt_runtime.expressions.rows import EXACT
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 CSV_DEFAULTS: Mapping[str, Any] = {
     "sep": ",",
@@ -85,7 +85,7 @@ class CsvParser:
         self._null: str = options["nullValue"]
         self._columns = [_column(field, options) for field in schema]
 
-    def columns(self, records: list[str], bad: dict[int, str]) -> list[pa.Array]:
+    def columns(self, records: list[str] | list[Record], bad: dict[int, str]) -> list[pa.Array]:
         """Returns the columns of records that are not blank. ``bad`` gets what is wrong with records, by place.
 
         Raises TooManyFieldsError.
@@ -93,13 +93,13 @@ class CsvParser:
         texts = self._texts(records, bad)
         return [self._converted(column, values, bad) for column, values in zip(self._columns, texts, strict=True)]
 
-    def _texts(self, records: list[str], bad: dict[int, str]) -> list[pa.Array]:
+    def _texts(self, records: list[str] | list[Record], bad: dict[int, str]) -> list[pa.Array]:
         """The texts of each column; a record with fewer or more fields is noted as bad."""
         wanted = len(self._columns)
-        plain = self._plain_texts(records)
-        if plain is not None:
+        lines = [record for record in records if isinstance(record, str)]
+        if lines and (plain := self._plain_texts(lines)) is not None:
             return plain
-        rows = [fields_of(record, self.dialect) for record in records]
+        rows = [record.fields if isinstance(record, Record) else fields_of(record, self.dialect) for record in records]
         for at, row in enumerate(rows):
             if len(row) > _MOST_FIELDS:
                 raise TooManyFieldsError(at)

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError
+from ckpt_runtime.expressions.types import EvaluationError
 
 Value: TypeAlias = "pa.Array | pa.Scalar"
 

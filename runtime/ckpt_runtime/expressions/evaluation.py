@@ -19,9 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
-from ckpt_runtime.expressions.types import is_fractional, is_integral, is_year_month, value_type
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    UnsupportedExpressionError,
+    is_fractional,
+    is_integral,
+    is_year_month,
+    value_type,
+)
 
 
 def literal_scalar(literal: Literal) -> pa.Scalar:

@@ -13,11 +13,10 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import MalformedJson, Members, json_text, read_json
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 
 IntArray: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -9,8 +9,8 @@ import math
 import re
 from typing import Any, TypeAlias
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.texts import double_text
+from ckpt_runtime.expressions.types import EvaluationError
 
 DEEPEST = 200
 """Maximum nesting depth: documents that are nested deeper are an error."""

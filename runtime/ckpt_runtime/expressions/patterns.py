@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 MONTHS = (
     *("January", "February", "March", "April", "May", "June", "July"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 
 _LINE = "\\n\\r\\x85\\u2028\\u2029"
 _POSIX = {

@@ -232,3 +232,34 @@ def parse_local(text: str) -> tuple[datetime.datetime, datetime.tzinfo | None] |
         return local, zone_of(zone) if zone else None
     except (ValueError, OverflowError):
         return None
+
+
+_INTERVAL = re.compile(r"(?:interval\s+)?\s*((?:[+-]?\s*(?:\d+(?:\.\d*)?|\.\d+)\s+[a-z]+(?:\s+|$))+)", re.IGNORECASE)
+_INTERVAL_PART = re.compile(r"([+-]?)\s*(\d*)(?:(\.)(\d*))?\s+([a-z]+)", re.IGNORECASE)
+_INTERVAL_UNITS = {
+    "year": ("months", 12),
+    "month": ("months", 1),
+    "week": ("days", 7),
+    "day": ("days", 1),
+    "hour": ("micros", 3_600_000_000),
+    "minute": ("micros", 60_000_000),
+    "second": ("micros", 1_000_000),
+    "millisecond": ("micros", 1_000),
+    "microsecond": ("micros", 1),
+}
+
+
+def parse_interval(text: str) -> dict[str, int] | None:
+    """Returns months, days and microseconds of a calendar interval such as ``5 minutes``; None for another text."""
+    found = _INTERVAL.fullmatch(trimmed(text))
+    if found is None:
+        return None
+    total = {"months": 0, "days": 0, "micros": 0}
+    for sign, whole, point, fraction, name in _INTERVAL_PART.findall(found[1]):
+        unit = _INTERVAL_UNITS.get(name.lower().removesuffix("s"))
+        if unit is None or (point and unit[1] != 1_000_000) or len(fraction) > 9:
+            return None
+        amount = int(whole or "0") * unit[1] + (int(fraction.ljust(9, "0")) // 1000 if point else 0)
+        total[unit[0]] += -amount if sign == "-" else amount
+    limits = {"months": 1 << 31, "days": 1 << 31, "micros": 1 << 63}
+    return total if all(-limits[part] <= amount < limits[part] for part, amount in total.items()) else None

@@ -7,9 +7,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Expression, Literal, Mode
-from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
 
 TABLES = "tables"
 """Name of the setting with Spark's constants by name; they are not part of what an aggregate computes."""

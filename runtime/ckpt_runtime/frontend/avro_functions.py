@@ -1,6 +1,5 @@
-"""Spark's ``from_avro`` and ``to_avro``, which need no package of Spark here: Arrow functions around fastavro.
+"""Spark's ``from_avro`` and ``to_avro``: Arrow functions around fastavro.
 
-The analyzer in Spark gets a Python function of the result's type in their place. The schemas have to be literals.
 ``from_avro`` takes Spark's options ``mode`` and ``avroSchema``, and those of a Schema Registry, whose messages say with
 which schema they were written. Types are those that Spark's package has; what it would give another form is refused.
 """
@@ -9,7 +8,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
@@ -17,14 +16,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.types import SparkType, arrow_type
-from ckpt_runtime.frontend.schema_registry import HEADER_BYTES, RegistryError, SchemaRegistry
+from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.message_functions import (
+    REGISTRY_URL,
+    REGISTRY_USER,
+    Decoder,
+    MessageFunction,
+    by_name,
+    checked_options,
+    literals_of,
+    nullable,
+)
+from ckpt_runtime.frontend.schema_registry import HEADER_BYTES
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_avro", "to_avro")
-_MODE, _AVRO_SCHEMA = "mode", "avroschema"
-_REGISTRY_URL, _REGISTRY_USER = "schema.registry.url", "schema.registry.basic.auth.user.info"
-_OPTIONS = (_MODE, _AVRO_SCHEMA, _REGISTRY_URL, _REGISTRY_USER)
+_AVRO_SCHEMA = "avroschema"
 _PRIMITIVES: dict[str, SparkType] = {
     "null": "void",
     "boolean": "boolean",
@@ -163,19 +170,6 @@ def _given(convert: Convert, value: Any) -> Any:
     return None if value is None else convert(value)
 
 
-def _nullable(spark: SparkType) -> SparkType:
-    """The type with all of its parts nullable."""
-    if not isinstance(spark, dict):
-        return spark
-    changed = {key: _nullable(value) if isinstance(value, dict) else value for key, value in spark.items()}
-    for key in ("nullable", "containsNull", "valueContainsNull"):
-        if key in changed:
-            changed[key] = True
-    if "fields" in changed:
-        changed["fields"] = [_nullable(field) for field in changed["fields"]]
-    return changed
-
-
 def _raw(schema: Any) -> Any:
     """The schema without logical types: fastavro then returns numbers and bytes as they are."""
     if isinstance(schema, list):
@@ -203,56 +197,25 @@ def _fastavro(function: str) -> Any:
     return fastavro
 
 
-class AvroFunction:
-    """A function over Arrow arrays; ``result`` is the Spark type of what it returns."""
-
-    name: str
-    result: SparkType
-
-    def check(self, argument: SparkType) -> None:
-        """Raises PlanError for an argument of a type that the function does not take."""
-        raise NotImplementedError
-
-    def __call__(self, values: pa.Array) -> pa.Array:
-        raise NotImplementedError
-
-
-class FromAvro(AvroFunction):
+class FromAvro(Decoder):
     """Decodes messages. ``schema`` is what they were written with, and what they are read as without ``avroSchema``."""
 
     name = "from_avro"
 
     def __init__(self, schema: str, options: Mapping[str, str]) -> None:
-        given = {key.lower(): value for key, value in options.items()}
-        if unknown := sorted(set(given) - set(_OPTIONS)):
-            known = f"mode, avroSchema, {_REGISTRY_URL} and {_REGISTRY_USER}"
-            raise PlanError(self.name, f"the option {unknown[0]!r} is not supported; there are {known}")
-        mode = given.get(_MODE, "FAILFAST").upper()
-        if mode not in ("FAILFAST", "PERMISSIVE"):
-            raise PlanError(self.name, f"mode {given[_MODE]!r} is not FAILFAST or PERMISSIVE, as in Spark")
-        self._permissive = mode == "PERMISSIVE"
-        self._registry: SchemaRegistry | None = None
-        if _REGISTRY_URL in given:
-            self._registry = SchemaRegistry(given[_REGISTRY_URL], given.get(_REGISTRY_USER))
-        elif _REGISTRY_USER in given:
-            raise PlanError(self.name, f"{_REGISTRY_USER} needs {_REGISTRY_URL}")
+        given = checked_options(self.name, options, ("mode", "avroSchema", REGISTRY_URL, REGISTRY_USER))
+        super().__init__(given)
         writer = _parsed(self.name, schema)
         reader = _parsed(self.name, given[_AVRO_SCHEMA]) if _AVRO_SCHEMA in given else writer
         self._type = _Types(self.name).of(reader)
         self._reader = _raw(reader)
         self._writer = self._resolved(writer)
-        self.result = _nullable(self._type.spark) if self._permissive else self._type.spark
+        self.result = nullable(self._type.spark) if self.permissive else self._type.spark
         self._read = _fastavro(self.name).schemaless_reader
-        self._writer_of = lru_cache(lambda text: self._resolved(_parsed(self.name, text)))
-        fields = self.result["fields"] if isinstance(self.result, dict) and self.result["type"] == "struct" else None
-        self._malformed = None if fields is None else dict.fromkeys(field["name"] for field in fields)
-
-    def check(self, argument: SparkType) -> None:
-        if argument != "binary":
-            raise PlanError(self.name, f"its argument is {argument}, not binary")
-
-    def __call__(self, values: pa.Array) -> pa.Array:
-        return pa.array(self._decoded(values.to_pylist()), arrow_type(self.result))
+        self._writer_of = lru_cache(self._written_with)
+        if isinstance(self.result, dict) and self.result["type"] == "struct":
+            # As in Spark: a struct of nulls, or null for other types.
+            self.malformed = dict.fromkeys(field["name"] for field in self.result["fields"])
 
     def _resolved(self, writer: Any) -> tuple[Any, Any]:
         """A writer's schema, and the one to read its messages as; None if it is the same.
@@ -264,32 +227,22 @@ class FromAvro(AvroFunction):
             reader = {**reader, "name": raw["name"]}
         return raw, None if raw == reader else reader
 
-    def _decoded(self, messages: Iterable[bytes | None]) -> list[Any]:
-        found = []
-        for message in messages:
-            try:
-                found.append(None if message is None else self._value(message))
-            except RegistryError:
-                raise
-            except Exception as error:  # the library raises several kinds
-                if not self._permissive:
-                    raise ValueError(
-                        f"from_avro: a message of {len(message or b'')} bytes is malformed ({type(error).__name__}: "
-                        f"{error}); in mode PERMISSIVE it would be null"
-                    ) from error
-                found.append(self._malformed)  # as in Spark: a struct of nulls, or null for other types
-        return found
+    def _written_with(self, schemas: tuple[str, ...]) -> tuple[Any, Any]:
+        """What :meth:`_resolved` gives for the last of some schemas, which refers to those before."""
+        named: dict[str, Any] = {}
+        parsed = [_fastavro(self.name).parse_schema(json.loads(text), named_schemas=named) for text in schemas]
+        return self._resolved(parsed[-1])
 
-    def _value(self, message: bytes) -> Any:
+    def value(self, message: bytes) -> Any:
         stream, (writer, reader) = io.BytesIO(message), self._writer
-        if self._registry is not None:
-            writer, reader = self._writer_of(self._registry.schema_of(message))
+        if self.registry is not None:
+            writer, reader = self._writer_of(self.registry.schema_of(message, "AVRO"))
             stream.seek(HEADER_BYTES)
         value = self._read(stream, writer, reader)
         return value if self._type.convert is None else _given(self._type.convert, value)
 
 
-class ToAvro(AvroFunction):
+class ToAvro(MessageFunction):
     """Encodes values with a schema."""
 
     name = "to_avro"
@@ -308,7 +261,7 @@ class ToAvro(AvroFunction):
         self._write = _fastavro(self.name).schemaless_writer
 
     def check(self, argument: SparkType) -> None:
-        wanted, given = _by_name(self._type.spark), _by_name(argument)
+        wanted, given = by_name(self._type.spark), by_name(argument)
         if wanted != given:
             raise PlanError(self.name, f"its schema is that of {wanted}, and the column is {given}: cast the column")
 
@@ -323,36 +276,15 @@ class ToAvro(AvroFunction):
         return stream.getvalue()
 
 
-def _by_name(spark: SparkType) -> Any:
-    """A type as texts, fields by their names, without their order and what is nullable."""
-    if not isinstance(spark, dict):
-        return spark
-    match spark["type"]:
-        case "struct":
-            return {field["name"]: _by_name(field["type"]) for field in spark["fields"]}
-        case "array":
-            return [_by_name(spark["elementType"])]
-        case "map":
-            return (_by_name(spark["keyType"]), _by_name(spark["valueType"]))
-    return spark
-
-
-def function_of(call: Any) -> AvroFunction:
+def function_of(call: Any) -> MessageFunction:
     """The function that a call of ``from_avro`` or ``to_avro`` in a plan stands for. Raises PlanError."""
-    name = call.function_name.lower()
-    given = [_text(name, part) for option in call.arguments[2:3] for part in option.unresolved_function.arguments]
-    return _made(name, *[_text(name, argument) for argument in call.arguments[1:2]], options=tuple(given))
+    given, options = literals_of(call)
+    return _made(call.function_name.lower(), *map(str, given), options=tuple(options.items()))
 
 
 @lru_cache
-def _made(name: str, schema: str = "", *, options: tuple[str, ...]) -> AvroFunction:
+def _made(name: str, schema: str = "", *, options: tuple[tuple[str, str], ...]) -> MessageFunction:
     """One object for all equal calls, which a plan then calls once for equal columns."""
     if name == "to_avro":
         return ToAvro(schema)
-    return FromAvro(schema, dict(zip(options[::2], options[1::2], strict=True)))
-
-
-def _text(function: str, expression: Any) -> str:
-    if expression.literal.WhichOneof("literal_type") != "string":
-        raise PlanError(function, "its schema and its options have to be texts, not columns")
-    return str(expression.literal.string)
+    return FromAvro(schema, dict(options))

@@ -9,6 +9,7 @@ and runs the program again. A worker has all answers of the planning process, an
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 import uuid
@@ -22,7 +23,7 @@ from typing import Any, SupportsIndex
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend import avro_functions
+from ckpt_runtime.frontend import avro_functions, protobuf_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
@@ -64,8 +65,13 @@ _ONLY_VALUES = {
     "spark.sql.groupByAliases": "true",
 }
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
+_CREATES = re.compile(r"\s*CREATE\s", re.IGNORECASE)
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
+_MESSAGE_FUNCTIONS = {
+    **dict.fromkeys(avro_functions.NAMES, avro_functions.function_of),
+    **dict.fromkeys(protobuf_functions.NAMES, protobuf_functions.function_of),
+}
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -188,7 +194,7 @@ class Capture:
         copy = type(message)()
         copy.CopyFrom(message)
         self._prepare(copy)
-        return bytes(copy.SerializeToString(deterministic=True))
+        return _with_stable_names(copy.SerializeToString(deterministic=True))
 
     def _prepare(self, message: Any) -> None:
         """Removes from a message, in place, what differs between processes or needs a connector."""
@@ -209,8 +215,9 @@ class Capture:
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
-        elif name == "Expression" and message.unresolved_function.function_name.lower() in avro_functions.NAMES:
-            self.called.replace_call(message, avro_functions.function_of(message.unresolved_function))
+        elif name == "Expression" and message.unresolved_function.function_name.lower() in _MESSAGE_FUNCTIONS:
+            call = message.unresolved_function
+            self.called.replace_call(message, _MESSAGE_FUNCTIONS[call.function_name.lower()](call))
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""
@@ -438,7 +445,7 @@ class Service:
         if kind == "write_stream_operation_start":
             self._start(request.plan.command.write_stream_operation_start, response)
         elif kind == "sql_command":
-            response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
+            self._sql(request.plan.command.sql_command.input, response.sql_command_result.relation)
         elif kind == "streaming_query_command":
             self._query_command(request.plan.command.streaming_query_command, response)
         elif kind == "streaming_query_manager_command":
@@ -455,6 +462,30 @@ class Service:
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])
+
+    def _sql(self, given: Any, result: Any) -> None:
+        """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates a view."""
+        relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
+        if not _CREATES.match(relation.sql.query):
+            result.CopyFrom(given)
+            return
+        view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
+        assert view is not msgspec.UNSET
+        result.local_relation.SetInParent()
+        exists = view.name.lower() in {name.lower() for name in self._capture.views}
+        if exists and view.keeps:
+            return
+        if exists and not view.replaces:
+            raise PlanError("spark.sql", f"the temporary view {view.name!r} exists; use CREATE OR REPLACE")
+        relation.sql.query = view.query
+        named = type(given)()
+        if view.columns:
+            named.to_df.input.CopyFrom(given)
+            named.to_df.column_names.extend(view.columns)
+        else:
+            named.CopyFrom(given)
+        self._capture.views.pop(view.name, None)  # it may read views that are newer than the one before it
+        self._capture.views[view.name] = self._capture.request_of(named).relation
 
     def _query_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
@@ -541,6 +572,14 @@ def _reads_stream(message: Any) -> bool:
         if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
             return True
     return False
+
+
+def _with_stable_names(message: bytes) -> bytes:
+    """Returns a message in which the random names that PySpark gives to frames in ``spark.sql`` are numbered."""
+    names = dict.fromkeys(re.findall(rb"_pyspark_connect_temp_view_[0-9a-f]{32}", message))
+    for number, name in enumerate(names):
+        message = message.replace(name, name[:-32] + b"%032d" % number)
+    return message
 
 
 def _id_of(position: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.batch_writers import SPARK_FILES
 from ckpt_runtime.frontend.catalyst import items
 from ckpt_runtime.frontend.typed_plan import CatalogTable, TableRequest

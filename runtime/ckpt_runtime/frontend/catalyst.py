@@ -4,6 +4,9 @@ The structure comes from ``TreeNode.toJSON``, one text for a whole expression; t
 which that text lacks, are read node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order). Analyzed
 plans are read, not optimized ones: their nodes are Spark's functions, while the optimizer replaces them by calls of
 Spark's internal classes.
+
+Spark expresses the end of a session window as a timestamp plus a calendar interval. The interval is often a cast text,
+or one of several texts that CASE selects: then it becomes microseconds, whose sum has a kernel of Arrow.
 """
 
 from __future__ import annotations
@@ -12,14 +15,71 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import FUNCTIONS
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
-from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.expressions.texts import parse_interval
+from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import REPLACED_AGGREGATES, aggregate_call
-from ckpt_runtime.frontend.gaps import with_gap
 from ckpt_runtime.frontend.typed_plan import TypedColumn
+
+_DAY = 86_400_000_000
+_UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
+
+
+def with_gap(call: Call) -> Call:
+    """Returns a ``TimestampAddInterval`` with microseconds in place of its calendar interval, if this is possible.
+
+    It is not for an interval that is computed, has months, or has days of a zone in which these differ in length.
+    """
+    time, interval = call.arguments
+    gap = _microseconds(interval, call.settings.get("zone", "")) if interval.type == "interval" else None
+    if gap is None:
+        return call
+    start = Call("PreciseTimestampConversion", (time,), "long")
+    return Call("PreciseTimestampConversion", (Call("Add", (start, gap), "long"),), "timestamp")
+
+
+def _microseconds(tree: Expression, zone: str) -> Expression | None:
+    """Returns the length of an interval, None if it is not made of constants of equal length."""
+    if isinstance(tree, Literal):
+        return _length(tree, zone)
+    if not isinstance(tree, Call):
+        return None
+    if tree.function == "Cast":
+        return _microseconds(tree.arguments[0], zone)
+    if tree.function not in ("CaseWhen", "If", "Coalesce"):
+        return None
+    arguments = [
+        _microseconds(argument, zone) if _is_value(tree, at) else argument for at, argument in enumerate(tree.arguments)
+    ]
+    known = tuple(argument for argument in arguments if argument is not None)
+    return msgspec.structs.replace(tree, arguments=known, type="long") if len(known) == len(arguments) else None
+
+
+def _is_value(tree: Call, at: int) -> bool:
+    """Whether an argument is a result and not a condition."""
+    if tree.function == "If":
+        return at > 0
+    return tree.function == "Coalesce" or at % 2 == 1 or at == len(tree.arguments) - 1
+
+
+def _length(literal: Literal, zone: str) -> Literal | None:
+    if literal.value is None:
+        return Literal(None, "long")
+    if literal.type == "interval":
+        months, days, micros = map(int, str(literal.value).split(","))
+    else:
+        parsed = parse_interval(str(literal.value))
+        if parsed is None:
+            return Literal(None, "long")  # as in Spark, whose cast gives null
+        months, days, micros = parsed["months"], parsed["days"], parsed["micros"]
+    if months or (days and zone not in _UTC):
+        return None
+    return Literal(str(days * _DAY + micros), "long")
+
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})

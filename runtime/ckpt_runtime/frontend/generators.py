@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.generators import compile_generator
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.typed_plan import Filter, Generate, PlanNode, Project
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.specs import GenerateSpec

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from ckpt_runtime.configuration.checkpointing_options import StateRecoveryOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import (
     RESTORE_DRILL,

@@ -14,9 +14,11 @@ from dataclasses import dataclass, field
 import msgspec
 import pyarrow as pa
 
+from ckpt_runtime.expressions.functions.key_texts import key_text
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.generators import columns_of
+from ckpt_runtime.frontend.linear_times import linear
 from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
 from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
@@ -38,6 +40,7 @@ _MIRRORED = {
     "GreaterThanOrEqual": "LessThanOrEqual",
     "EqualTo": "EqualTo",
 }
+_COMPARISONS = frozenset(_MIRRORED)
 _MAY_FILTER = {
     "inner": (True, True),
     "left_outer": (False, True),
@@ -143,27 +146,30 @@ class Conditions:
         return True
 
     def _add_bound(self, condition: Expression) -> bool:
-        if not isinstance(condition, Call) or condition.function not in _MIRRORED:
+        """Takes over the bound that a condition sets; returns whether the bound says all that the condition does."""
+        if not isinstance(condition, Call) or condition.function not in _COMPARISONS:
             return False
-        function = condition.function
-        left, right = (_shifted(argument) for argument in condition.arguments)
+        left, right = (linear(argument) for argument in condition.arguments)
         if left is None or right is None or None in (self.left.event_time, self.right.event_time):
             return False
-        if left[0] >= len(self.left.columns):
-            left, right, function = right, left, _MIRRORED[function]
         assert self.right.event_time is not None
-        if (left[0], right[0]) != (self.left.event_time, self.right.event_time + len(self.left.columns)):
+        compared, at = left.minus(right), self.right.event_time + len(self.left.columns)
+        if compared.columns == {self.left.event_time: -1, at: 1}:
+            compared, function = compared.negated(), _MIRRORED[condition.function]
+        elif compared.columns == {self.left.event_time: 1, at: -1}:
+            function = condition.function
+        else:
             return False
-        # left + a <function> right + b, so that right - left is compared with a - b.
-        difference = left[1] - right[1]
+        # The left time minus the right one, plus a number that is at least ``least`` and at most ``most``, is compared
+        # with 0: the right time minus the left one is compared with that number.
         if function in ("LessThan", "LessThanOrEqual", "EqualTo"):
-            least = difference + (function == "LessThan")
+            least = compared.least + (function == "LessThan")
             self.bounds[0] = least if self.bounds[0] is None else max(self.bounds[0], least)
         if function in ("GreaterThan", "GreaterThanOrEqual", "EqualTo"):
-            most = difference - (function == "GreaterThan")
+            most = compared.most - (function == "GreaterThan")
             self.bounds[1] = most if self.bounds[1] is None else min(self.bounds[1], most)
         # An equality is a key, too.
-        return function != "EqualTo"
+        return function != "EqualTo" and compared.least == compared.most
 
     def spec(self) -> JoinSpec:
         """Returns the join. Raises PlanError without keys, or if the bounds do not limit how long rows are kept."""
@@ -235,9 +241,11 @@ def conditions_of(node: Join, left: Side, right: Side) -> Conditions:
 def _compared(tree: Expression, *, nulls_match: bool) -> list[Expression]:
     """Returns the keys by which an equality compares a value; a null among them matches nothing.
 
-    Structs are compared by their fields, in which nulls are equal. Where nulls are equal, a key says whether the value
-    is null, and another one has a constant in place of the null.
+    Structs are compared by their fields, in which nulls are equal, and arrays by their texts. Where nulls are equal, a
+    key says whether the value is null, and another one has a constant in place of the null.
     """
+    if isinstance(tree.type, dict) and tree.type["type"] != "struct":
+        tree = key_text(tree)
     kind = tree.type
     missing = Call("IsNull", (tree,), "boolean")
     if isinstance(kind, dict) and kind["type"] == "struct":
@@ -262,39 +270,3 @@ def all_of(conditions: Sequence[Expression]) -> Expression | None:
     for other in others:
         first = Call("And", (first, other), "boolean")
     return first
-
-
-def _shifted(tree: Expression) -> tuple[int, int] | None:
-    """Returns a timestamp column and the microseconds that are added to it; None for anything else."""
-    if isinstance(tree, Column) and tree.type in ("timestamp", "timestamp_ntz"):
-        return tree.index, 0
-    if isinstance(tree, Call) and tree.function == "Cast" and tree.arguments[0].type == tree.type:
-        return _shifted(tree.arguments[0])
-    if isinstance(tree, Call) and tree.function in ("TimeAdd", "TimestampAddInterval"):
-        start, interval = _shifted(tree.arguments[0]), _micros(tree.arguments[1])
-        if start is not None and interval is not None:
-            return start[0], start[1] + interval
-    return None
-
-
-def _micros(tree: Expression) -> int | None:
-    if isinstance(tree, Call) and tree.function == "Cast":
-        return _micros(tree.arguments[0])
-    if isinstance(tree, Call) and tree.function == "UnaryMinus":
-        value = _micros(tree.arguments[0])
-        return None if value is None else -value
-    if (
-        isinstance(tree, Literal)
-        and tree.value is not None
-        and isinstance(tree.type, str)
-        and tree.type in _TIME_INTERVALS
-    ):
-        return int(str(tree.value))
-    return None
-
-
-_TIME_INTERVALS = frozenset(
-    f"interval {first}" + (f" to {last}" if last else "")
-    for first in ("day", "hour", "minute", "second")
-    for last in ("", "hour", "minute", "second")
-)

@@ -1,4 +1,7 @@
-"""Maps the typed plans of a program's queries to the operators of a job."""
+"""Maps the typed plans of a program's queries to the operators of a job, and each ``writeStream`` to its sink.
+
+Columns of a source that a query does not read for certain are pruned, as Spark's optimizer prunes them.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,16 @@ import msgspec
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, rewritten
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
+from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
-from ckpt_runtime.frontend.read_columns import check_pruned
-from ckpt_runtime.frontend.sink_mapping import sink_spec
+from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
@@ -41,12 +46,220 @@ from ckpt_runtime.frontend.typed_plan import (
     Watermark,
 )
 from ckpt_runtime.graph import specs
+from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import AVAILABLE_NOW_OPTION, is_split_source, source_schema
+from ckpt_runtime.graph.formats import (
+    AVAILABLE_NOW_OPTION,
+    MAX_WAITING_BATCHES,
+    check_sink,
+    check_types_of_pyspark,
+    is_split_source,
+    partition_columns,
+    partition_option,
+    source_schema,
+)
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.options import parse_value
+from ckpt_runtime.graph.source_formats import check_location
+from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 from ckpt_runtime.sources import is_source
+
+_CHECKPOINT_LOCATION = "checkpointlocation"
+"""An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
+
+
+def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
+    """Returns the sink of a query that writes rows of a schema.
+
+    ``start`` is Spark's own request. Raises PlanError for what the engine cannot write as Spark does.
+    """
+    if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
+        raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
+    options = {key: value for key, value in start.options.items() if key.lower() != _CHECKPOINT_LOCATION}
+    if start.path:
+        options["path"] = start.path
+    columns = list(start.partitioning_column_names)
+    if start.HasField("foreach_batch"):
+        return _staged("foreachBatch", _function(start.foreach_batch, capture), start, capture, schema)
+    if start.HasField("foreach_writer"):
+        function = _function(start.foreach_writer, capture)
+        _check_foreach(function)
+        return _staged("foreach", function, start, capture, schema)
+    name = (start.format or "parquet").lower()
+    target = resolve(start.format or "parquet")
+    if not isinstance(target, type):
+        if name in {format_.lower() for format_ in STAGED_FORMATS}:
+            raise PlanError(
+                "format", f"{start.format!r} is a method: call .foreachBatch(function) or .foreach(function)"
+            )
+        write = _batch_writer(name, start, options, columns, schema)
+        if write is not None:
+            return _staged("foreachBatch", write, start, capture, schema)
+    if columns:
+        options["partitionBy"] = partition_option(target, columns)
+    check_sink(target, options, schema)
+    return SinkSpec(target, options)
+
+
+def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema) -> Any:
+    """Returns what writes a checkpoint's frame with Spark; None for formats that the engine itself writes."""
+    if name == "memory":
+        view = options.get(MEMORY_VIEW)
+        if not view or not view.isidentifier():
+            raise PlanError(
+                "format",
+                "'memory' is a table in the session's Spark, which clients of Spark Connect read: start the query from "
+                "a client that is connected to the session, or write to parquet",
+            )
+        return MemoryTable(view, start.output_mode.lower() == "complete")
+    if name == "console":
+        return Console.of(options)
+    if name == "jdbc":
+        return SparkWrite(name, options, tuple(columns))
+    return _files(name, options, columns, schema) if name in SPARK_FILES else None
+
+
+def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:
+    """Returns the sink that stages the rows of each checkpoint in files, and calls a function with them."""
+    check_types_of_pyspark("writeStream", schema)
+    key = CheckpointingOptions.CHECKPOINTS_DIRECTORY.key
+    directory = capture.option(key)
+    given = {key.lower(): value for key, value in start.options.items()}
+    location = directory or given.get(_CHECKPOINT_LOCATION) or capture.option(DEFAULT_CHECKPOINTS_DIRECTORY)
+    if not location:
+        raise PlanError(
+            "writeStream",
+            f"the rows of a checkpoint are staged in files until it completes: set {key}, or the query's option "
+            "checkpointLocation, to a directory that all workers share",
+        )
+    check_location(location)
+    user_function = UserFunction(function, capture.session, dict(capture.configuration))
+    staged = {"path": f"{location.rstrip('/')}/staged"}
+    if start.HasField("foreach_batch") and (waiting := given.get(MAX_WAITING_BATCHES.key.lower())) is not None:
+        staged[MAX_WAITING_BATCHES.key] = str(parse_value(MAX_WAITING_BATCHES, waiting))
+    return SinkSpec(format_, staged, user_function)
+
+
+def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Schema) -> SparkWrite:
+    """Returns Spark's batch writer for a file format. Raises PlanError for rows that it cannot write, and for a
+    location that Spark and the engine spell differently."""
+    keys = partition_columns({"partitionBy": ",".join(columns)}, schema)
+    kept = [field for field in schema if field.name not in keys]
+    if name == "text" and [field.type for field in kept] != [pa.string()]:
+        raise PlanError("format", "'text' writes a single text column; select it, as in concat_ws(',', *columns)")
+    nested = [field.name for field in kept if pa.types.is_nested(field.type)]
+    if name == "csv" and nested:
+        raise PlanError("format", f"'csv' cannot represent column {nested[0]!r}; write its fields, or to_json of it")
+    given = {key.lower(): value for key, value in options.items()}
+    path = given.get("path", "")
+    if not path:
+        raise PlanError("option 'path'", f"format {name!r} needs it")
+    check_location(path)
+    if not path.startswith(("/", "file:/")):
+        raise PlanError(
+            "option 'path'",
+            f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
+            "the files, so both must be able to access the directory: write parquet there, or call foreachBatch",
+        )
+    rest = {key: value for key, value in options.items() if key.lower() != "path"}
+    return SparkWrite(name, rest, tuple(columns), path)
+
+
+def _function(given: Any, capture: Capture) -> Any:
+    """Raises PlanError for a function that came as a pickle, from a client that runs elsewhere."""
+    position = given.python_function.command
+    if not position.isdigit() or int(position) >= len(capture.functions):
+        raise PlanError("writeStream", "a function is found by running its program: submit the program with `ckpt run`")
+    return capture.functions[int(position)]
+
+
+def _check_foreach(function: Any) -> None:
+    """Raises PlanError for objects that Spark refuses, too."""
+    if callable(function) and not hasattr(function, "process"):
+        return
+    for name in ("open", "process", "close"):
+        method = getattr(function, name, None)
+        if (method is None and name == "process") or (method is not None and not callable(method)):
+            raise PlanError("foreach", f"expected a function, or an object with a method process; got {name}")
+
+
+_CORRUPT = "columnNameOfCorruptRecord"
+
+
+def check_pruned(source: CapturedSource, at: int, nodes: Sequence[PlanNode]) -> None:
+    """Checks that Spark finds the same bad records as the engine, for the source of a query at position ``at``.
+
+    Spark looks only at columns that the query reads, and JSON has no option for that, as CSV has. Raises PlanError for
+    a source of JSON that handles bad records, and a query that leaves out columns of it.
+    """
+    options = {key.lower(): value for key, value in source.options.items()}
+    names = [column.name for column in nodes[at].columns]
+    corrupt = options.get(_CORRUPT.lower(), "_corrupt_record")
+    mode = options.get("mode", "PERMISSIVE").upper()
+    if source.format.lower() != "json" or (mode == "PERMISSIVE" and corrupt not in names):
+        return
+    if reader_policy(source.options) is not None:
+        return  # an option of the engine's, for which all columns count
+    read = _read_columns(nodes)[at]
+    left_out = [name for place, name in enumerate(names) if place not in read and name != corrupt]
+    if left_out:
+        what = f"mode {mode}" if mode != "PERMISSIVE" else f"the column of bad records, {corrupt!r}"
+        raise PlanError(
+            "format 'json'",
+            f"{what}: in Spark, the columns that the query reads decide which records are bad, and it does not read "
+            f"{', '.join(left_out)}: remove them from the schema, or read format 'text' and call from_json",
+        )
+
+
+def _read_columns(nodes: Sequence[PlanNode]) -> list[set[int]]:
+    """The columns of each node that later nodes read for certain; the result of the query has all of its columns."""
+    read: list[set[int]] = [set() for _ in nodes]
+    read[-1] = set(range(len(nodes[-1].columns)))
+    for at in reversed(range(len(nodes))):
+        node = nodes[at]
+        widths = [len(nodes[place].columns) for place in node.inputs]
+        for place, columns in zip(node.inputs, _read_of_inputs(node, read[at], widths), strict=True):
+            read[place] |= columns
+    return read
+
+
+def _read_of_inputs(node: PlanNode, wanted: set[int], widths: list[int]) -> list[set[int]]:
+    """The columns that a node needs of each of its inputs for the ``wanted`` ones of its own."""
+    match node:
+        case Project():
+            return [set(columns_of([node.expressions[place] for place in wanted]))]
+        case Aggregate():
+            computed = [each for place, each in enumerate(node.aggregates, len(node.keys)) if place in wanted]
+            return [{*node.keys, *(argument for each in computed for argument in each.arguments)}]
+        case Expand():
+            return [set(columns_of([row[place] for row in node.rows for place in wanted]))]
+        case Generate():
+            return [{place for place in wanted if place < widths[0]} | columns_of([node.function])]
+        case MapPartitions() | StatefulFunction():
+            return [set(range(width)) for width in widths]
+        case Join():
+            both = wanted | (set() if node.condition is None else columns_of([node.condition]))
+            left = widths[0]
+            return [{place for place in both if place < left}, {place - left for place in both if place >= left}]
+    # What is left passes columns on by position.
+    return [wanted | _read_by_itself(node) for _ in widths]
+
+
+def _read_by_itself(node: PlanNode) -> set[int]:
+    """The columns that a node reads whatever is wanted of it."""
+    match node:
+        case Filter():
+            return set(columns_of([node.condition]))
+        case Watermark():
+            return {node.column}
+        case Deduplicate():
+            return set(node.keys)
+        case Sort():
+            return set(columns_of([order.expression for order in node.orders]))
+    return set()
+
 
 Resolve = Callable[[str], str | type]
 _DEEPEST = 50

@@ -61,20 +61,16 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
             "an aggregation in append mode needs a key of event time, because it determines when a group ends: call "
             "withWatermark and group by a window of that column, or use update",
         )
-    first = next((at for at, node in enumerate(nodes) if isinstance(node, Aggregate)), len(nodes))
-    behind = [node for node in nodes[first + 1 :] if isinstance(node, Aggregate | Deduplicate)]
-    if mode != "append" and behind:
-        raise PlanError("outputMode", f"stateful operations after an aggregation need append, not {mode}, as in Spark")
+    if mode != "append":
+        _check_behind_aggregation(mode, nodes)
     for node in nodes:
         if isinstance(node, Sort) and mode != "complete":
             raise PlanError(
                 "orderBy",
                 "a stream has no last row: only the result of an aggregation in output mode complete can have it",
             )
-        if isinstance(node, Join) and mode != "append" and not _reads_table(node, nodes):
-            raise PlanError(
-                "outputMode", f"two streams can be joined in output mode append only, not {mode}, as in Spark"
-            )
+        if isinstance(node, Join) and not _reads_table(node, nodes):
+            _check_join(mode, node)
         if isinstance(node, Limit) and mode == "update":
             raise PlanError("limit", "it needs output mode append or complete, as in Spark")
     for node in groupings:
@@ -83,6 +79,30 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
         if node.session is not None and len(node.keys) == 1:
             raise PlanError("session_window", "it needs another column in groupBy, as in Spark")
     return mode
+
+
+def _check_join(mode: str, node: Join) -> None:
+    """Raises PlanError for a join of two streams in an output mode that Spark does not allow for it."""
+    if mode == "complete" or (mode == "update" and node.how != "Inner"):
+        raise PlanError(
+            "outputMode",
+            f"two streams can be joined in output mode append, and an inner join in update too, but not {mode}, as in "
+            "Spark",
+        )
+
+
+def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:
+    """Raises PlanError for stateful operations behind an aggregation, whose rows change in these output modes."""
+    first = next((at for at, node in enumerate(nodes) if isinstance(node, Aggregate)), len(nodes))
+    for node in nodes[first + 1 :]:
+        if isinstance(node, Deduplicate):
+            raise PlanError(
+                "dropDuplicates",
+                f"behind an aggregation dropDuplicates and distinct need output mode append, not {mode}, because in "
+                "other modes the rows of an aggregation change",
+            )
+        if isinstance(node, Aggregate):
+            raise PlanError("outputMode", f"an aggregation behind an aggregation needs append, not {mode}, as in Spark")
 
 
 def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:
@@ -148,10 +168,6 @@ class _Grouping:
         ]
         names = [name for name, _ in leaves]
         self._leaf_names += names
-        for name, leaf in leaves:
-            kind = arrow_type(leaf.type)
-            if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                raise PlanError("groupBy", f"key {name!r} has type {kind}, which cannot be a key")
         self._flat += leaves
         if position == self._node.event_time:
             self._event_time = names[-1]  # the end of a window
@@ -171,7 +187,8 @@ class _Grouping:
         else:
             aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
             event_time = None if mapper.output_mode == "complete" else self._event_time
-            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, event_time, self._session)
+            total = not node.keys and mapper.output_mode == "update"
+            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, event_time, self._session, total)
             output = spec.output_schema
         grouped = mapper.apply(spec, by_key, output, node.plan_id)
         if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
@@ -191,7 +208,7 @@ class _Grouping:
     def _running(self, mode: str) -> tuple[specs.AggregateSpec, pa.Schema] | None:
         """Returns equivalent running aggregates, which cost less; None when there are none."""
         node = self._node
-        if mode != "update" or node.event_time is not None:
+        if mode != "update" or node.event_time is not None or not node.keys:
             return None
         aggregates = []
         names = _UniqueNames(self._keys)
@@ -263,9 +280,6 @@ def _deduplicate(
     for position in node.keys:
         column = below.columns[position]
         for path, leaf in leaves_of(Column(position, column.type)):
-            kind = arrow_type(leaf.type)
-            if pa.types.is_nested(kind) or pa.types.is_null(kind):
-                raise PlanError("dropDuplicates", f"column {column.name!r} has type {kind}, which cannot be a key")
             keys.append(names.of(column.name + path))
             flat.append((keys[-1], leaf))
         if position == node.event_time:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import FILTERED
 from ckpt_runtime.frontend.catalyst import items, jvm_name, output
 from ckpt_runtime.frontend.typed_plan import (

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from typing import TYPE_CHECKING
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.joins import all_of
 from ckpt_runtime.frontend.static_tables import path_of

@@ -17,8 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalog_tables import NewTables
 from ckpt_runtime.frontend.typed_plan import TypedColumn
 

@@ -233,8 +233,21 @@ class CatalogTable(msgspec.Struct, frozen=True):
     options: dict[str, str] = {}
 
 
+class CreatedView(msgspec.Struct, frozen=True):
+    """A temporary view that a statement of SQL creates: its name, its query, and the names of its columns if given.
+
+    ``replaces`` and ``keeps`` say whether it takes the place of an existing view of that name, or leaves that one.
+    """
+
+    name: str
+    query: str
+    columns: tuple[str, ...]
+    replaces: bool
+    keeps: bool
+
+
 class AnalysisRequest(msgspec.Struct, frozen=True):
-    """What is asked of Spark: the types of a relation (protobuf), a table, or a text in DDL.
+    """What is asked of Spark: the types of a relation (protobuf), a table, a text in DDL, or a statement that creates.
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
     With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the
@@ -248,14 +261,15 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     ddl: str = ""
     with_rows: bool | msgspec.UnsetType = msgspec.UNSET
     table: TableRequest | msgspec.UnsetType = msgspec.UNSET
+    statement: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
-    ``parsed`` is the type that a text in DDL stands for, and ``table`` the table that was asked for. ``places`` has the
-    author's file and line for functions that the engine may lack, by the names of Spark's classes. ``unsupported`` is
-    true if the engine refuses the query but Spark accepts it.
+    ``parsed`` is the type that a text in DDL stands for, ``table`` the table that was asked for, and ``view`` what a
+    statement creates. ``places`` has the author's file and line for functions that the engine may lack, by the names
+    of Spark's classes. ``unsupported`` is true if the engine refuses the query but Spark accepts it.
     """
 
     columns: tuple[TypedColumn, ...] = ()
@@ -265,6 +279,7 @@ class Analysis(msgspec.Struct, frozen=True):
     error: str = ""
     unsupported: str = ""
     table: CatalogTable | msgspec.UnsetType = msgspec.UNSET
+    view: CreatedView | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def lasts(self) -> bool:

@@ -14,6 +14,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
     JobEdge,
@@ -45,7 +46,6 @@ from ckpt_runtime.graph.specs import (
     TableSpec,
     WatermarkSpec,
 )
-from ckpt_runtime.graph.watermark_alignment import GROUP_OPTION, alignment_of
 from ckpt_runtime.sources import is_source
 
 COMMITTER_SUFFIX = ".committer"

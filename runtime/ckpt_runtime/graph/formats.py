@@ -18,12 +18,12 @@ from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTI
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
-from ckpt_runtime.graph.watermark_alignment import ALIGNMENT_OPTIONS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 

@@ -5,20 +5,20 @@ The values of a row are read as ``from_json`` reads them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.functions.documents import record_reader
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
 from ckpt_runtime.graph.bad_rows import BadLine, by_mode, check_corrupt_column, checked_mode
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
+from ckpt_runtime.graph.text_files import TEXT_OPTIONS, codec_of, decoded, detected
 
 JSON_OPTIONS = (
-    Option("lineSep"),
+    *TEXT_OPTIONS,
     Option("mode", default="PERMISSIVE"),
     Option("columnNameOfCorruptRecord", default="_corrupt_record"),
     Option("dateFormat"),
@@ -31,15 +31,18 @@ _FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
 
 
 class JsonRows:
-    """Parses lines of a file to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
+    """Parses documents to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
 
-    A line with an array produces a row for each element, a blank line none.
+    A document is a line, or with ``multiLine`` a file. An array makes a row of each element, a blank text none.
     """
 
     def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._mode = checked_mode(options)
+        codec = codec_of(options, plain=("utf-8",))
+        named = options["encoding"] or options["charset"]
+        self._codec = None if options["multiLine"] and not named else codec
         self._schema = schema
         self._corrupt: str = options["columnNameOfCorruptRecord"]
         check_corrupt_column(self._corrupt, schema)
@@ -52,6 +55,10 @@ class JsonRows:
             self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
         except UnsupportedExpressionError as error:
             raise PlanError("schema", f"format 'json': {error}") from error
+
+    def whole(self, data: bytes) -> Iterator[Sequence[bytes]]:
+        """Yields the only document of a file, for :meth:`parsed`."""
+        yield [data]
 
     def rows(self, lines: Sequence[bytes]) -> pa.RecordBatch:
         """Returns the rows of lines. Raises BadRecordError in mode FAILFAST."""
@@ -66,14 +73,13 @@ class JsonRows:
         bad: dict[int, BadLine] = {}
         has_column, keeps = self._corrupt in self._nothing, self._mode == "PERMISSIVE"
         for number, line in enumerate(lines):
-            text = line.decode("utf-8", "replace")
-            found, is_bad = self._read(text)
+            found, is_bad = self._read(decoded(line, self._codec or detected(line)))
             if is_bad:
                 bad[len(rows)] = BadLine(number, "it is not JSON of the schema's types", line)
                 found = (found if keeps else []) or [dict(self._nothing)]
                 if has_column:
                     for row in found:
-                        row[self._corrupt] = text
+                        row[self._corrupt] = line.decode("utf-8", "replace")  # in any encoding, as in Spark
             rows += found
         array = pa.array(rows, self._stored)
         columns = [

@@ -17,6 +17,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.json_rows import JSON_OPTIONS, JsonRows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, duration_ms, parse_options
+from ckpt_runtime.graph.path_patterns import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
@@ -55,6 +56,8 @@ def check_location(path: str) -> None:
 _FILE_OPTIONS = (
     Option("path", required=True),
     Option("maxFilesPerTrigger", int, None, minimum=1),
+    Option("maxBytesPerTrigger", int, None, minimum=1),
+    Option("basePath"),
     Option("maxFileAge", default="7d"),
     Option("latestFirst", bool, False),
     Option("fileNameOnly", bool, False),
@@ -67,15 +70,16 @@ _FILE_OPTIONS = (
 
 def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     check_location(options["path"])
-    if any(mark in options["path"] for mark in "*?{["):
-        raise PlanError("option 'path'", f"{options['path']!r} is a pattern; name the directory and use pathGlobFilter")
+    _check_patterns(options)
+    if options["maxFilesPerTrigger"] and options["maxBytesPerTrigger"]:
+        raise PlanError("option 'maxBytesPerTrigger'", "it cannot be set together with maxFilesPerTrigger, as in Spark")
     duration_ms("maxFileAge", options["maxFileAge"], "ms")
     archive = options["sourceArchiveDir"]
     if options["cleanSource"] == "archive":
         if not archive:
             raise PlanError("option 'sourceArchiveDir'", "cleanSource=archive needs it")
         check_location(archive)
-        inside, around = archive.rstrip("/") + "/", options["path"].rstrip("/") + "/"
+        inside, around = archive.rstrip("/") + "/", split_at_pattern(options["path"])[0].rstrip("/") + "/"
         if inside.startswith(around) or around.startswith(inside):
             raise PlanError(
                 "option 'sourceArchiveDir'", f"{archive!r} and the path {options['path']!r} contain each other"
@@ -83,6 +87,21 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     if declared is None:
         raise PlanError("schema", "a stream of files needs its schema: .schema('name STRING, ...')")
     return declared
+
+
+def _check_patterns(options: dict[str, Any]) -> None:
+    path, base = options["path"], options["basePath"]
+    for pattern in without_slashes_in_braces(path):
+        for segment in split_at_pattern(pattern)[1]:
+            name_pattern("path", segment)
+    name_pattern("pathGlobFilter", options["pathGlobFilter"] or "*")
+    if base is None:
+        return
+    check_location(base)
+    if not is_pattern(path) and base.rstrip("/") != path.rstrip("/"):
+        raise PlanError(
+            "option 'basePath'", f"the path {path!r} is no pattern, and is the base itself: Spark ignores {base!r}"
+        )
 
 
 def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:

@@ -187,7 +187,8 @@ class GroupSpec:
     late and a group ends; without it no group ends. ``session`` names the columns, not keys, of a session's start and
     end: sessions of a key that touch become one, and the end is their event time. The result has the session's columns
     first, then the keys, then the aggregates. In mode complete :data:`REMOVED` follows for sessions: it is true in a
-    row for a session that has become part of an earlier one.
+    row for a session that has become part of an earlier one. In mode update an aggregation without keys of its own
+    (``total``) has a row even before the first row has come, as in SQL.
     """
 
     schema: pa.Schema
@@ -196,6 +197,7 @@ class GroupSpec:
     mode: str
     event_time: str | None = None
     session: tuple[str, str] | None = None
+    total: bool = False
 
     @property
     def output_schema(self) -> pa.Schema:

@@ -5,7 +5,7 @@ An acknowledgement on its way in, and a trigger on its way out::
     worker --socket--> ControlEndpoint --> SlotPool --> JobShell --> JobCore
     worker <--socket-- Peer <-- TaskGateway <-- JobShell <-- JobCore
 
-What takes time leaves the shell through its host and comes back as an event::
+Slow work is started by the shell through its host, whose answer is an event::
 
     JobCore -- WriteMetadata --> StorageEffects --> host.in_pool --> a thread writes
     JobCore <-- MetadataWritten -- JobShell <-- on the loop <-- written, failed, unknown, or another driver leads

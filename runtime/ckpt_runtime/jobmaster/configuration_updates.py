@@ -15,10 +15,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
+from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, shown_value
-from ckpt_runtime.configuration.errors import ConfigurationError, InvalidConfigurationError, InvalidOptionError
-from ckpt_runtime.configuration.option import Changeability, ConfigOption, OptionScope
+from ckpt_runtime.configuration.option import (
+    Changeability,
+    ConfigOption,
+    ConfigurationError,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+)
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import RESTORED_MAX_PARALLELISM, canonical_key, find_option
 from ckpt_runtime.configuration.validation import validate
@@ -45,7 +51,7 @@ from ckpt_runtime.scheduler.replacement import (
     with_bounds_of,
 )
 from ckpt_runtime.secret_keys import MASK
-from ckpt_runtime.storage.crash_points import crash_point
+from ckpt_runtime.storage.driver_pools import crash_point
 
 ANY = "*"
 
@@ -152,7 +158,7 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration. An identical request that arrives meanwhile waits for the same change.
+        """Changes a job's configuration. An identical request that arrives in the meantime waits for the same change.
 
         The change continues if the client disconnects.
 
@@ -171,7 +177,7 @@ class ConfigurationUpdates:
         if self._in_progress.get(job_id, (None, None))[1] is task:
             del self._in_progress[job_id]
         if not task.cancelled():
-            task.exception()  # the client may have gone, and asyncio logs an error that is never retrieved
+            task.exception()  # the client may have disconnected, and asyncio logs an error that is never retrieved
 
     async def _change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
         # Compared by identity later: planning takes seconds, and the core refuses a change based on another plan.

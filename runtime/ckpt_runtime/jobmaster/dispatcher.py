@@ -71,7 +71,7 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences
-from ckpt_runtime.jobmaster.submissions import Submissions
+from ckpt_runtime.jobmaster.submission import Submissions
 from ckpt_runtime.network.control_messages import DumpThreads, ReadLog, RecentLog, ThreadDump
 from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads
@@ -170,7 +170,7 @@ class Dispatcher:
         await self._submissions.take_over(store.retired)
         await self._lineages.take_over(store.upgrades)
         jobs = await self._known.find(store)
-        if self._closing:  # the leadership was lost meanwhile, or the session ends
+        if self._closing:  # the leadership was lost in the meantime, or the session ends
             return
         self._known.take_over(jobs)
         self._leads = True
@@ -470,7 +470,7 @@ class Dispatcher:
     ) -> CheckpointStats | None:
         """Start cancelling. Does nothing for a CANCELED job; raises :class:`JobTerminated` if FINISHED or FAILED.
 
-        With ``retain`` its checkpoints outlive it, whatever its options say. Returns the latest retained one; a
+        With ``retain`` its checkpoints outlive it, regardless of its options. Returns the latest retained one; a
         checkpoint that is being completed may still follow it.
         """
         job = self._job(job_id)
@@ -521,8 +521,8 @@ class Dispatcher:
     async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
         """Returns the trigger id: the given one, whose operation is started once only, or a new one.
 
-        A known trigger id is returned again, whatever state the job is in by now. With a new one, a job that has ended
-        raises :class:`JobTerminated`.
+        A known trigger id is returned again, in any state of the job. With a new one, a job that has ended raises
+        :class:`JobTerminated`.
         """
         operation = OperationKind.CHECKPOINT
         if self._operations.knows(operation, job_id, trigger_id):

@@ -1,6 +1,6 @@
 """The events of a session, for event streams: a ring of the newest ones, numbered from 1; and each job's publisher.
 
-Each reader keeps its own position, so that a slow reader costs nothing and delays no other one. If the ring has dropped
+Each reader keeps its own position, so a slow reader delays no other reader. If the ring has dropped
 events that a reader has not read yet, it gets EventsMissedError. All methods run on the driver's loop.
 """
 

@@ -40,7 +40,7 @@ class FlameGraphs:
         if key not in self._sampling:
             task = self._sampling[key] = asyncio.create_task(self._sample(*key, sorted(running)))
             task.add_done_callback(lambda _: self._sampling.pop(key))
-            # All clients may have gone, and asyncio logs an error that is never retrieved.
+            # All clients may have disconnected, and asyncio logs an error that is never retrieved.
             task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # A client that gives up does not cancel the sampling for the others.
         return await asyncio.shield(self._sampling[key])

@@ -130,7 +130,7 @@ class RunRequest:
     ``like_job`` names a running or ended job whose entry point, arguments, parallelism and options fill in those that
     the request leaves out.
     ``drill``: a restore drill, whose job is discarded afterwards and may change nothing outside itself.
-    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and starts a lineage of its own.
+    ``fork``: the job has another output than the job whose snapshot it starts from, and starts its own lineage.
     ``condition`` applies to the lineage that the job joins.
     ``source_positions`` are the positions that sources continue from in place of those in the snapshot, by uid.
     """
@@ -203,7 +203,7 @@ class JobOverview:
 
 @dataclass(frozen=True, slots=True)
 class SubtaskDetails:
-    """One subtask. ``state_timestamps_ms`` says when each state was entered; ``endpoint`` is ``host:port``.
+    """One subtask. ``state_timestamps_ms`` has the time at which each state was entered; ``endpoint`` is ``host:port``.
 
     ``measures`` count from the start of its present attempt, None before the first report. ``still_ms`` is for how
     long no row has moved in it, and ``stalled_ms`` for how long no row has moved although work waited all the time.
@@ -249,7 +249,7 @@ class VertexDetails:
 class JobDetails:
     """``overview`` plus when each state was entered last, the vertices in topological order and the plan.
 
-    ``status_reason`` says why a job that waits for slots does not get them, and why a job has failed.
+    ``status_reason`` is the reason why a waiting job does not get slots, or why a job has failed.
     ``upgrade`` is the upgrade of its lineage that is in progress, if any.
     """
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails
@@ -115,7 +115,9 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Finds subtasks in which no row moves although work waits. Those that cannot send are named only if all are so."""
+    """Finds subtasks in which no row moves although work waits. Subtasks that cannot send are named only if no other
+    subtask is stuck.
+    """
     running = [
         (vertex, subtask)
         for vertex in details.vertices

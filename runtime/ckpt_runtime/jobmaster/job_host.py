@@ -36,7 +36,7 @@ class Cancellable(Protocol):
 
 
 class JobHost(Protocol):
-    """All callbacks come one at a time, and never from within the call that asks for them."""
+    """Callbacks are called one at a time, and never from within the call that requests them."""
 
     def now(self) -> Instant: ...
 
@@ -62,7 +62,7 @@ class JobHost(Protocol):
         answer: Callable[[Result[list[Slot]]], None],
         least: int | None = None,
     ) -> Cancellable:
-        """As ``SlotPool.acquire``. No answer comes after a cancellation."""
+        """As ``SlotPool.acquire``. A cancelled request gets no answer."""
 
     def release_slot(self, slot: Slot) -> None: ...
 
@@ -112,7 +112,7 @@ class JobSlots:
         self._tell(SlotsAcquired(attempt))
 
     def reserve(self, order: core.ReserveSlots) -> None:
-        """Reserves slots beside those that the job runs in."""
+        """Reserves slots in addition to those that the job runs in."""
         self._reserved_for = order.request_id
         answer = partial(self._reserve_answered, order.request_id)
         self._reserving = self._host.acquire_slots(self._owner, order.count, self.held, answer, order.least)

@@ -20,9 +20,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointType
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
+from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
@@ -91,8 +90,7 @@ from ckpt_runtime.scheduler.replacement import (
 from ckpt_runtime.scheduler.restart_strategies import RestartStrategy
 from ckpt_runtime.snapshots.catalogue import SavepointFacts, record_savepoint
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.driver_pools import DriverPools
+from ckpt_runtime.storage.driver_pools import DriverPools, crash_point
 from ckpt_runtime.storage.errors import StorageError
 
 logger = logging.getLogger(__name__)
@@ -163,7 +161,7 @@ class JobMaster:
         self._shell.tell(job_on.Start())
 
     def cancel(self, *, retain: bool = False) -> None:
-        """``retain``: its checkpoints outlive it, whatever its options say. That cannot be taken back."""
+        """``retain``: its checkpoints outlive it, regardless of its options. That cannot be taken back."""
         if retain:
             self._shell.tell(checkpoint_on.RetentionAsked())
         self._shell.tell(job_on.CancelRequested())
@@ -177,7 +175,7 @@ class JobMaster:
     def suspend(self, *, fenced: bool = False) -> None:
         """Ends the tasks because this driver ends; retained checkpoints and savepoints stay.
 
-        ``fenced`` when another driver leads already, so that this one may not change anything.
+        ``fenced`` when another driver already leads, so this one must not change anything.
         """
         self._shell.tell(LeadershipLost() if fenced else job_on.SuspendRequested())
         self.close()
@@ -248,7 +246,7 @@ class JobMaster:
         if stopping is None:
             stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted, taken_by))
             stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
-            # Its client may have gone, and asyncio logs an error that is never retrieved.
+            # Its client may have disconnected, and asyncio logs an error that is never retrieved.
             stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(stopping)
 

@@ -1,4 +1,4 @@
-"""The durable state of a job, kept in the high-availability directory or, without one, nowhere.
+"""The durable state of a job, kept in the high-availability directory, or not at all without one.
 
 A new job is stored before its submission is acknowledged.
 
@@ -26,8 +26,8 @@ from ckpt_runtime.jobmaster.gateway_errors import NotReady
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import JobInput
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
-from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
+from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,

@@ -8,8 +8,11 @@ from __future__ import annotations
 import random
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
+from ckpt_runtime.configuration.checkpointing_options import (
+    CHECKPOINT_SETTINGS,
+    CheckpointingMode,
+    CheckpointingOptions,
+)
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import IMPLICIT_RESTART_STRATEGY
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
 from ckpt_runtime.failure_report import summary_of
@@ -59,7 +59,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.watermark_alignment import AlignmentGroups, Progress
 from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.crash_points import crash_point
+from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.structured_log import about
 
@@ -101,7 +101,8 @@ class JobShell:
             earlier_ids,
             submission.claims,
         )
-        # What an earlier driver began to delete is in no record of checkpoints: only this job can finish deleting it.
+        # Files that an earlier driver began to delete are in no record of checkpoints: only this job can finish
+        # deleting it.
         self.storage.dispose(history.disposals)
         self.storage.discard_savepoints(history.savepoints)
         self._consequences = SecondaryFailures(host, self._deliver_consequence)
@@ -121,12 +122,12 @@ class JobShell:
     # --- events in, outputs out
 
     def tell(self, event: JobInput) -> None:
-        """Hands an event to the core, in order, and starts what the core decides.
+        """Passes an event to the core, in order, and executes the effects that the core returns.
 
         Raises as :meth:`JobCore.handle`.
         """
         self._inbox.append(event)
-        # Executing an output may raise an event (a worker that is gone cannot be cancelled): the core is not
+        # Executing an output may raise an event (a lost worker cannot be cancelled): the core is not
         # re-entered.
         if self._busy:
             return
@@ -148,7 +149,7 @@ class JobShell:
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for an event that gets an answer. No answer comes after :meth:`close`."""
+        """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""
         self._answers[request_id] = answer
         self.tell(event)
 
@@ -268,7 +269,7 @@ class JobShell:
     ) -> None:
         """Stores what is not a checkpoint: ``failed`` maps an error of storage, or of the pool, to an event.
 
-        If another driver leads, the event is LeadershipLost, whatever the call was.
+        If another driver leads, the event is LeadershipLost for every kind of call.
         """
 
         def answered(result: Result[JobInput]) -> None:
@@ -337,7 +338,7 @@ class JobShell:
             self.view.enter(execution, ExecutionState.CANCELING)
             by_slot.setdefault(execution.subtask, []).append(execution)
         for subtask, gone in by_slot.items():
-            # A worker that is gone cannot answer: its tasks ended with it.
+            # A lost worker cannot answer: its tasks ended with it.
             if not self._tasks.cancel(subtask):
                 for execution in gone:
                     self._task_canceled(execution)
@@ -383,7 +384,7 @@ class JobShell:
             self.tell(checkpoint_on.BacklogChanged(backlog))
 
     def _align(self, is_grouped: bool) -> None:
-        """Announces soon how far the slowest sources are; what many subtasks report meanwhile becomes one message."""
+        """Announces the progress of the slowest sources soon; reports of many subtasks until then are one message."""
         if is_grouped and _ALIGNMENT not in self._timers:
             self._timers[_ALIGNMENT] = self._host.call_later(_ALIGN_AFTER_MS, self._announce_minima)
 
@@ -473,7 +474,7 @@ class JobShell:
                 self._reported_failure(execution.subtask, [execution], message.failure)
 
     def _reported_failure(self, subtask: int, executions: list[ExecutionId], failure: TaskFailure) -> None:
-        """Handles a worker's failure. An unrecoverable one ends the job, whatever the restart strategy says."""
+        """Handles a worker's failure. An unrecoverable failure ends the job under any restart strategy."""
         if failure.consequence:
             self._consequences.hold(executions, failure.cause)
             return
@@ -486,7 +487,7 @@ class JobShell:
         self._consequences.release()
 
     def _deliver_consequence(self, execution: ExecutionId, cause: FailureInfo) -> None:
-        """Fails the subtask, unless it has ended otherwise meanwhile or another attempt has begun."""
+        """Fails the subtask, unless it has already ended in another way or another attempt has begun."""
         if execution in self.core.machine.tasks.alive:
             self._task_failed(execution, cause)
 

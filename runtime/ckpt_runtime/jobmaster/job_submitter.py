@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.static_tables import with_tables
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed

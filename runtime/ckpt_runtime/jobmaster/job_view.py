@@ -1,6 +1,6 @@
 """A living job as users see it: status, subtasks, failures, numbers. Filled by the job's shell, read by REST.
 
-The failures are bounded in number and in size, whatever a worker sends: a history that cannot be stored would keep a
+The failures are bounded in number and in size for any message of a worker: a history that cannot be stored would keep a
 job from ending.
 """
 

@@ -198,7 +198,7 @@ class Leadership:
         """How long a renewal may take, in seconds.
 
         After a suspension of the process there may still be no successor. The renewal gets a whole lease time then,
-        since the machine is probably slow: the fence is closed meanwhile, and the renewal looks for a successor.
+        since the machine is probably slow: the fence is closed until then, and the renewal looks for a successor.
         """
         left = self._own.valid_until - begun
         return left if left > self._lease_timeout_s / 5 else self._lease_timeout_s

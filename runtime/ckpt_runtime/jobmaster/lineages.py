@@ -35,7 +35,7 @@ SUSPENDED = "suspended-"
 
 
 class LineageLives(Conflict):
-    """A job would be started beside a living one that writes the same output."""
+    """A job would be started while a living one writes the same output."""
 
     def __init__(self, job: JobOverview, shared: str, way_out: str) -> None:
         super().__init__(
@@ -66,7 +66,7 @@ class LineageNotHeld(Conflict):
 
 
 class NotTheLatest(Conflict):
-    """The request's precondition is outdated: another job was started in the place of this one."""
+    """The request's precondition is outdated: another job has replaced this one."""
 
     def __init__(self, job_id: str, latest: JobOverview, expected: str) -> None:
         place = latest.lineage

@@ -93,7 +93,7 @@ class OperationStore:
             for key, operation in self._operations.items()
             if operation.ended_at is not None and now - operation.ended_at > STORE_DURATION_S
         ]
-        # Running operations are never dropped, whatever their number: a client waits for the answer.
+        # Running operations are never dropped, at any number: a client waits for the answer.
         surplus = len(self._operations) - len(expired) - MAX_OPERATIONS
         if surplus > 0:
             ended = [key for key, operation in self._operations.items() if operation.ended_at is not None]

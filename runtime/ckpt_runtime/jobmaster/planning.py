@@ -169,7 +169,7 @@ class Planned:
 
 @dataclass(slots=True)
 class RememberedAnswers:
-    """Spark's answers to programs that were planned before, so that planning one again asks nothing.
+    """Spark's answers to programs that were planned before, so that planning one again needs no request.
 
     Each question that Spark has to answer is another run of the program. Only answers that the same Spark would give at
     any time are kept, of the programs that were planned last. Threads may share it.

@@ -17,8 +17,7 @@ from ckpt_runtime.configuration.checkpointing_options import (
     StateRecoveryOptions,
 )
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
-from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import ConfigurationError, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import (
     INTERNAL_PREFIX,

@@ -89,7 +89,7 @@ class _Request:
     refused: bool = False
 
     def kept(self) -> list[Slot]:
-        """The slots that the owner had and still holds: it may have lost or released any of them meanwhile."""
+        """The slots that the owner had and still holds: it may have lost or released any of them in the meantime."""
         return [slot for slot in self.held if not slot.lost and slot.owner is self.owner][: self.count]
 
     def wait(self, reason: str, *, refused: bool = False) -> None:
@@ -215,7 +215,7 @@ class SlotPool:
     async def acquire(self, owner: SlotOwner, count: int, held: list[Slot], least: int | None = None) -> list[Slot]:
         """Returns ``count`` living slots with a ready worker each, those in ``held`` first.
 
-        All slots are granted at once: a request that waits holds no slot beside ``held``. With ``least`` the owner
+        All slots are granted at once: a waiting request holds no slots other than ``held``. With ``least`` the owner
         accepts fewer: it gets as many as the session can have, but at least ``least``.
 
         Raises SlotsUnavailableError when no slot can be launched or the request times out. On any error newly taken
@@ -228,7 +228,7 @@ class SlotPool:
         since = self._waiting_since.setdefault(owner, self._clock())
         request = _Request(owner, count, held, self._loop.create_future(), since)
         for slot in request.kept():
-            # The call comes between deployments, when nothing runs in the worker.
+            # It is called between deployments, when no subtask runs in the worker.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
                 self.replace_worker(slot)
         self._requests.append(request)
@@ -240,7 +240,7 @@ class SlotPool:
             return slots
         except BaseException as error:
             for slot in request.taken:
-                # The owner may have released it meanwhile, and another job may hold it.
+                # The owner may have released it in the meantime, and another job may hold it.
                 if slot.owner is owner:
                     self.release(slot)
             if isinstance(error, TimeoutError):
@@ -267,12 +267,12 @@ class SlotPool:
             self._loop.call_soon_threadsafe(self._notify)
 
     def _arrange(self) -> None:
-        """Grants the requests that can be served, launches slots for others, and says why the rest waits."""
+        """Grants the requests that can be served, launches slots for others, and records why the rest waits."""
         if self._arrangement is not None:
             self._arrangement.cancel()
             self._arrangement = None
-        # A job that holds slots comes first: they are blocked while it waits. Otherwise first come, first served, and
-        # a job whose request timed out keeps its place in line for the next one.
+        # A job that holds slots is served first: they are blocked while it waits. Otherwise requests are served in
+        # their order, and a job whose request timed out keeps its place in line for the next one.
         waiting = [request for request in self._requests if not request.answer.done()]
         requests = sorted(waiting, key=lambda request: (not request.held, request.since))
         free = [slot for slot in self._slots.values() if slot.owner is None]
@@ -323,7 +323,7 @@ class SlotPool:
         launching, room = len(self._launching), None
         if self._provider.capacity is not None:
             room = max(0, self._provider.capacity - len(self._slots))
-            launching = min(launching, room)  # executors may have gone since: a slot without room does not start
+            launching = min(launching, room)  # executors may have been lost since: a slot without room does not start
             room -= launching
         return Supply(ready, free - ready + launching, room)
 
@@ -535,7 +535,7 @@ class SlotPool:
         ):
             return
         machine = slot.agent.registration.process.machine
-        # Pids name the same process only where machine is equal; elsewhere the agent could not adopt the worker.
+        # Pids name the same process only where machine is equal; an agent on another host could not adopt the worker.
         orphan = next((worker for worker in self._orphans.values() if worker.machine == machine), None)
         # No orphan becomes a spare while a slot is being launched: a job waits for that slot's worker.
         if orphan is not None and (slot.worker is None or not self._launching):
@@ -639,7 +639,8 @@ class SlotPool:
             began = self._clock()
             await asyncio.sleep(self._times.heartbeat_interval_s)
             if self._clock() - began > 2 * self._times.heartbeat_interval_s:
-                # This process was suspended, or is late: it first reads what its peers have sent meanwhile.
+                # This process was suspended, or is late: it first reads the messages that its peers have sent in the
+                # meantime.
                 await asyncio.sleep(self._times.heartbeat_interval_s)
             self.check()
 

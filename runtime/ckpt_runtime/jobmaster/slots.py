@@ -101,7 +101,7 @@ class SlotOwner(Protocol):
         """Raises MalformedMessageError for a message that the worker may not send."""
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
-        """The slot's worker is gone. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
+        """The slot's worker was lost. If the slot lives, ``slot.worker`` already is the spare (or None until ready)."""
 
     def slot_lost(self, slot: Slot, reason: str) -> None: ...
 
@@ -150,8 +150,9 @@ class StartingWorker:
 class Slot:
     """One slot agent. ``worker`` is the active worker, None while none is ready.
 
-    ``starting`` has the worker that is being spawned or adopted; ``adopting`` is the latter. ``spare_due`` is when a
-    spare may be spawned beside the active worker. The worker is bound to ``core``, if there is one.
+    ``starting`` has the worker that is being spawned or adopted; ``adopting`` is the latter. ``spare_due`` is the time
+    from which a spare may be started in addition to the active worker. The worker is bound to ``core``, if there is
+    one.
     """
 
     agent: AgentPeer
@@ -219,7 +220,7 @@ class SlotLossNotifier:
         self._held: dict[str, _Held] = {}
 
     def open(self, key: str, grace_s: float) -> None:
-        """From now on holds notices of ``key`` back, for at most ``grace_s`` seconds."""
+        """Delays notices of ``key`` from now on, for at most ``grace_s`` seconds."""
         if key not in self._held:
             self._held[key] = _Held(self._loop.call_later(grace_s, self.explain, key))
 
@@ -271,7 +272,7 @@ def hint_of(code: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Supply:
-    """The slots that the cluster can provide beside those that jobs hold.
+    """The slots that the cluster can provide in addition to those that jobs hold.
 
     ``ready`` slots have a worker. ``starting`` ones were launched and have no worker yet. ``launchable`` is how many
     more the cluster has room for, None without a limit.
@@ -307,8 +308,8 @@ def turn_after(waited_s: float, interval_s: float) -> Turn:
     """The turn of a request that has waited for ``waited_s``.
 
     In the first interval later requests are served before it, in the next one free slots are reserved for it, and so
-    on alternately. So it is served once enough slots become free within one interval, however many requests come
-    later. And if the other jobs never end, free slots do not stay unused forever. An interval of 0 reserves nothing.
+    on alternately. It is therefore served once enough slots become free within one interval, at any number of later
+    requests. If the other jobs never end, free slots do not stay unused forever. An interval of 0 reserves nothing.
     """
     if interval_s <= 0:
         return Turn(False, None)

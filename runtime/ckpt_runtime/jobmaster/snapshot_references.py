@@ -45,7 +45,8 @@ from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind, read_entry
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """What one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start from.
+    """The files that one job needs, as URLs: its own directory of ``checkpoints``, and ``snapshots`` that it may start
+    from.
 
     ``state`` is shown. ``is_known`` is false for a job whose needs are unknown. ``claims``: it is about to claim its
     snapshot, as other jobs may be; the claim itself decides which one was first. ``reason``: why it needs the
@@ -168,7 +169,7 @@ class SnapshotReferences:
         return {url: place for places in found for url, place in places.items()}
 
     def _claimed_by(self, path: str, action: str, error: ClaimedError, cluster: str) -> SnapshotInUse:
-        """The error with the job that has claimed the snapshot, what is known of that job, and what can be done."""
+        """The error names the job that has claimed the snapshot, its known facts, and the remedies."""
         owner = error.claim.owner
         states = {job.job_id: job.state for job in self._living()}
         if owner.cluster != cluster:

@@ -1,6 +1,6 @@
 """Executes a job core's storage effects: each effect is a call in a pool, and its answer is an event of the core.
 
-This module alone decides what a storage error means for the protocol: certainly failed, unknown, or that another
+Only this module decides what a storage error means for the protocol: certainly failed, unknown, or that another
 driver leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 
 It is also the only place that deletes a job's snapshot files. If storage is unavailable when a checkpoint is subsumed
@@ -43,16 +43,14 @@ from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
 from ckpt_runtime.storage.checkpoint_storage import (
     CheckpointStorage,
+    SnapshotDisposal,
+    delete_checkpoint,
     initialize_savepoint,
     is_savepoint_of,
     shared_file_checkpoint,
 )
 from ckpt_runtime.storage.claims import place_of_snapshot
-from ckpt_runtime.storage.crash_points import crash_point
-from ckpt_runtime.storage.disposal import (
-    SnapshotDisposal,
-    delete_checkpoint,
-)
+from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
     CorruptFileError,
@@ -107,7 +105,7 @@ class SnapshotDeletions:
     def submit(self, what: str, delete: Callable[[], None], attempted: Callable[[], None] | None = None) -> None:
         """Deletes in the background. ``delete`` may be called again after a failure and then continues.
 
-        ``attempted`` is called on the loop after the first attempt, whatever its outcome: no caller waits for a retry.
+        ``attempted`` is called on the loop after the first attempt, for any outcome: no caller waits for a retry.
         """
         self._start([_Deletion(what, delete, attempted)])
 
@@ -248,7 +246,8 @@ class _StorageCall:
 
 
 class StorageEffects:
-    """Storage of one job's checkpoints. ``tell`` takes the answers; ``retained`` gives what the coordinator retains.
+    """Storage of one job's checkpoints. ``tell`` receives the answers; ``retained`` returns the checkpoints that the
+    coordinator retains.
 
     ``earlier_ids`` are the ids of checkpoints of earlier drivers. Its start is the job's first checkpoint id, even if
     the range is empty: checkpoints with lower ids belong to an earlier job of the same id and are not deleted.
@@ -517,7 +516,7 @@ class StorageEffects:
         self._tell(call.failure(error))
 
     def _look_for_leftovers(self, states: list[SubtaskState], below: int | None, attempt: int) -> None:
-        """Retries until storage answers; checkpointing continues meanwhile."""
+        """Retries until storage answers; checkpointing continues."""
         if self._closed:
             return
 
@@ -653,7 +652,9 @@ class StorageEffects:
         return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
-        """Disposes of a snapshot; runs again if its success was not recorded, with the snapshot perhaps gone."""
+        """Disposes of a snapshot; runs again if its success was not recorded, although the snapshot may already be
+        deleted.
+        """
         place = place_of_snapshot(disposal.directory)
         if place == disposal.directory or is_directory(place):
             disposal.execute()

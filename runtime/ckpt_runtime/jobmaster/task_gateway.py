@@ -124,7 +124,7 @@ class TaskGateway:
         return index
 
     def cancel(self, subtask: int) -> bool:
-        """Asks one worker to end its part; False when it is gone."""
+        """Asks one worker to end its part; False if it was lost."""
         return self._send(subtask, CancelDeployment(self.deployment))
 
     def trigger(
@@ -195,8 +195,8 @@ GRACE_MS = (LOSS_GRACE_S + 1.0) * 1000
 class SecondaryFailures:
     """Holds back failures that another one probably caused: of subtasks that lost the channel to another worker.
 
-    Neighbours notice the end of a worker before the driver knows about it. Their failures are held back until then, for
-    a limited time, so that the first failure of an attempt is its cause. ``deliver`` gets each failure once, in order.
+    Neighbours notice the end of a worker before the driver knows about it. Their failures are delayed until then, for a
+    limited time, so that the first failure of an attempt is its cause. ``deliver`` gets each failure once, in order.
     """
 
     def __init__(self, host: JobHost, deliver: Callable[[ExecutionId, FailureInfo], None]) -> None:

@@ -7,8 +7,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative

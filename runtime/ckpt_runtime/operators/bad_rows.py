@@ -1,9 +1,9 @@
 """Rows that a source cannot read, or for which an expression or a Python function fails: how they are counted and kept.
 
-A batch in which a row fails is halved until each bad row stands alone, so that the good rows of the batch continue in
+A batch in which a row fails is halved until each bad row is separate, so that the good rows of the batch continue in
 their order. Rows that are kept go to Parquet files of a directory. A file has the rows between two barriers of a
-subtask, is complete in front of the second one, and is named after the first: an attempt that is restored deletes the
-files of earlier attempts behind its checkpoint, since their rows come again.
+subtask, is complete in front of the second one, and is named after the first: a restored attempt deletes files that
+earlier attempts wrote after its checkpoint, since their rows are read again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.errors import EvaluationError, ServiceError
+from ckpt_runtime.expressions.types import EvaluationError, ServiceError
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
@@ -67,7 +67,7 @@ class BadRows:
     def __init__(
         self, context: OperatorContext, directory: Location | None, caught: type[Exception] = EvaluationError
     ) -> None:
-        """``directory`` is None if rows are only counted. ``caught`` is what a bad row raises."""
+        """``directory`` is None if rows are only counted. ``caught`` has the exceptions that a bad row raises."""
         self._caught = caught
         self.dropped = 0
         self._context = context
@@ -107,7 +107,7 @@ class BadRows:
     def left_out(
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
-        """Yields the good rows in parts, in their order, with what was computed from them."""
+        """Yields the good rows in parts, in their order, with the values computed from them."""
         try:
             result = compute(batch)
         except ServiceError:
@@ -206,7 +206,7 @@ class LeavesOutBadRows(Operator):
     def _parts(
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
-        """Yields the rows of a batch, bad ones left out, with what was computed. Raises the error of a bad row if
+        """Yields the rows of a batch, without the bad ones, with the computed values. Raises the error of a bad row if
         these fail the job."""
         if self._bad_rows is None:
             yield batch, compute(batch)
@@ -224,7 +224,7 @@ def _fields(row: pa.RecordBatch) -> dict[str, Any]:
 
 
 def _as_text(value: Any) -> Any:
-    """What JSON has no form for: bytes in base64, and times and decimals as texts."""
+    """Values without a form in JSON: bytes in base64, and times and decimals as texts."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     return value.isoformat() if hasattr(value, "isoformat") else str(value)

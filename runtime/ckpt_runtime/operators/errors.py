@@ -1,4 +1,4 @@
-"""Errors that operators raise about user code and input; each names the operator's uid and what it got.
+"""Errors that operators raise about user code and input; each names the operator's uid and the value.
 
 Errors raised by a StatefulProcessor's handle and states are also PySpark errors, so user code can catch them as in
 Spark.
@@ -41,7 +41,7 @@ class ProcessorTypeError(PySparkRuntimeError, OperatorError, TypeError):
 
 
 class ProcessorSchemaError(PySparkRuntimeError, OperatorError, StateSchemaError):
-    """A StatefulProcessor asked for a state whose schema cannot be parsed, stored, or restored from the snapshot."""
+    """A StatefulProcessor requested a state whose schema cannot be parsed, stored, or restored from the snapshot."""
 
 
 def output_schema_error(uid: str, actual: pa.Schema, declared: pa.Schema) -> OutputSchemaError:

@@ -147,7 +147,7 @@ class FramesToBatch:
                 raise UserFunctionError(
                     f"operator {self._uid!r} returned a {type(frame).__name__}, it must return pandas.DataFrame"
                 )
-            # A frame without rows gives nothing, whatever its columns are.
+            # A frame without rows gives nothing, with any columns.
             if not len(frame):
                 continue
             columns, types = frame.columns, list(frame.dtypes)

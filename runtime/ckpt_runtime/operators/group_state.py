@@ -17,8 +17,8 @@ from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
-from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.group_kernels import number_groups

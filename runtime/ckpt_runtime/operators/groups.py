@@ -5,7 +5,7 @@ each group of a batch. Rows of groups that have ended are dropped as late. ``com
 groups that have changed, in large batches, for the operator that keeps the whole result (``result_table.py``); groups
 never end. Never blocks.
 
-In front of the shuffle, :class:`Combiner` aggregates each batch, where the result does not depend on that. It makes
+Before the shuffle, :class:`Combiner` aggregates each batch, if the result does not depend on that. It makes
 partial rows: the keys of a group, the columns that each aggregate stores, and the number of rows. They have the form of
 rows in state, and are combined with them as rows of state are combined with each other. Channels carry either partial
 rows or the input's own ones, and so does in-flight data.
@@ -23,9 +23,10 @@ from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import output_schema_error
 from ckpt_runtime.operators.group_state import GroupStateOperator
+from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
-from ckpt_runtime.state.hashing import hash_columns, variable_bytes
+from ckpt_runtime.state.hashing import hash_columns, key_groups_of, variable_bytes
 from ckpt_runtime.state.kernels import group_kernels as kernels
 from ckpt_runtime.state.schema_evolution import evolve
 from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
@@ -50,6 +51,15 @@ class GroupOperator(GroupStateOperator):
         self._partial_waits = False
         self.waits = spec.mode != "update"
         self._output_schema = spec.output_schema
+        self._has_no_row = False
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        if self._spec.total and context.restored_checkpoint_id is None:
+            assert context.keyed_state is not None
+            hashes = hash_columns(row_of_none(self._spec, self._output_schema), self._keys)
+            [group] = key_groups_of(hashes, context.keyed_state.max_parallelism)
+            self._has_no_row = group in context.keyed_state.key_groups
 
     @property
     def stored_schema(self) -> pa.Schema:
@@ -72,7 +82,22 @@ class GroupOperator(GroupStateOperator):
             return int(batch.num_rows)
         return int(pc.sum(batch.column(PARTIAL_ROWS)).as_py() or 0)
 
+    def prepare_snapshot(self, checkpoint_id: int) -> None:
+        super().prepare_snapshot(checkpoint_id)
+        self._emit_total_of_none()
+
+    def finish(self) -> None:
+        super().finish()
+        self._emit_total_of_none()
+
+    def _emit_total_of_none(self) -> None:
+        """Emits the total of no rows once, with the first checkpoint or at the end, if no row has come until then."""
+        if self._has_no_row:
+            self._has_no_row = False
+            self.output.emit(row_of_none(self._spec, self._output_schema))
+
     def add(self, batch: pa.RecordBatch) -> None:
+        self._has_no_row = False
         keys = [normal_key(batch.column(name)) for name in self._keys]
         groups, slots, firsts = self.numbered(keys)
         known = self.taken(slots, range(len(keys), len(self._row_schema) - 1))
@@ -148,7 +173,7 @@ class GroupAggregates:
         return self.combined(groups, Rows(joined(old.groups, partial.groups), columns), self._no_rows)
 
     def of_rows(self, groups: int, new: Rows) -> list[pa.Array]:
-        """The stored columns of rows that come first."""
+        """The stored columns of the first rows."""
         return self.combined(groups, self._nothing_stored, new)
 
     def results(self, stored: list[pa.Array]) -> list[pa.Array]:
@@ -179,6 +204,25 @@ class _Aggregate:
             return Rows(new.groups, columns)
         mask = pc.fill_null(plain(new.columns[self._condition]), False)
         return Rows(read_only(new.groups[np.asarray(mask)]), [plain(column).filter(mask) for column in columns])
+
+
+def row_of_none(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
+    """The result of aggregates over no rows: a count of 0, a sum of null.
+
+    Aggregates over a row of nulls give the same result, except for a count of rows.
+    """
+    one, none = (read_only(np.zeros(rows, dtype=np.uint32)) for rows in (1, 0))
+    arrays = [pa.array([0], schema.field(name).type) for name in spec.keys]
+    for aggregate in spec.aggregates:
+        if not aggregate.columns:
+            arrays.append(pa.array([0], aggregate.result))
+            continue
+        accumulator = accumulator_for(aggregate, spec.schema)
+        given = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
+        old = Rows(none, [pa.nulls(0, field.type) for field in accumulator.stored])
+        new = Rows(one, [pa.nulls(1, spec.schema.field(name).type) for name in given])
+        arrays.append(accumulator.result(accumulator.combined(1, old, new)))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 def normal_key(key: pa.Array) -> pa.Array:

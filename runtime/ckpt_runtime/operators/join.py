@@ -5,8 +5,7 @@ arrival of its partners. A null in a key or in event time matches nothing. Late 
 row is removed from state when the watermark has passed everything that it could match, and an outer join then emits it
 with nulls if it has no match. Without bounds (inner only) every row that is not late is kept forever. Never blocks.
 
-The emitted watermark is held back by the greater bound, so that no result row is late by the event time of either
-side.
+The emitted watermark is delayed by the greater bound, so that no result row is late by the event time of either side.
 """
 
 from __future__ import annotations
@@ -18,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
 from ckpt_runtime.frontend.generators import columns_of
@@ -25,8 +26,8 @@ from ckpt_runtime.graph.schemas import join_bounds, join_output_schema, shared_j
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
-from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.states import KeyedRowBuffer, RowBufferSpec
 
@@ -102,6 +103,7 @@ class JoinOperator(Operator):
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} joins by key but has no keyed state")
         # Event time begins at 1970, as in Spark: an earlier row is late. A savepoint may hold an earlier watermark.
+        self._ends_with_data = Configuration(context.configuration).get(ExecutionOptions.EVENT_TIME_ENDS)
         restored = min(context.operator_state.restored(WATERMARK, EventTime), default=0)
         self._watermark = self._watermark_to_keep = max(0, restored)
         self._buffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
@@ -209,6 +211,9 @@ class JoinOperator(Operator):
             self.output.emit(self._result.unmatched(side.number, batch.columns))
 
     def process_watermark(self, timestamp_ms: int) -> None:
+        if timestamp_ms == MAX_WATERMARK and not self._ends_with_data:
+            self.output.emit_watermark(timestamp_ms)
+            return
         self._watermark = max(self._watermark, timestamp_ms)
         if timestamp_ms != MAX_WATERMARK:
             self._watermark_to_keep = self._watermark
@@ -282,7 +287,7 @@ class _Side:
         return _NO_TIMES if event_time is None else int64_column(batch.column(event_time)).values
 
     def last_ended(self, watermark_ms: int) -> int:
-        """The latest event time, in its own unit, at which a row can match nothing that comes after the watermark."""
+        """The latest event time, in its own unit, at which a row can match no row after the watermark."""
         if watermark_ms == MAX_WATERMARK:
             return MAX_WATERMARK
         return min(max(in_unit(watermark_ms, self._unit) - self.bounds[1], _MIN), MAX_WATERMARK)

@@ -1,4 +1,4 @@
-"""The operator interface: what a subtask's chain calls, in which order, and what an operator may do.
+"""The operator interface: the calls of a subtask's chain, their order, and the actions that an operator may take.
 
 All calls come from one thread, the subtask's. Life of an operator::
 
@@ -38,10 +38,10 @@ EventTime = Annotated[int, Meta(ge=-(1 << 63), le=MAX_WATERMARK)]
 
 
 class Output(Protocol):
-    """Where an operator's results go: the next operator of the chain, or the network."""
+    """The output of an operator: the next operator of the chain, or the network."""
 
     def emit(self, batch: pa.RecordBatch) -> None:
-        """Hands over one batch; never blocks, whatever the consumer does (the subtask checks for room beforehand)."""
+        """Hands over one batch; never blocks, even if the consumer is slow (the subtask checks for room beforehand)."""
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Hands over a watermark: no later row has an event time at or below it."""
@@ -94,7 +94,7 @@ class OperatorStateStore:
 
 
 class WaitingInput(Enum):
-    """What an operator that postpones its input (with a timer that is due) can know about that input."""
+    """The facts about postponed input for an operator that postpones it (with a timer that is due)."""
 
     NOTHING = "nothing, or the end of data"
     ROWS = "rows"
@@ -103,7 +103,7 @@ class WaitingInput(Enum):
 
 @dataclass(slots=True)
 class ChainTime:
-    """What a source and the ``withWatermark`` behind it in a chain tell each other.
+    """Facts that a source and a later ``withWatermark`` of its chain exchange.
 
     ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
     reads nothing because it is ahead of others, which does not make it idle.
@@ -121,10 +121,10 @@ class OperatorContext:
     clock (ms since epoch), which may jump in either direction; ``monotonic_ms`` is for measuring durations.
     ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec is keyed.
     ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
-    request if it is earlier. A due timer comes before input, so that an operator can postpone its input;
-    ``waiting_input`` says what is postponed. ``sink`` is None unless the operator is a sink or a committer.
-    ``spark_url`` returns the URL of the session's Spark for clients; it waits until Spark serves. ``chain_time`` is one
-    object for all operators of a chain. ``report_progress`` sends the event time of an aligned source to the driver.
+    request if it is earlier. A due timer precedes input, so that an operator can postpone its input; ``waiting_input``
+    describes the postponed input. ``sink`` is None unless the operator is a sink or a committer. ``spark_url`` returns
+    the URL of the session's Spark for clients; it waits until Spark serves. ``chain_time`` is one object for all
+    operators of a chain. ``report_progress`` sends the event time of an aligned source to the driver.
     """
 
     job_id: str
@@ -183,7 +183,7 @@ class Operator(ABC):
     def has_work_left(self) -> bool:
         """Whether timers are still processing earlier input: the end of data, and so ``finish``, waits for that.
 
-        Checkpoints continue meanwhile. Not called when the job stops without draining.
+        Checkpoints continue during that time. Not called when the job stops without draining.
         """
         return False
 
@@ -191,8 +191,8 @@ class Operator(ABC):
     def holds_checkpoints_back(self) -> bool:
         """Whether a snapshot taken now could not be restored exactly; asked of the head of a chain.
 
-        The subtask holds a trigger from the coordinator until this is False. A barrier comes as input, which the
-        operator postpones itself.
+        The subtask holds a trigger from the coordinator until this is False. A barrier is input, which the operator
+        itself postpones.
         """
         return False
 
@@ -200,7 +200,7 @@ class Operator(ABC):
     def is_full(self) -> bool:
         """Whether the chain may take no rows and barriers for now, which counts as back-pressure. Asked at each step.
 
-        Raises what has failed in the operator's background work.
+        Raises failures of the operator's background work.
         """
         return False
 
@@ -208,7 +208,7 @@ class Operator(ABC):
     def has_commits_left(self) -> bool:
         """Whether completed checkpoints are still being committed in the background: the subtask ends after that.
 
-        Raises what has failed there.
+        Raises failures of that work.
         """
         return False
 
@@ -223,7 +223,8 @@ class Operator(ABC):
     def together(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Sequence[int]] | None:
         """Puts rows that ``process_batch`` must get in one call next to each other, and returns where each run ends.
 
-        A batch may be processed in parts, so that nothing waits for slow rows. None means that it may be cut anywhere.
+        A batch may be processed in parts, so that mails and barriers do not wait for slow rows. None means that it may
+        be cut anywhere.
         """
         return None
 
@@ -240,7 +241,7 @@ class Operator(ABC):
         self.output.emit_end_of_range()
 
     def on_processing_time(self, now_ms: int) -> None:
-        """The time asked for with ``context.set_timer`` has come."""
+        """The time requested with ``context.set_timer`` has passed."""
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Called before the barrier is forwarded: the last chance to emit rows that belong in front of it."""
@@ -258,13 +259,13 @@ class Operator(ABC):
         """A checkpoint completed; ids may be skipped and calls may be missing. Covers all ids up to this one."""
 
     def notify_aborted(self, checkpoint_id: int) -> None:
-        """A checkpoint was aborted. Never roll back what was prepared for it: a later checkpoint covers it."""
+        """A checkpoint was aborted. Never roll back output that was prepared for it: a later checkpoint covers it."""
 
     def finish(self) -> None:
-        """No more input: emit what is still held back. Not called when the job stops without draining."""
+        """No more input: emit all remaining rows. Not called when the job stops without draining."""
 
     def close(self) -> None:
-        """Releases resources and aborts what was not prepared for commit; called once, whatever happened."""
+        """Releases resources and aborts output that was not prepared for commit; called once, also after failures."""
 
 
 class SourceStatus(Enum):

@@ -1,6 +1,6 @@
 """The ``StatefulProcessorHandle`` that a hosted processor gets in ``init``.
 
-State variables can be asked for in ``init`` only, each name once, as in Spark. Schemas are DDL strings or
+State variables can be requested in ``init`` only, each name once, as in Spark. Schemas are DDL strings or
 ``StructType``. The base class's constructor is not called, as it needs a socket to a JVM.
 """
 

@@ -1,10 +1,10 @@
 """The state variables that a hosted StatefulProcessor gets: PySpark's ``ValueState``, ``ListState`` and ``MapState`` on
 our keyed state.
 
-All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. What user code
-reads is safe to modify: containers are copied. An iterator reads the state when its first element is taken, as in
-Spark. A value that does not fit raises PySpark's errors and changes nothing.
-Base-class constructors are not called, as they need a socket to a JVM.
+All of them work on the key in :class:`KeyCursor`, which the host sets around each call of user code. User code may
+modify the values that it reads: containers are copied. An iterator reads the state when its first element is taken, as
+in Spark. A value that does not fit raises PySpark's errors and changes nothing. Base-class constructors are not called,
+as they need a socket to a JVM.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _checked(coerce: Callable[[Any], Value]) -> Callable[[Any], Value]:
 
 
 class HostedValueState(HostedState, ValueState):
-    """One tuple per key. Its methods are the hot path of user code, so what they call is bound once."""
+    """One tuple per key. Its methods are the hot path of user code, so the functions that they call are bound once."""
 
     def __init__(self, cursor: KeyCursor, table: KeyedValues) -> None:
         self._cursor = cursor

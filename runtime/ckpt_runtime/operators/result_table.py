@@ -1,9 +1,9 @@
-"""Output mode ``complete``: the whole result of an aggregation, sorted and limited if the query says so.
+"""Output mode ``complete``: the whole result of an aggregation, sorted and limited as the query requests.
 
 The aggregation emits the rows of groups that have changed. :class:`ResultTableOperator`, in one subtask, keeps the
 latest row of each group as keyed state. Before a barrier, if a row has changed since the last emission, it emits all
 rows and then the end of a range. The operators up to the sink run in the same thread and forward the table in one step,
-so that a whole table lies between two barriers:
+so that a whole table is between two barriers:
 
 * After an aborted checkpoint, its sink has prepared a whole table, which the next checkpoint commits as a batch of its
   own, or no table at all. No commit gets parts of two tables, or the same table twice.
@@ -24,10 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
-from ckpt_runtime.graph.specs import REMOVED, GroupSpec, LimitSpec, SortOrder, SortSpec, TableSpec
-from ckpt_runtime.operators.aggregates.accumulator import Rows
-from ckpt_runtime.operators.aggregates.registry import accumulator_for
+from ckpt_runtime.graph.specs import REMOVED, LimitSpec, SortOrder, SortSpec, TableSpec
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
+from ckpt_runtime.operators.groups import row_of_none
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, plain
@@ -81,7 +80,7 @@ class ResultTableOperator(GroupStateOperator):
 
     def _rows(self) -> Iterator[pa.RecordBatch]:
         if self._total and not len(self._buffer):
-            yield _of_no_rows(self._group, self._table_schema)
+            yield row_of_none(self._group, self._table_schema)
             return
         held: list[pa.RecordBatch] = []
         for batch in self._buffer.stored():
@@ -91,25 +90,6 @@ class ResultTableOperator(GroupStateOperator):
                 held = []
         if held:
             yield pa.concat_batches(held)
-
-
-def _of_no_rows(spec: GroupSpec, schema: pa.Schema) -> pa.RecordBatch:
-    """The result of aggregates over no rows: a count of 0, a sum of null.
-
-    Aggregates over a row of nulls give the same result, except for a count of rows.
-    """
-    one, none = (read_only(np.zeros(rows, dtype=np.uint32)) for rows in (1, 0))
-    arrays = [pa.array([0], schema.field(name).type) for name in spec.keys]
-    for aggregate in spec.aggregates:
-        if not aggregate.columns:
-            arrays.append(pa.array([0], aggregate.result))
-            continue
-        accumulator = accumulator_for(aggregate, spec.schema)
-        given = aggregate.columns[:-1] if aggregate.filtered else aggregate.columns
-        old = Rows(none, [pa.nulls(0, field.type) for field in accumulator.stored])
-        new = Rows(one, [pa.nulls(1, spec.schema.field(name).type) for name in given])
-        arrays.append(accumulator.result(accumulator.combined(1, old, new)))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 class SortOperator(Operator):
@@ -162,7 +142,7 @@ PASSED = "passed"
 class LimitOperator(Operator):
     """Built from a :class:`LimitSpec`: passes the first rows of each table, or of the stream, in its one subtask.
 
-    What is left of the rows of a stream is part of the state.
+    The rest of the rows of a stream is part of the state.
     """
 
     requires_final_checkpoint = False

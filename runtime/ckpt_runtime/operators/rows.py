@@ -69,7 +69,7 @@ class RowGroups:
     def _all_columns(
         self, ids: dict[Key, int], sizes: list[int], batch: pa.RecordBatch
     ) -> Iterator[tuple[Key, list[Any]]]:
-        """Yields each key with its rows, which lie next to each other in a batch that may have no key columns."""
+        """Yields each key with its rows, which are adjacent in a batch that may have no key columns."""
         groups = RowGroups(())
         groups._adapt(batch.schema)
         return groups._several(ids, sizes, batch)

@@ -6,7 +6,7 @@ calls a service once for each batch keeps its batches.
 
 The two costs come from a least-squares line through the latest slices, because other processes make the time of each
 slice fluctuate: two slices alone would often show the fixed cost of an expensive call as the cost of its rows, and its
-rows would then come one by one.
+rows would then be processed one by one.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SliceSize:
         self._split_costs()
         size = self._fitting(rows, ms)
         # Equal slices show nothing new: without one of another size, which shows the fixed cost, rows of an expensive
-        # call might come one by one for ever.
+        # call might be processed one by one forever.
         if not self._is_split and size == rows == self._last_rows:
             size = size // 2 or min(2, self._most_rows)
         self.rows = size
@@ -85,7 +85,7 @@ class SliceSize:
 
     def _fitting(self, rows: int, ms: float) -> int:
         growth = _GROWTH_OF_LONG if ms > self._slice_ms else _GROWTH
-        # The end of a buffer is a small slice that says nothing against larger ones.
+        # The end of a buffer is a small slice that is no reason against larger ones.
         most = min(rows * growth, self._most_rows) if rows >= self.rows else self._most_rows
         if self._row_ms <= 0:
             return max(self.rows, most)

@@ -2,10 +2,10 @@
 
 As in Spark: one ``handleInputRows`` call per key and trigger with all columns of its rows; then the timers that
 are due, ascending, each still listed during its callback, whose key is a Row; ``init`` before and ``close`` after
-everything. What a trigger covers is an option: an input buffer (the default), all rows between two checkpoints, or all
-rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of appearance, and what
-Spark silently turns into null raises. Each attempt works on its own copy of the processor. User code may block, so it
-needs a thread of its own.
+everything. An option determines the rows that a trigger covers: an input buffer (the default), all rows between two
+checkpoints, or all rows of an interval. Other than in Spark: ``init`` runs once per attempt, keys come in order of
+appearance, and what Spark silently turns into null raises. Each attempt works on its own copy of the processor. User
+code may block, so it needs a thread of its own.
 
 Rows that wait for the trigger are keyed state: part of every checkpoint, and rescaled with their keys.
 """
@@ -31,12 +31,12 @@ from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
-from ckpt_runtime.operators.late_rows import LateRows, in_unit
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 from ckpt_runtime.operators.processor_handle import HostedHandle
 from ckpt_runtime.operators.processor_states import KeyCursor
 from ckpt_runtime.operators.rows import RowGroups, RowsToBatch, row_class
 from ckpt_runtime.operators.task_context import new_task, running
+from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import decoded_type
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
@@ -103,7 +103,7 @@ class StatefulProcessorOperator(Operator):
     ``init`` runs in ``open`` when the key's schema is known (from ``input_schema`` or the restored snapshot), otherwise
     with the first batch. In event time, rows at or before the watermark are dropped before user code sees them; the
     watermark starts at 0 and is state, so that a restore neither fires a timer again nor lets late rows in. While rows
-    are gathered for a trigger, watermarks and timers wait behind them.
+    are gathered for a trigger, watermarks and timers wait for them.
     """
 
     def __init__(self, spec: ProcessSpec, input_schema: pa.Schema | None = None) -> None:
@@ -147,7 +147,7 @@ class StatefulProcessorOperator(Operator):
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
-        self._fires_at_end = configuration.get(ExecutionOptions.PROCESSOR_TIMERS_AT_END)
+        self._fires_at_end = configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         self._now = context.now_ms()
         self._task = new_task(context.subtask_index, context.attempt)
         if self._input_schema is not None:
@@ -176,7 +176,7 @@ class StatefulProcessorOperator(Operator):
             self._processor.init(handle)
         handle.end_of_init()
         self._handle = handle
-        # A snapshot has what the initial state has become.
+        # A snapshot contains the current form of the initial state.
         if self._spec.initial_state is not None and self.context.restored_checkpoint_id is None:
             self._take_initial_state(self._spec.initial_state)
         self._ask_for_next_timer()
@@ -320,7 +320,7 @@ class StatefulProcessorOperator(Operator):
             self._end_trigger()
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
-        """Fires the trigger if checkpoints are triggers: the rows and their results come before the barrier."""
+        """Fires the trigger if checkpoints are triggers: the rows and their results precede the barrier."""
         if self._trigger is ProcessorTrigger.CHECKPOINT:
             self._hand_over()
 

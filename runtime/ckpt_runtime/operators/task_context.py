@@ -3,6 +3,8 @@
 ``TaskContext.get()`` returns the task whose user code the calling thread runs, and None in all other threads: as on
 Spark's driver where a reader plans and a writer commits, but also in threads that user code has started. User code may
 pass its task context to those.
+
+Helper threads run user code on behalf of a subtask.
 """
 
 # PySpark has no public way to set its task context. Names of methods are PySpark's.
@@ -104,3 +106,11 @@ def _next_task_attempt_id() -> int:
         if _task_attempt_ids is None:
             _task_attempt_ids = itertools.count(secrets.randbits(_ID_BITS))
         return next(_task_attempt_ids)
+
+
+class HelperThread(threading.Thread):
+    """Its work is attributed to the subtask whose thread created it: flame graphs show it there."""
+
+    def __init__(self, **settings: object) -> None:
+        super().__init__(**settings)  # type: ignore[arg-type]
+        self.helps = threading.current_thread()

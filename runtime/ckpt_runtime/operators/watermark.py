@@ -1,14 +1,18 @@
-"""Event time: emits a watermark that trails the greatest timestamp seen. It only ever grows.
+"""Event time: emits a watermark that trails the greatest timestamp seen, and drops rows that it has passed.
 
 Behind a PySpark stream reader it advances when a range ends: the order of rows within a range has no meaning, as in
 Spark, and a row must not make later rows of the same range late.
 
 Upstream watermarks except MAX_WATERMARK are dropped, as event time starts here. The last watermark is state and is
-emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stand still
-until rows with newer timestamps come.
+emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stop until rows
+with newer timestamps arrive.
+
+Late rows, whose event time the watermark has reached, are dropped before they touch state, as in Spark.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,6 +22,43 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.specs import WatermarkSpec
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+
+_MAX = (1 << 63) - 1
+
+
+class LateRows:
+    """Removes late rows from batches by a timestamp column and counts them; rows without event time are kept.
+
+    A column of windows, which are structs of ``start`` and ``end``, counts by their ends, as in Spark. ``rows_in`` is
+    the number of rows that a batch represents, by default its own number of rows.
+    """
+
+    def __init__(self, column: str, rows_in: Callable[[pa.RecordBatch], int] = len) -> None:
+        self._column = column
+        self._rows_in = rows_in
+        self.dropped = 0
+
+    def removed(self, batch: pa.RecordBatch, watermark_ms: int) -> pa.RecordBatch:
+        """The rows whose event time is after the watermark."""
+        column = batch.column(self._column)
+        if pa.types.is_struct(column.type):
+            column = pc.struct_field(column, "end")
+        times = column.cast(pa.int64())
+        bound = in_unit(watermark_ms, column.type.unit)
+        earliest = pc.min(times).as_py()
+        if earliest is None or earliest > bound:
+            return batch
+        on_time = batch.filter(pc.fill_null(pc.greater(times, bound), True))
+        self.dropped += self._rows_in(batch) - self._rows_in(on_time)
+        return on_time
+
+
+def in_unit(watermark_ms: int, unit: str) -> int:
+    """The latest 64-bit value of the unit that is at or before the watermark."""
+    if unit == "s":
+        return watermark_ms // 1000
+    return max(min(watermark_ms * {"ms": 1, "us": 1000, "ns": 1_000_000}[unit], _MAX), -_MAX)
+
 
 _STATE = "watermark"
 
@@ -42,13 +83,13 @@ _MOST_LOOK_MS = 60_000
 class WatermarkOperator(Operator):
     """Built from a :class:`WatermarkSpec`. Rows pass unchanged and before the watermark that they cause.
 
-    With ``pipeline.source.idle-timeout`` it tells its consumers when no row has come for that time. The last watermark
-    comes again with the next row.
+    With ``pipeline.source.idle-timeout`` it notifies its consumers when no row has arrived for that time. The last
+    watermark is sent again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may come from
-    a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a
-    drained savepoint continues with new data.
+    operator}``, none before the first row. At another parallelism it starts without a watermark: the rows may be from a
+    slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a drained
+    savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -82,7 +123,7 @@ class WatermarkOperator(Operator):
             context.set_timer(context.now_ms() + self._look_ms)
 
     def on_processing_time(self, now_ms: int) -> None:
-        """Looks whether rows have come since the last time."""
+        """Checks whether rows have arrived since the last check."""
         if not self._look_ms:
             return
         self._looks = 0 if self.context.chain_time.held else self._looks + 1

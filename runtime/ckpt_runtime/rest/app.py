@@ -9,12 +9,12 @@ from fastapi import FastAPI
 
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.rest.audit import AuditLog, Write
-from ckpt_runtime.rest.auth import Guard, WebSessions
 from ckpt_runtime.rest.bodies import DEFAULT_MAX_UPLOAD_BYTES
 from ckpt_runtime.rest.event_stream import EventStreams
 from ckpt_runtime.rest.handlers import checkpoints, cluster, configuration, jobs, pages
 from ckpt_runtime.rest.openapi import install_openapi
 from ckpt_runtime.rest.responses import VersionPrefix, install_error_handlers
+from ckpt_runtime.rest.server import Guard, WebSessions
 
 _DESCRIPTION = (
     "Jobs, checkpoints and savepoints in the shapes of Flink's REST API, plus FLIP-530 and FLIP-571. "
@@ -29,7 +29,7 @@ def create_app(
     max_upload_bytes: int = DEFAULT_MAX_UPLOAD_BYTES,
     audit: Write | None = None,
 ) -> FastAPI:
-    """Make the application. ``token`` None means no authentication and loopback callers only (see ``rest.auth``).
+    """Make the application. ``token`` None means no authentication and loopback callers only (see ``rest.server``).
 
     ``audit`` writes the records of the audit log, if there is one.
     """

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ckpt_runtime.configuration.cluster_options import AuditDestination, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration, shown_value
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import InvalidOptionError
 from ckpt_runtime.failure_report import printable
 
 logger = logging.getLogger("ckpt_runtime.audit")

@@ -121,7 +121,7 @@ async def whole_request(request: Request) -> None:
 
 
 class JsonRefused(ValueError):
-    """The bytes are not acceptable JSON; the message says why and where, and repeats no more than a key."""
+    """The bytes are not acceptable JSON; the message names the reason and the position, and repeats at most a key."""
 
 
 @dataclass(frozen=True, slots=True)

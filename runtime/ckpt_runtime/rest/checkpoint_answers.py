@@ -17,8 +17,8 @@ from ckpt_runtime.checkpoint.statistics import (
     VertexStats,
 )
 from ckpt_runtime.contract import checkpoints as contract
-from ckpt_runtime.contract.base import read
 from ckpt_runtime.contract.jobs import COMPLETED, IN_PROGRESS
+from ckpt_runtime.contract.spelling import read
 from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.rest.job_answers import failure
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint

@@ -1,8 +1,8 @@
 """Server-sent events from the session's event log, and the end of all streams when the server stops.
 
 A stream keeps only its position in the log. While its client does not read, nothing is written to the socket; if the
-log drops events meanwhile, the stream reports that by ``reset`` and ends. An event's id is the session's id and a
-number.
+log drops events during that time, the stream reports this by ``reset`` and ends. An event's id is the session's id and
+a number.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from msgspec import structs, to_builtins
 
 from ckpt_runtime.contract import jobs as contract
-from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.spelling import read
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
@@ -356,7 +356,7 @@ def plan(job_id: str, graph: JobGraph) -> contract.Plan:
 
 
 def plan_preview(found: PlanPreview) -> contract.PlanPreview:
-    """Flink's plan with warnings beside it, and ``restore`` if a snapshot was given."""
+    """Flink's plan with additional warnings, and ``restore`` if a snapshot was given."""
     restore = None if found.restore is None else _restore(found.restore)
     return contract.PlanPreview(
         plan=plan("", found.graph),

@@ -1,22 +1,72 @@
 """Path and query parameters and headers, as the framework checks them and the OpenAPI document describes them.
 
 Ids are 32 ASCII hex digits in any case and reach handlers in lower case. A value that does not match is a 400.
+
+Requests for metrics name them and their aggregations; :func:`metrics` and its like compute the answers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any
 from urllib.parse import unquote
 
 from fastapi import Depends, Header, Path, Query
 from pydantic import AfterValidator
 
+from ckpt_runtime.contract.cluster import AggregatedMetric, Metric
 from ckpt_runtime.jobmaster.gateway_values import Precondition
+from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest.job_answers import FLAME_GRAPH_KINDS
-from ckpt_runtime.rest.metrics import AGGREGATIONS
 from ckpt_runtime.rest.responses import BadRequest, echo
+
+AGGREGATIONS = ("min", "max", "avg", "sum", "skew")
+
+
+def by_subtask(metrics: Mapping[int, Mapping[str, float]]) -> dict[str, str]:
+    """Metric values as text, by names such as ``0.numRecordsIn``."""
+    return {f"{index}.{name}": text_of(value) for index, own in metrics.items() for name, value in own.items()}
+
+
+def listing(values: Mapping[str, str], names: Sequence[str] | None) -> list[Metric]:
+    """Lists all names if none was requested, else the values of the requested metrics that exist."""
+    if names is None:
+        return [Metric(name) for name in values]
+    return [Metric(name, values[name]) for name in dict.fromkeys(names) if name in values]
+
+
+def aggregated(
+    samples: Iterable[Mapping[str, float]], names: Sequence[str] | None, kinds: Sequence[str]
+) -> list[AggregatedMetric]:
+    """Aggregates each requested metric over the samples which have it; lists all names if none was requested."""
+    collected: dict[str, list[float]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            collected.setdefault(name, []).append(float(value))
+    if names is None:
+        return [AggregatedMetric(name) for name in collected]
+    return [
+        AggregatedMetric(name, **{kind: _aggregate(kind, collected[name]) for kind in kinds})
+        for name in dict.fromkeys(names)
+        if name in collected
+    ]
+
+
+def _aggregate(kind: str, values: Sequence[float]) -> float:
+    average = sum(values) / len(values)
+    match kind:
+        case "min":
+            return min(values)
+        case "max":
+            return max(values)
+        case "avg":
+            return average
+        case "sum":
+            return sum(values)
+    deviation = sum(abs(value - average) for value in values) / len(values)
+    return 100.0 * deviation / average if average else 0.0
+
 
 _MOST_SUBTASKS = 32767
 HEX_ID_PATTERN = "^[0-9a-fA-F]{32}$"

@@ -26,11 +26,10 @@ from ckpt_runtime.checkpoint.configuration import (
 )
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_assignment import assign_states
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.job_graph import JobGraph

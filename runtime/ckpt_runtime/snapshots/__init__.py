@@ -8,5 +8,5 @@ that users name belong in the thread pool for such paths.
   a process with limits.
 * Unavailable storage makes the call fail; it does not count as a problem of the snapshot.
 * A copy is published last, after each of its files was compared with its checksum; a failed copy leaves nothing behind.
-* Files that a snapshot shares with others are not deleted with it. Only ``storage/disposal.py`` deletes.
+* Files that a snapshot shares with others are not deleted with it. Only ``storage/checkpoint_storage.py`` deletes.
 """

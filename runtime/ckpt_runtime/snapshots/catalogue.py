@@ -17,8 +17,7 @@ from dataclasses import dataclass, replace
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.snapshots.positions import repositions_of
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
-from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SHARED_NAME, TASK_OWNED_NAME, SnapshotDisposal
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,

@@ -19,19 +19,20 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.events import LeftoversFound
 from ckpt_runtime.checkpoint.sink_state import SinkLineage, new_sink_id, pending_names, restored_sink_ids
 from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
-from ckpt_runtime.connectors.part_directory import PartDirectory
-from ckpt_runtime.connectors.part_names import owner_of
+from ckpt_runtime.connectors.part_directory import PartDirectory, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.checkpoint_pointer_store import FIRST_CHECKPOINT_ID
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, shared_file_checkpoint, shared_file_owner
-from ckpt_runtime.storage.claims import read_claim
-from ckpt_runtime.storage.disposal import (
+from ckpt_runtime.storage.checkpoint_storage import (
+    CheckpointStorage,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
     release_job_directory,
+    shared_file_checkpoint,
+    shared_file_owner,
 )
+from ckpt_runtime.storage.claims import read_claim
 from ckpt_runtime.storage.filesystem import check_directory, delete_file, delete_tree, list_names, resolve
 from ckpt_runtime.storage.metadata import METADATA_NAME, has_metadata
 from ckpt_runtime.storage.state_files import locate

@@ -27,9 +27,14 @@ from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.snapshots.catalogue import dispose_of
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage import claims
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, is_job_id, shared_file_owner
+from ckpt_runtime.storage.checkpoint_storage import (
+    CheckpointStorage,
+    delete_job_directory,
+    delete_state_file,
+    is_job_id,
+    shared_file_owner,
+)
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, claim_of, place_of_snapshot
-from ckpt_runtime.storage.disposal import delete_job_directory, delete_state_file
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,

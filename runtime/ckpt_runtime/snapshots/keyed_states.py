@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.completed_checkpoint import VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
@@ -26,14 +26,13 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     StateFile,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles
 from ckpt_runtime.state.backend import BackendParameters
 from ckpt_runtime.state.canonical import CanonicalState, canonical_states
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
-from ckpt_runtime.state.memory.pages import read_block
+from ckpt_runtime.state.memory.parts import read_block
 from ckpt_runtime.state.registry import create_backend, described_states
 from ckpt_runtime.state.stored_rows import check_descriptor, schema_from_json
 from ckpt_runtime.storage.filesystem import resolve

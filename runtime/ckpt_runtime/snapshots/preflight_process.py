@@ -20,8 +20,7 @@ from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec, JoinSpec, ProcessSpec, TableSpec
-from ckpt_runtime.operators.aggregate import AggregateOperator
-from ckpt_runtime.operators.deduplicate import DeduplicateOperator
+from ckpt_runtime.operators.aggregate import AggregateOperator, DeduplicateOperator
 from ckpt_runtime.operators.group_state import GroupStateOperator
 from ckpt_runtime.operators.groups import GroupOperator
 from ckpt_runtime.operators.join import JoinOperator

@@ -38,7 +38,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.channel_state import ChannelStateReader
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,

@@ -38,8 +38,7 @@ from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.client.transport import InvalidToken, check_token
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, LoggingOptions, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import ConfigurationError, OptionScope
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.slots import SlotTimes
@@ -48,7 +47,7 @@ from ckpt_runtime.processes.held_directory import LOCK, HeldDirectory, remove_tr
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log
-from ckpt_runtime.rest.auth import BindingRefused, check_binding
+from ckpt_runtime.rest.server import BindingRefused, check_binding
 from ckpt_runtime.spark.barrier_stage import BarrierStageProvider
 from ckpt_runtime.spark.installation import (
     PySparkMismatchError,

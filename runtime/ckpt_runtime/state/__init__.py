@@ -2,8 +2,8 @@
 
 ``docs/state-backends.md`` says how to write a backend; ``backend.py`` has its interface.
 
-* The hash of a key never changes. Equal keys have equal hashes, whatever their width, encoding or offset in a batch.
-* A snapshot contains the state at the moment at which it was taken, whatever happens while it is written.
+* The hash of a key never changes. Equal keys have equal hashes at any width, encoding or offset in a batch.
+* A snapshot contains the state of the moment at which it was taken, also if the state changes while it is written.
 * An incremental checkpoint refers only to files that exist until it is subsumed, even if notifications arrive late or
   never.
 * A restore at another parallelism gives each subtask exactly its keys, and so does rescaling back.

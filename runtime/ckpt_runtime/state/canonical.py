@@ -13,7 +13,7 @@ One file holds one named state of one operator, for one range of key groups:
 
 A reader takes the types from the descriptor, and rejects a file with other types. Files are untrusted: schema, number
 of rows, order of key groups, and that each key is in the key group of its hash are checked before any row is used.
-Reading and writing stream rows: only one row group is in memory, whatever the size of the state.
+Reading and writing stream rows: only one row group is in memory, at any size of the state.
 """
 
 from __future__ import annotations

@@ -7,6 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import UnsupportedBackendError
 
@@ -16,7 +19,10 @@ BackendFactory: TypeAlias = Callable[[BackendParameters], KeyedStateBackend]
 def _hashmap(parameters: BackendParameters) -> KeyedStateBackend:
     from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 
-    return MemoryKeyedStateBackend(parameters.key_groups, parameters.max_parallelism, parameters.uid)
+    incremental = Configuration(parameters.configuration).get(CheckpointingOptions.INCREMENTAL)
+    return MemoryKeyedStateBackend(
+        parameters.key_groups, parameters.max_parallelism, parameters.uid, incremental=incremental
+    )
 
 
 def _rocksdb(parameters: BackendParameters) -> KeyedStateBackend:
@@ -59,6 +65,10 @@ def described_states(name: str, uid: str, description: dict[str, Any]) -> dict[s
 
     Raises CorruptStateError, and :class:`UnsupportedBackendError` for a backend with unknown descriptions.
     """
+    if name == HASHMAP:
+        from ckpt_runtime.state.memory.increments import described
+
+        return described(uid, description).states
     if name != "rocksdb":
         raise UnsupportedBackendError(f"operator {uid!r}: what the state backend {name!r} wrote only its jobs can read")
     from ckpt_runtime.state.rocksdb.catalog import Catalog

@@ -1,4 +1,4 @@
-"""Which schema changes of a keyed state are safe, and how stored batches are converted to the requested schema.
+"""Decides which schema changes of a keyed state are safe, and converts stored batches to the requested schema.
 
 Fields are matched by name. Added fields are null (they must be nullable), removed ones are dropped, integers and floats
 may be widened, non-null fields may become nullable. Keys must stay as they are. Everything else is refused.

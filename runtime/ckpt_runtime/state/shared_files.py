@@ -21,7 +21,7 @@ class SharedFiles:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._base: dict[str, StateFile] = {}
         self._pending: dict[int, Mapping[str, StateFile] | None] = {}
         self._completed = -1

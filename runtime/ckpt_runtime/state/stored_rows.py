@@ -14,7 +14,8 @@ the rows readable without the job:
 * value, list and map with time to live also have ``expires_at`` (int64, ms since epoch)
 * timers: ``key.<name>``, ``time`` (int64 ms); one row per timer
 * rows: ``key.<name>``, ``value.<name>``, ``matched`` (bool); rows of a key are in order and in one block;
-  ``rows``: ``{event_time: the column by which rows expire or null, keeps_matched: whether matched rows stay}``
+  ``rows``: ``{event_time: the column by which rows expire or null, keeps_matched: whether matched rows stay}``;
+  in increments of the in-memory backend there is a last column ``#row`` (int64), the number of the row
 
 A row's key group comes from the stable hash of its key columns (``state/hashing.py``). Nothing here is pickled, and
 rows that do not match their descriptor raise :class:`CorruptStateError`.
@@ -59,6 +60,8 @@ VALUE_PREFIX = "value."
 EXPIRES_AT = "expires_at"
 TIME = "time"
 MATCHED = "matched"
+ROW = "#row"
+"""The number of a row of a join, in increments only."""
 
 
 def schema_to_json(schema: pa.Schema) -> dict[str, Any]:

@@ -7,10 +7,10 @@ that swapped frames and files are noticed: a file may be moved with its director
 inlined in the metadata has an empty name and counts its offsets from its own start.
 
 Each frame is readable on its own: a restored stream is read lazily, with one element or 256 KiB in memory, and later
-checkpoints may refer to any part. What has not been read yet is a stream again.
+checkpoints may refer to any part. Unread content is a stream again.
 
-The in-flight data of one subtask and checkpoint is one file in the job's shared directory. Elements that already lie
-in a file of an earlier checkpoint are referred to. Nothing refers to the new file before :func:`write_channel_state`
+The in-flight data of one subtask and checkpoint is one file in the job's shared directory. Elements that are already in
+a file of an earlier checkpoint are referred to. Nothing refers to the new file before :func:`write_channel_state`
 returns, and when it raises, no file is left behind.
 """
 
@@ -49,7 +49,7 @@ _READ_AHEAD_BYTES = 256 << 10
 
 
 class ElementKind(IntEnum):
-    """What a frame holds."""
+    """The content of a frame."""
 
     ROWS = 1
     WATERMARK = 2
@@ -136,7 +136,7 @@ class FrameSource:
         self._window_offset = 0
 
     def check_range(self, offset: object, length: object) -> None:
-        """Raises CorruptFileError unless these bytes can lie in a file of this length."""
+        """Raises CorruptFileError unless a file of this length can contain these bytes."""
         if not _is_size(offset) or not _is_size(length) or offset + length > self.file.length:
             message = (
                 f"{self.url}: a handle names {_shown(length)} bytes at {_shown(offset)} of a file of {self.file.length}"

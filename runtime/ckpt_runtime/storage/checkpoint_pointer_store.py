@@ -27,7 +27,7 @@ _SAVEPOINT = "savepoint-"
 
 
 class CheckpointPointer(Struct, frozen=True):
-    """Where a checkpoint lies, and whether the job owns its files and may delete them."""
+    """The location of a checkpoint, and whether the job owns its files and may delete them."""
 
     directory: str
     owned: bool
@@ -70,7 +70,7 @@ class CheckpointPointerStore:
         return self._pointers(self._document.adopt())
 
     def remove(self, checkpoint_id: int, disposal: Mapping[str, Any] | None = None) -> None:
-        """Removes a pointer and makes sure that it is gone; a missing one is fine.
+        """Removes a pointer and verifies the removal; a missing one is fine.
 
         ``disposal`` replaces it in the same step and stays until :meth:`settle`.
         """
@@ -97,7 +97,7 @@ class CheckpointPointerStore:
         self._document.change(lambda present: {**present, f"{_SAVEPOINT}{checkpoint_id}": pending})
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """Removes the note: the savepoint is complete, or its directory is gone. A missing note is fine."""
+        """Removes the note: the savepoint is complete, or its directory is removed. A missing note is fine."""
         done = f"{_SAVEPOINT}{checkpoint_id}"
         self._document.change(lambda present: {key: value for key, value in present.items() if key != done})
 

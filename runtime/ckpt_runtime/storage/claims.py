@@ -1,10 +1,10 @@
-"""The claim of a snapshot: a document beside its files, which only one job can create and all others find.
+"""The claim of a snapshot: a document next to its files, which only one job can create and all others find.
 
-A *place* is what is claimed: the directory of a job with its checkpoints, which may share files, or the directory of
-a savepoint. The claim names the files in it that its owner may delete; the owner deletes nothing there that the claim
-does not name. Besides the owner only one successor changes the claim: the heir of an owner that left checkpoints, or a
-job that claims the place when the owner is proven dead. If several jobs try, one creates the file that makes it the
-successor; the others then find another owner.
+A *place* is the directory that is claimed: the directory of a job with its checkpoints, which may share files, or the
+directory of a savepoint. The claim names the files in it that its owner may delete; the owner deletes nothing there
+that the claim does not name. Besides the owner only one successor changes the claim: the heir of an owner that left
+checkpoints, or a job that claims the place when the owner is proven dead. If several jobs try, one creates the file
+that makes it the successor; the others then find another owner.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _MOST_SUCCESSORS = 16
 class Claimant:
     """A job. ``cluster`` is its high-availability directory, or names the session of a cluster without one.
 
-    ``directory`` is the URL of the directory in which its checkpoints lie. ``process`` is a mark of the one process
+    ``directory`` is the URL of the directory of its checkpoints. ``process`` is a mark of the one process
     that can run the job (``process_mark.py``); None with high availability.
     """
 

@@ -32,7 +32,7 @@ class AmbiguousWriteError(StorageError):
 
 
 class CorruptFileError(StorageError, ValueError):
-    """A file's content is not what was written: truncated, changed, foreign or of a later format."""
+    """A file's content differs from the content that was written: truncated, changed, foreign or of a later format."""
 
 
 class ConflictError(StorageError):

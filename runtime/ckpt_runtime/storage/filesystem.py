@@ -1,7 +1,13 @@
 """Locations (a path on a file system) and the basic operations that snapshots need on them.
 
 Local paths go through the operating system, everything else through fsspec. Listings are never taken from a cache.
-Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safety checks, in ``disposal.py``.
+Atomic creation is in ``publish.py``; deletion of whole snapshots, with its safety checks, in
+``checkpoint_storage.py``.
+
+A read from an object store whose answer broke off is repeated. The client library alone retries a request that gets no
+answer, gets a 5xx status or is throttled, with backoff and by its own settings: two layers that retry the same failures
+would multiply the time until the error is reported. No library retries a request whose response body breaks off or
+stalls; that is done here.
 """
 
 from __future__ import annotations
@@ -12,18 +18,64 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from http.client import IncompleteRead
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
+from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
-from ckpt_runtime.storage.retrying import read_again, settle_layers
+
+T = TypeVar("T")
+
+ATTEMPTS = 5
+_PATIENCE_S = 30
+"""No attempt starts later than this after the first one."""
+
+_LONGEST_WAIT_S = 2
+_BROKEN_BODIES: Mapping[str, tuple[str, ...]] = {
+    "aiohttp": ("ClientPayloadError",),
+    "botocore.exceptions": ("IncompleteReadError", "ResponseStreamingError"),
+}
+"""Error classes by module of the client library; a module is used only if it is loaded."""
+
+
+def settle_layers(filesystem: Any) -> None:
+    """Leaves retries to one layer: s3fs would repeat, five times, requests that botocore has already given up."""
+    if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
+
+
+def is_broken_body(error: BaseException) -> bool:
+    """Whether a response began and was not received in full; an error that the store returned does not count."""
+    if getattr(error.__cause__, "response", None) is not None:
+        return False
+    if isinstance(error, ConnectionError | TimeoutError | IncompleteRead):
+        return True
+    for module, names in _BROKEN_BODIES.items():
+        loaded = sys.modules.get(module)
+        if loaded is not None and isinstance(error, tuple(getattr(loaded, name) for name in names)):
+            return True
+    return False
+
+
+@retry(
+    retry=retry_if_exception(is_broken_body),
+    stop=stop_after_attempt(ATTEMPTS) | stop_after_delay(_PATIENCE_S),
+    wait=wait_random_exponential(multiplier=0.1, max=_LONGEST_WAIT_S),
+    reraise=True,
+)
+def read_again(read: Callable[[], T]) -> T:
+    """The result of a read, which has no effect and may be repeated. Raises the error of the last attempt."""
+    return read()
+
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +382,9 @@ def read_shown(location: Location, limit: int) -> bytes:
 
 
 def read_beginning(location: Location, length: int) -> bytes:
-    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced meanwhile."""
+    """A file's first bytes, fewer if it is shorter, in one read: all from one version if it is replaced during the
+    read.
+    """
     with naming("read", location):
         if location.is_local:
             with opened_regular(location.path) as descriptor:
@@ -345,7 +399,7 @@ def read_beginning(location: Location, length: int) -> bytes:
 
 
 def _may_lack_ranges(location: Location, error: Exception) -> bool:
-    """Whether the range may have been refused, by the error number of s3fs; errors of other stores say less."""
+    """Whether the range may have been refused, by the error number of s3fs; errors of other stores have less detail."""
     kinds = (errno.EINVAL,) if location.scheme in _S3 else (errno.EINVAL, None)
     return location.is_object_store and getattr(error, "errno", None) in kinds
 
@@ -405,7 +459,7 @@ def read_descriptor(descriptor: int, offset: int, length: int) -> bytes:
     """``length`` bytes from ``offset`` of an open local file, fewer at its end; safe to call from several threads."""
     parts: list[bytes] = []
     while length > 0:
-        # pread leaves the descriptor's position alone, so that threads may share it. Linux moves 2 GiB at most in one
+        # pread does not change the descriptor's position, so threads may share it. Linux moves 2 GiB at most in one
         # call.
         part = os.pread(descriptor, min(length, 1 << 30), offset)
         if not part:
@@ -483,7 +537,7 @@ def file_entry(location: Location) -> FileEntry | None:
 
 
 def _modified_ms(entry: dict[str, Any]) -> int:
-    """The time of the last write in a listing, whichever name the file system gives to this field."""
+    """The time of the last write in a listing, under any name that a file system gives to this field."""
     for key in ("mtime", "LastModified", "last_modified", "modified", "updated", "created"):
         value = entry.get(key)
         if isinstance(value, int | float):
@@ -508,7 +562,7 @@ def is_temporary_name(name: str) -> bool:
 
 
 def open_private(path: str, flags: int) -> int:
-    """An opener: only the owner can access a new local file, whatever the umask says."""
+    """An opener: only the owner can access a new local file, under any umask."""
     return os.open(path, flags, _PRIVATE_FILE)
 
 
@@ -574,7 +628,7 @@ def check_bucket(location: Location) -> None:
 
 
 def delete_file(location: Location) -> None:
-    """Deletes a file if it is there, and makes sure that it is gone."""
+    """Deletes a file if it exists, and verifies the deletion."""
     with naming("delete", location):
         if location.is_local:
             with suppress(FileNotFoundError):

@@ -237,7 +237,8 @@ class HeldUpgrade:
     """An upgrade that replaces, suspends or resumes the job of a lineage, and the time until which others must wait.
 
     ``owner`` is the token that the requests of the upgrade carry; ``requester`` describes the requester in words.
-    ``job_id`` is the job that the upgrade began with; ``snapshot`` is what it will resume from, once known.
+    ``job_id`` is the job that the upgrade began with; ``snapshot`` is the snapshot that it will resume from, once
+    known.
     """
 
     owner: str
@@ -260,7 +261,8 @@ DEFAULT_CLUSTER_ID = "default"
 class HaStore:
     """One cluster's directory. ``fence`` is called before every change of a store and raises to forbid it.
 
-    ``epoch`` is that of this leader: it cannot change what a later leader has adopted, even when the fence is late.
+    ``epoch`` is that of this leader: it cannot change documents that a later leader has adopted, even when the fence is
+    late.
     """
 
     def __init__(

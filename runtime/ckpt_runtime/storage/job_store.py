@@ -124,8 +124,9 @@ class JobStore:
 
         With ``always`` it is written even if nothing has changed, which makes writes that are still in flight fail.
         Raises :class:`NotFoundError` for an unknown job, :class:`NotLeaderError` when a later leader has taken it
-        over, :class:`ConflictError` when another process changed the job meanwhile, :class:`AmbiguousWriteError` when
-        it is unknown whether the change is stored (:meth:`get` tells), :class:`StorageError` when it is not.
+        over, :class:`ConflictError` when another process has changed the job in the meantime,
+        :class:`AmbiguousWriteError` when it is unknown whether the change is stored (:meth:`get` tells),
+        :class:`StorageError` when it is not.
         """
         with self._lock:
             revision, present = self._read(job_id)

@@ -254,7 +254,7 @@ _MAX_FILE_BYTES = MAX_COMPRESSED_BYTES + 4_096
 
 @dataclass(frozen=True, slots=True)
 class SnapshotMetadata:
-    """The metadata found. ``directory`` is where the snapshot lies, whatever directory the document itself names."""
+    """The metadata found. ``directory`` is the directory of the snapshot, even if the document names another one."""
 
     directory: Location
     document: dict[str, Any]

@@ -127,7 +127,7 @@ def _publish_locally(location: Location, data: bytes, install: Callable[[str, st
             install(temporary, location.path)
     finally:
         with suppress(OSError):
-            # After a link it is left as a second name; os.replace has moved it away.
+            # After a link it is left as a second name; os.replace has already renamed it.
             os.unlink(temporary)
     try:
         fsync_directory(directory)

@@ -170,7 +170,7 @@ def is_relative(path: str) -> bool:
 
 
 def locate(directory: Location, path: str, *, allow_absolute: bool = True) -> Location:
-    """Where a handle's file lies: a relative path below ``directory``, or an absolute URL.
+    """The location of a handle's file: a relative path below ``directory``, or an absolute URL.
 
     Raises :class:`InvalidLocationError` for a relative path that leads out of the directory, and for an absolute one
     in a snapshot that must be self-contained.
@@ -209,7 +209,7 @@ class StateFileReader:
         return self._read_stored(offset, length)
 
     def check_range(self, offset: int, length: int) -> None:
-        """Raises :class:`CorruptFileError` unless these bytes lie in the file."""
+        """Raises :class:`CorruptFileError` unless the file contains these bytes."""
         if offset < 0 or length < 0 or offset + length > self._file.length:
             message = f"{self.url}: bytes {offset} to {offset + length} of {self._file.length} were asked for"
             raise CorruptFileError(message, self.url)
@@ -222,8 +222,8 @@ class StateFileReader:
     def link_to(self, path: str) -> bool:
         """Makes a verified hard link, a new local file that must not be written to; False when no link is possible.
 
-        The file at ``path`` is verified, whatever happens to the name of the stored file. Raises as :meth:`verify`, and
-        then leaves nothing there.
+        The file at ``path`` stays verified, even if the name of the stored file is removed. Raises as :meth:`verify`,
+        and then leaves nothing there.
         """
         if self._location is None or not self._location.is_local:
             return False

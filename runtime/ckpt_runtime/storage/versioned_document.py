@@ -1,7 +1,7 @@
 """Documents with compare-and-set, on any file system that can create a file only if it is absent.
 
 Each revision of a :class:`VersionedDocument` is a file of its own, ``<number>.json``, created exclusively and never
-changed; the greatest number is the current one. A writer that lost a race, or comes back after a long pause, can
+changed; the greatest number is the current one. A writer that lost a race, or continues after a long pause, can
 therefore never undo newer changes.
 
 A :class:`FencedDocument` has a schema, and only the current leader can change it, even if a former one still tries. The
@@ -156,7 +156,7 @@ class VersionedDocument:
         """Makes the revision after ``expected`` (0 when there must be none).
 
         Raises :class:`ConflictError` when the present revision is another one, :class:`AmbiguousWriteError` when it
-        is unknown whether the revision was made; reading the document then tells.
+        is unknown whether the revision was made; a read of the document then shows the outcome.
         """
         data = encode_document(document)
         # Only an early refusal: the exclusive creation of the file decides.
@@ -195,9 +195,9 @@ class VersionedDocument:
             try:
                 return self.write(0 if revision is None else revision.number, document)
             except ConflictError:
-                continue  # another process was faster, or this change was stored and its answer lost: reading tells
+                continue  # another process was faster, or the answer to this change was lost: a read shows which
             except AmbiguousWriteError:
-                # Tried again on top of what is read: if the change has arrived, no new revision is made.
+                # Tried again on the content that is read: if the change has arrived, no new revision is made.
                 unknown += 1
                 if unknown == _UNKNOWN_OUTCOMES:
                     raise
@@ -235,7 +235,7 @@ class VersionedDocument:
             message = f"{self.directory.url} went on to a later revision at once; read it to see what it is based on"
             raise AmbiguousWriteError(message, self.directory.url)
         if expected and expected not in numbers:
-            # The document was removed meanwhile and must not come back.
+            # The document has been removed in the meantime and must not be created again.
             delete_file(file)
             raise self._conflict(expected)
         return [number for number in numbers if number <= expected]

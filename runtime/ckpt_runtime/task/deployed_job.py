@@ -54,20 +54,21 @@ from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.network.transport import DataTransport
-from ckpt_runtime.operators.aggregate import AggregateOperator
+from ckpt_runtime.operators.aggregate import AggregateOperator, DeduplicateOperator, SessionOperator
 from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
-from ckpt_runtime.operators.deduplicate import DeduplicateOperator
-from ckpt_runtime.operators.generate import GenerateOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import ChainTime, Operator, OperatorContext, OperatorStateStore, WaitingInput
-from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
+from ckpt_runtime.operators.python_functions import MapInArrowOperator, PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
-from ckpt_runtime.operators.sessions import SessionOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.static_join import StaticJoinOperator
-from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
+from ckpt_runtime.operators.typed_expressions import (
+    ConditionOperator,
+    EvaluateOperator,
+    ExpandOperator,
+    GenerateOperator,
+)
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from ckpt_runtime.scheduler.deployment import (
     Channel,
@@ -387,6 +388,7 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
+        subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]

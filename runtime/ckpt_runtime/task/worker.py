@@ -2,6 +2,9 @@
 
 It owns the threads other than the task threads: the control loop, the heartbeat, and the pool that writes snapshots. It
 trusts only the driver, whose connection is authenticated.
+
+On request it reports thread dumps, its log, and the code in which its subtasks spend time. A task's thread never
+answers such a request, because it may be the subject of the question.
 """
 
 from __future__ import annotations
@@ -9,10 +12,11 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import wait as wait_for_all
 from functools import partial
@@ -42,12 +46,18 @@ from ckpt_runtime.network.control_messages import (
     DeploymentFailed,
     DeploymentMessage,
     DeploySubtasks,
+    DumpThreads,
     EndOfDataReport,
     FollowAgent,
     Following,
     LimitSources,
     NotifyCheckpointAborted,
     NotifyCheckpointComplete,
+    ReadLog,
+    RecentLog,
+    SampledStack,
+    SampledStacks,
+    SampleStacks,
     SnapshotProgress,
     SourceProgress,
     SparkAddress,
@@ -55,6 +65,7 @@ from ckpt_runtime.network.control_messages import (
     SubtaskMeasures,
     TaskFailure,
     TaskStateChanged,
+    ThreadDump,
     TriggerCheckpoint,
     WorkerAnswer,
     WorkerCommand,
@@ -63,22 +74,138 @@ from ckpt_runtime.network.control_messages import (
 )
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.process_figures import ProcessMeter
+from ckpt_runtime.processes.thread_dump import dump_threads, frames_of
 from ckpt_runtime.scheduler.deployment import JobDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import SharedHandles
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError, UnsupportedBackendError
 from ckpt_runtime.storage.errors import CorruptFileError
-from ckpt_runtime.structured_log import about, log_of_process
+from ckpt_runtime.structured_log import about, log_of_process, recent_lines
 from ckpt_runtime.task.deployed_job import DeployedJob, PlanMismatchError, load_checked_plan
-from ckpt_runtime.task.diagnosis import Diagnosis
+from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.restored_input import StateRestoreError, UnreadableInFlightDataError
 from ckpt_runtime.task.snapshot_files import NewFiles, WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SnapshotMeasures, SubtaskSnapshot
 
 logger = logging.getLogger(__name__)
+
+_SAMPLERS = 2
+_MAX_STACKS = 2_000
+
+
+class Diagnosis:
+    """Answers the driver's questions. ``send`` may be called from any thread; ``present`` returns the deployment."""
+
+    def __init__(self, send: Callable[[WorkerAnswer], None], present: Callable[[], DeployedJob | None]) -> None:
+        self._send = send
+        self._present = present
+        self._samplers = ThreadPoolExecutor(_SAMPLERS, thread_name_prefix="sampler")
+        self._closing = threading.Event()
+
+    def close(self) -> None:
+        """Ends all sampling."""
+        self._closing.set()
+        self._samplers.shutdown(wait=False, cancel_futures=True)
+
+    def answer(self, question: WorkerQuestion) -> None:
+        """Answers a question without blocking; if no answer can be made, the driver stops waiting for it."""
+        match question:
+            case DumpThreads():
+                self._send(ThreadDump(question.question, dump_threads()))
+            case ReadLog():
+                self._send(RecentLog(question.question, recent_lines()))
+            case SampleStacks():
+                self._samplers.submit(self._sample, question)
+
+    def _sample(self, order: SampleStacks) -> None:
+        try:
+            sampler = StackSampler(_threads_of(self._present(), order))
+            for _ in range(order.samples):
+                if sampler.is_empty or self._closing.wait(order.interval_ms / 1000):
+                    break
+                sampler.look()
+            self._send(SampledStacks(order.question, sampler.stacks()))
+        except Exception as error:
+            log_failure(logger, logging.WARNING, f"vertex {order.vertex_id} could not be sampled", error)
+
+
+def _threads_of(job: DeployedJob | None, order: SampleStacks) -> list[tuple[Subtask, threading.Thread]]:
+    if job is None or job.job_id != order.job_id:
+        return []
+    return [
+        (subtask, thread.thread)
+        for thread in job.threads
+        for subtask in thread.subtasks
+        if subtask.vertex_id == order.vertex_id
+    ]
+
+
+class StackSampler:
+    """Repeatedly samples the stacks of the threads that work for some subtasks.
+
+    A stack counts as on a processor when its thread has run for at least half of the time since the last sample.
+    A thread that several subtasks share counts for the one that it currently runs.
+    """
+
+    def __init__(self, threads: Sequence[tuple[Subtask, threading.Thread]]) -> None:
+        self._threads = threads
+        self._seen: dict[tuple[int, tuple[str, ...]], list[int]] = {}
+        self._looked_ns = time.perf_counter_ns()
+        self._ran_ns: dict[int, int] = {
+            thread.native_id: _ran_ns(thread.native_id) or 0 for _, thread in threads if thread.native_id is not None
+        }
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._threads
+
+    def look(self) -> None:
+        """Takes one sample."""
+        now_ns = time.perf_counter_ns()
+        passed_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
+        frames = sys._current_frames()  # noqa: SLF001 -- there is no public way
+        helpers = [thread for thread in threading.enumerate() if isinstance(thread, HelperThread)]
+        ran: dict[int, bool] = {}
+        for subtask, own in self._threads:
+            activity = subtask.metrics.timer.activity
+            for thread in (own, *(helper for helper in helpers if helper.helps is own)):
+                # The subtask's thread may currently work for another subtask, or for none.
+                if thread.ident is None or thread.ident not in frames or (thread is own and activity is None):
+                    continue
+                if thread.ident not in ran:
+                    ran[thread.ident] = self._has_run(thread, passed_ns, activity)
+                self._count(subtask.index, tuple(frames_of(frames[thread.ident])), ran[thread.ident])
+
+    def stacks(self) -> tuple[SampledStack, ...]:
+        """The stacks seen so far."""
+        return tuple(SampledStack(index, frames, on, off) for (index, frames), (on, off) in self._seen.items())
+
+    def _has_run(self, thread: threading.Thread, passed_ns: int, activity: Activity | None) -> bool:
+        ran_ns = None if thread.native_id is None else _ran_ns(thread.native_id)
+        if thread.native_id is None or ran_ns is None:
+            return activity is Activity.BUSY
+        before, self._ran_ns[thread.native_id] = self._ran_ns.get(thread.native_id, ran_ns), ran_ns
+        return 2 * (ran_ns - before) >= passed_ns
+
+    def _count(self, index: int, frames: tuple[str, ...], has_run: bool) -> None:
+        key = (index, frames)
+        if key not in self._seen and len(self._seen) >= _MAX_STACKS:
+            key = (index, ("(further stacks)",))
+        self._seen.setdefault(key, [0, 0])[0 if has_run else 1] += 1
+
+
+def _ran_ns(thread: int) -> int | None:
+    """CPU time of a thread of this process in ns, by the kernel; None where it is unknown (other than Linux)."""
+    try:
+        with open(f"/proc/self/task/{thread}/schedstat", "rb") as file:
+            return int(file.read().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
 
 SNAPSHOT_THREADS = 2
 HEARTBEAT_S = 1.0

@@ -48,8 +48,7 @@ from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings, FixedDelay
 from ckpt_runtime.snapshots.job_claims import JobClaims
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
 from tests.simulation.jobs.checkers import CheckpointLedger
 from tests.simulation.jobs.file_system import ROOT
@@ -378,7 +377,7 @@ class JobMaster:
         world.files.make_directories(storage.shared.path)
 
     def _history(self, earlier: JobMaster | None) -> JobHistory:
-        """What is recorded, as ``job_recovery.py`` reads it."""
+        """What is recorded, as ``known_jobs.py`` reads it."""
         if earlier is None:
             return JobHistory()
         record, checkpoints = self.record, []

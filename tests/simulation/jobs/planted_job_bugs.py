@@ -28,7 +28,7 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.snapshots import clean_up
 from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
-from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.task import restored_input, subtask_checkpoints
 from ckpt_runtime.task.chain import OperatorChain
@@ -36,9 +36,8 @@ from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import CurrentBuffer, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.subtask import Subtask
+from ckpt_runtime.task.subtask import Subtask, WatermarkValve
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints
-from ckpt_runtime.task.watermark_valve import WatermarkValve
 from tests.simulation.jobs import world
 from tests.simulation.planted import registry
 from tests.simulation.planted.registry import PlantedBug, nothing
@@ -447,7 +446,7 @@ bug(
 )
 def _():
     """It takes an outage in the moment of a deletion: there are more of them."""
-    rooms = (disposal, clean_up)
+    rooms = (checkpoint_storage, clean_up)
     return [(world, "OUTAGE", 0.01), *((room, "check_directory", lambda directory: None) for room in rooms)]
 
 

@@ -30,7 +30,7 @@ bug("the end of data triggers no checkpoint", "6.2", Triggering, "request_final"
 
 @bug("finished tasks are awaited", "FLIP-147")
 def _():
-    from ckpt_runtime.checkpoint.execution_view import ExecutionView
+    from ckpt_runtime.checkpoint.executions import ExecutionView
 
     return [(ExecutionView, "finished", nothing)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from ckpt_runtime.checkpoint import events as checkpoint_on
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
+from ckpt_runtime.checkpoint.executions import ExecutionView
 from ckpt_runtime.checkpoint.triggering import Triggering
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import job_record

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from tests.simulation.protocols.client_view import ClientView
 from tests.simulation.protocols.files import path_of
 

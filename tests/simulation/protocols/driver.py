@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration

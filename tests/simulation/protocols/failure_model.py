@@ -5,7 +5,7 @@ Written from the rules alone (Flink's CheckpointFailureManager), as a second opi
 
 from __future__ import annotations
 
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 
 _COUNTED = (

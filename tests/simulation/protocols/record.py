@@ -19,7 +19,7 @@ from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.configuration.configuration import OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_record import JobRecord, with_plan
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, NotLeaderError, StorageError
 from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.protocols.event_loop import DriverCrash

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.scheduler import core_events as core_on
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.event_loop import DriverCrash

@@ -19,7 +19,7 @@ from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import job_record, job_shell, storage_effects
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
-from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.metadata import METADATA_NAME, write_metadata
@@ -265,7 +265,10 @@ class World:
         """The engine's crash points and storage are those of this world, and its pauses those of its time."""
         SimulatedFileSystem.store = self.files
         names = [
-            *((module, "crash_point", self.reach) for module in (storage_effects, job_record, job_shell, disposal)),
+            *(
+                (module, "crash_point", self.reach)
+                for module in (storage_effects, job_record, job_shell, checkpoint_storage)
+            ),
             (storage_effects, "RETRY_BASE_MS", 15.0),
             (storage_effects, "DELETION_PAUSE_MS", 15.0),
             (job_record, "UNKNOWN_PAUSE_MS", 15.0),

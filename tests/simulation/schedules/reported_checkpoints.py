@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.statistics import CheckpointType, SubtaskStats
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker, SubtaskStats
 
 
 class CheckpointListener(Protocol):

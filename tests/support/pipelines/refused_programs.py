@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 
@@ -23,10 +23,6 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     writer.start(output)
 
 
-def sessions(rows: DataFrame, gap: Column | str) -> DataFrame:
-    return rows.groupBy(F.session_window("placed_at", gap)).count()
-
-
 CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "random plan": lambda rows: rows.select(F.uuid().alias("id")),
     "function": lambda rows: rows.select(F.randn(1).alias("n")),
@@ -41,9 +37,6 @@ CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
     "session": lambda rows: (
         rows.withWatermark("placed_at", "1 minute").groupBy(F.session_window("placed_at", "1 minute")).count()
     ),
-    "gap": lambda rows: rows.groupBy(
-        "country", F.session_window("placed_at", F.concat("country", F.lit(" days")))
-    ).count(),
     "aggregate": lambda rows: (
         rows.withWatermark("placed_at", "1 minute").groupBy("placed_at").agg(F.histogram_numeric(F.lit(2), F.lit(3)))
     ),

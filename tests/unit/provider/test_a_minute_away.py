@@ -109,7 +109,9 @@ class Minute:
 
 
 @pytest.mark.parametrize("way", ["stream", "poll", "own connection"])
-def test_wait_continues_after_the_session_was_away_for_a_minute(way: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_continues_after_the_session_did_not_answer_for_a_minute(
+    way: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Its end comes a pause after the session's return; until then it is asked seldom, however many wait."""
     minute = Minute(way)
     with caplog.at_level(logging.INFO, logger="wait"):

@@ -18,7 +18,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.triggers import watching
 from airflow_provider_ckpt.triggers.alerts import AlertWatch, CkptAlertTrigger
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.client.clients import AsyncCkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
@@ -84,7 +84,9 @@ def test_a_checkpoint_that_does_not_come_gives_one_alert_until_the_next_one_has_
     looking(run)
 
 
-def test_a_savepoint_is_no_checkpoint_and_a_job_has_time_for_its_first_one(job_manager: JobManager) -> None:
+def test_alert_of_missing_checkpoints_ignores_savepoints_and_waits_for_the_first_checkpoint(
+    job_manager: JobManager,
+) -> None:
     async def run(client: AsyncCkptClient) -> None:
         seen = watch("no-checkpoint")
         assert await seen.look(client, START_MS + 9 * MINUTE) is None
@@ -129,7 +131,7 @@ def test_a_job_that_is_missing_and_a_session_that_does_not_answer_give_the_alert
     looking(run)
 
 
-def test_the_next_job_of_the_name_has_the_whole_time(job_manager: JobManager) -> None:
+def test_alert_gives_the_next_job_of_a_name_the_whole_time(job_manager: JobManager) -> None:
     async def run(client: AsyncCkptClient) -> None:
         seen = watch("no-checkpoint")
         at = complete(job_manager)
@@ -146,7 +148,7 @@ def test_the_next_job_of_the_name_has_the_whole_time(job_manager: JobManager) ->
     looking(run)
 
 
-def test_the_newest_savepoint_counts_also_when_only_the_catalogue_has_it(job_manager: JobManager) -> None:
+def test_alert_counts_savepoints_that_only_the_catalogue_has(job_manager: JobManager) -> None:
     async def run(client: AsyncCkptClient) -> None:
         seen = watch("no-savepoint")
         complete(job_manager)  # a checkpoint is no savepoint
@@ -202,7 +204,7 @@ def test_sources_that_do_not_report_what_waits_give_no_alert(job_manager: JobMan
     looking(run)
 
 
-def test_a_trigger_survives_a_session_that_is_away_and_another_one_does_not_repeat_its_alert(
+def test_trigger_survives_a_lost_session_and_its_successor_does_not_repeat_the_alert(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watching, "HANDOVER_SECONDS", 0.0)

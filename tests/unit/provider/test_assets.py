@@ -14,7 +14,7 @@ from airflow.serialization.serialized_objects import DagSerialization
 from airflow_provider_ckpt.assets import checkpoints_of, create_asset, sanitize_uri, savepoints_of
 from airflow_provider_ckpt.triggers import watching
 from airflow_provider_ckpt.triggers.snapshots import CkptSnapshotsTrigger
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint

@@ -81,7 +81,7 @@ def test_refused_token_names_the_connection_field_to_set(
 
 
 @every_task
-def test_a_session_that_is_away_for_a_while_is_waited_for(
+def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
     job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
 ) -> None:
     if kind in (CheckpointCompletedSensor, SavepointCompletedSensor):

@@ -21,7 +21,7 @@ from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
@@ -193,7 +193,7 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
         (DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", **FAST), "continues"),
     ],
 )
-def test_killed_task_logs_what_becomes_of_the_change(
+def test_killed_task_logs_whether_the_change_continues(
     open_job: JobManager, task: Task, operator: Any, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     operator.on_kill()

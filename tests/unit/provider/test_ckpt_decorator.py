@@ -14,8 +14,7 @@ import pytest
 from airflow.sdk import DAG, task
 from msgspec.structs import replace
 
-from airflow_provider_ckpt.decorators.ckpt import ckpt_task
-from airflow_provider_ckpt.decorators.function_source import source_of
+from airflow_provider_ckpt.decorators.ckpt import ckpt_task, source_of
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptProgramChanged
 from ckpt_runtime.configuration.value_types import MAP
 from ckpt_runtime.contract.configuration import JobConfig
@@ -121,7 +120,7 @@ def test_a_function_inside_another_is_taken_as_it_is(tmp_path: Path) -> None:
         (lambda spark: None, "a function with a name", None),
     ],
 )
-def test_what_the_program_would_lack_is_refused_when_the_file_is_parsed(
+def test_file_that_the_program_would_lack_is_refused_when_the_dag_is_parsed(
     function: Callable[..., Any], message: str, line: int | None
 ) -> None:
     where = "" if line is None else rf" \(line {function.__code__.co_firstlineno + line}\)"
@@ -201,7 +200,7 @@ def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_ea
     assert (again["change"], again["job_id"]) == ("UNCHANGED", first["job_id"])
 
 
-def test_the_next_job_of_a_name_starts_from_what_the_last_one_has_left(job_manager: JobManager, finish: Finish) -> None:
+def test_next_job_of_a_name_starts_from_the_last_ones_checkpoint(job_manager: JobManager, finish: Finish) -> None:
     first = finish(operator(orders, "p"), Task().context())
     _, path = job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[first["job_id"]])
     job_manager.gateway.move(first["job_id"], JobStatus.FAILED)
@@ -215,7 +214,7 @@ def test_the_next_job_of_a_name_starts_from_what_the_last_one_has_left(job_manag
     assert finish(operator(orders, "p", start_over=True), Task().context())["started_from"] is None
 
 
-def test_files_beside_the_dag_file_are_in_the_program() -> None:
+def test_files_from_the_folder_of_the_dag_file_are_in_the_program() -> None:
     here = Path(__file__).parent
     built = operator(orders, "p", files=["conftest.py", str(here / "test_hook.py"), "../../data/flink_contract.md"])
     built.files = built.files[:2]

@@ -63,7 +63,7 @@ def test_refused_request_is_repeated_with_the_given_arguments() -> None:
     assert (over.step, over.snapshot, over.resumes) == (NextStep.REPEAT, "file:/sp", False)
 
 
-def test_a_retry_of_a_job_that_finished_meanwhile_reports_it() -> None:
+def test_retry_reports_a_job_that_finished_in_the_meantime() -> None:
     assert planned(STARTED, "FINISHED", checkpoint(1), start_over=True).step is NextStep.REPORT
 
 

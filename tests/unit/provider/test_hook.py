@@ -225,7 +225,7 @@ def test_a_wait_in_the_triggerer_follows_the_leader(
     assert asyncio.run(wait()).payload["status"] == "done"
 
 
-def test_only_a_directory_loads_more_than_the_client(tmp_path: Path) -> None:
+def test_hook_loads_more_than_the_client_only_for_a_directory(tmp_path: Path) -> None:
     code = """
 import os, sys
 from airflow_provider_ckpt.hooks.ckpt import CkptHook

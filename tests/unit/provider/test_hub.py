@@ -102,7 +102,7 @@ def test_five_hundred_waits_are_one_stream_and_ask_as_much_as_one(job_manager: J
     assert found[250] <= found[2] + 12, found
 
 
-def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) -> None:
+def test_wait_polls_only_after_an_event_about_its_job(job_manager: JobManager) -> None:
     job_manager.streams = True
     job_manager.gateway.events = EventLog("5e551017a2b3c4d5")
 
@@ -128,7 +128,7 @@ def test_a_wait_looks_only_when_an_event_concerns_it(job_manager: JobManager) ->
     run_at_hubs(wait())
 
 
-def test_without_streams_one_poll_serves_all_waits(job_manager: JobManager) -> None:
+def test_one_poll_serves_all_waits_without_event_streams(job_manager: JobManager) -> None:
     """As against Flink: the list of jobs, and for each job and poll what that cannot tell, however many wait."""
 
     async def polls(more: int) -> None:
@@ -296,7 +296,7 @@ def test_cancelled_waits_leave_no_hub_and_no_stream(job_manager: JobManager) -> 
 @pytest.mark.parametrize(
     ("waiting", "periods"), [(1, 1), (hub.WAITS_PER_FALLBACK_POLL, 1), (hub.WAITS_PER_FALLBACK_POLL + 1, 2), (500, 4)]
 )
-def test_without_events_waits_at_a_job_look_together_and_many_of_them_less_often(waiting: int, periods: int) -> None:
+def test_waits_for_one_job_poll_together_without_events_and_less_often_if_many(waiting: int, periods: int) -> None:
     """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
     for asked in range(1, 4000, 17):
         left = hub.seconds_until_polled(float(asked), waiting)

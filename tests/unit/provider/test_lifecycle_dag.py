@@ -37,7 +37,7 @@ def test_the_steps_are_in_order(module: ModuleType) -> None:
     ]
 
 
-def test_airflow_can_store_and_load_it(module: ModuleType) -> None:
+def test_lifecycle_dag_can_be_stored_and_loaded_by_airflow(module: ModuleType) -> None:
     document = json.loads(json.dumps(DagSerialization.to_dict(module.ckpt_lifecycle)))
     loaded = DagSerialization.from_dict(document)
     assert loaded.dag_id == "ckpt_lifecycle"

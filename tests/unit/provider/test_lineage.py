@@ -117,7 +117,7 @@ def test_a_copy_has_an_input_and_an_output_with_its_size(tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("commands_in_this_process")
-def test_a_damaged_savepoint_was_read_all_the_same(tmp_path: Path) -> None:
+def test_lineage_of_a_damaged_savepoint_names_it_as_an_input(tmp_path: Path) -> None:
     path = tmp_path / "savepoint"
     shutil.copytree(SAVEPOINT, path)
     next(file for file in path.iterdir() if file.name != METADATA_NAME).write_bytes(b"")
@@ -211,7 +211,7 @@ def test_an_asset_is_a_dataset_too() -> None:
     assert names([found]) == [("ckpt://prod", "flights a/b/savepoints")]
 
 
-def test_all_operators_that_read_or_write_snapshots_can_tell() -> None:
+def test_operators_that_read_or_write_snapshots_report_lineage() -> None:
     from airflow_provider_ckpt.operators.base import CkptOperator
     from airflow_provider_ckpt.operators.snapshots import CkptSnapshotOperator
 

@@ -28,7 +28,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
@@ -81,7 +81,7 @@ def test_an_ambiguous_name_lists_the_candidates(
 
 
 @pytest.mark.parametrize(("kind", "arguments"), BY_NAME)
-def test_a_job_that_is_not_there_fails_the_task_or_skips_it(
+def test_missing_job_fails_or_skips_the_task_as_configured(
     job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]
 ) -> None:
     with pytest.raises(CkptJobNotFound, match=f"no job is named 'nope'; active jobs are {JOB}.*if_not_found='skip'"):
@@ -193,7 +193,7 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("if_running", ["fail", "wait", "reuse"])
 @pytest.mark.parametrize("during", ["store_pipeline", "run_pipeline"])
-def test_of_runs_that_start_at_the_same_moment_one_gets_its_job(
+def test_one_of_several_runs_that_start_at_once_gets_its_job(
     job_manager: JobManager,
     task: Task,
     finish: Finish,

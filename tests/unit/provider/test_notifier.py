@@ -86,7 +86,7 @@ def test_the_job_is_that_of_the_task_unless_it_is_given(job_manager: JobManager)
     assert "does not say which job" in nothing["message"]
 
 
-def test_a_job_manager_that_is_away_or_knows_no_such_job_is_part_of_the_message(
+def test_notification_is_sent_without_the_job_if_the_job_manager_does_not_answer(
     job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert "does not know job 'elsewhere'" in told(CkptNotifier(job="elsewhere"), {})["message"]
@@ -124,7 +124,7 @@ def test_a_notifier_that_fails_does_not_keep_the_message_from_the_others(job_man
     assert last.ckpt["job_id"] == JOB
 
 
-def test_it_can_be_awaited_as_the_triggerer_does_for_a_deadline(job_manager: JobManager) -> None:
+def test_notifier_can_be_awaited_by_the_triggerer_for_a_deadline(job_manager: JobManager) -> None:
     other = Told()
     notifier = CkptNotifier(job=NAME, notifiers=[other])
 

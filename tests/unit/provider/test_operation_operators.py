@@ -88,7 +88,7 @@ def test_a_retry_attaches_to_the_operation_of_the_try_before(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_returns_the_result_when_the_operation_ended_meanwhile(job_manager: JobManager, task: Task) -> None:
+def test_retry_returns_the_result_of_an_operation_that_has_ended(job_manager: JobManager, task: Task) -> None:
     fire(deferral(savepoint(), task.context()))
     result = savepoint().execute(task.context())
     assert result["savepoint_path"].startswith("file:/data/savepoint-")
@@ -154,7 +154,7 @@ def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManag
     assert job_manager.gateway.triggered["savepoint"] == 2
 
 
-def test_without_a_store_a_task_works_and_starts_afresh(job_manager: JobManager, finish: Finish) -> None:
+def test_task_without_a_state_store_starts_from_the_beginning(job_manager: JobManager, finish: Finish) -> None:
     task = Task(store=None)
     deferral(savepoint(), task.context())
     assert finish(savepoint(), task.context())["savepoint_path"]
@@ -185,7 +185,7 @@ def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
 
 
 @pytest.mark.row("air.3")
-def test_operation_past_its_deadline_fails_the_task_and_reports_what_becomes_of_it(
+def test_operation_past_its_deadline_fails_the_task_and_reports_whether_it_continues(
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     job_manager.gateway.polls_until_done = 10**9
@@ -199,7 +199,9 @@ def test_airflows_own_deferral_timeout_becomes_a_clear_message(job_manager: JobM
     assert isinstance(caught.value.__cause__, TaskDeferralTimeout)
 
 
-def test_the_trigger_outlasts_a_job_manager_that_is_away(job_manager: JobManager, task: Task) -> None:
+def test_trigger_of_an_operation_waits_for_a_job_manager_that_does_not_answer(
+    job_manager: JobManager, task: Task
+) -> None:
     deferred = deferral(savepoint(), task.context())
     job_manager.stop()
     import threading
@@ -211,7 +213,7 @@ def test_the_trigger_outlasts_a_job_manager_that_is_away(job_manager: JobManager
     assert event["status"] == "done"
 
 
-def test_a_job_manager_that_stays_away_is_named_in_the_failure(job_manager: JobManager, task: Task) -> None:
+def test_failure_names_a_job_manager_that_never_answers(job_manager: JobManager, task: Task) -> None:
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):
         savepoint(wait_timeout=0.3).execute(task.context())

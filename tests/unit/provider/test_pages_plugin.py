@@ -149,7 +149,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         thread.join()
 
 
-def test_the_token_goes_to_the_job_manager_alone(stranger: dict[str, Any]) -> None:
+def test_token_is_sent_to_the_job_manager_only(stranger: dict[str, Any]) -> None:
     assert ask("overview").content == b"{}"
     assert stranger["seen"] == [("/overview", "Bearer a-secret")]
     for status in (401, 403):
@@ -186,13 +186,13 @@ def test_the_address_for_browsers_is_read(monkeypatch: pytest.MonkeyPatch, given
     ["ckpt.example.com", "ftp://a", "https://", "javascript:alert(1)", "https://u:geheim@a", "https://a?x=1",
      "https://a#b", "https://a b", "https://a:x", 5],
 )  # fmt: skip
-def test_one_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, given: object) -> None:
+def test_connection_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, given: object) -> None:
     with pytest.raises(CkptConnectionInvalid, match="browser_address") as caught:
         connect(monkeypatch, extra={"browser_address": given}).endpoint()
     assert "geheim" not in str(caught.value)
 
 
-def test_airflow_may_lie_below_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_work_if_airflow_is_served_below_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pages_path("a/b") == "/ckpt/a%2Fb/web/"
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://example.com/airflow/")
     assert pages_path() == "/airflow/ckpt/"
@@ -268,7 +268,7 @@ def test_the_age_of_a_checkpoint_is_shown_in_the_largest_unit_that_has_two(ms: i
 
 
 @pytest.mark.row("air.15")
-def test_jobs_of_tasks_are_ranked_whatever_their_number_with_one_request_for_their_states(
+def test_jobs_of_any_number_of_tasks_are_ranked_with_one_request(
     job_manager: JobManager,
 ) -> None:
     from airflow_provider_ckpt.plugins.views import TaskJob, _rank, _states_of
@@ -288,7 +288,7 @@ def test_jobs_of_tasks_are_ranked_whatever_their_number_with_one_request_for_the
     assert f"GET /jobs/{ids[0]}" not in job_manager.received
 
 
-def test_the_plugin_is_light_for_the_processes_that_only_load_it(tmp_path: Path) -> None:
+def test_plugin_imports_little_in_processes_that_only_load_it(tmp_path: Path) -> None:
     code = """
 import sys
 from airflow_provider_ckpt.plugins.pages import CkptPlugin

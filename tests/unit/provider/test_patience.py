@@ -25,7 +25,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_errors import JobTerminated
 from ckpt_runtime.jobmaster.gateway_values import OperationStatus
@@ -74,7 +74,7 @@ def away(job_manager: JobManager, seconds: float = 0.3) -> Iterator[None]:
 
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", NAMES)
-def test_a_session_that_is_away_is_waited_for(
+def test_request_waits_for_a_session_that_does_not_answer(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
@@ -112,7 +112,9 @@ def _own_id(line: str) -> str:
 
 
 @pytest.mark.parametrize("name", ["submit", "patch", "stop", "cancel"])
-def test_a_session_that_stays_away_is_named(job_manager: JobManager, task: Task, pipeline: str, name: str) -> None:
+def test_error_names_a_session_that_never_answers(
+    job_manager: JobManager, task: Task, pipeline: str, name: str
+) -> None:
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):
         operators(pipeline, wait_timeout=0.3)[name].execute(task.context())

@@ -111,7 +111,7 @@ def test_wait_logs_a_change_at_once_with_the_cause_of_a_restart(job_manager: Job
 
 
 @WAITS
-def test_wait_logs_that_the_session_is_away_and_back(job_manager: JobManager, waiting: Waiting) -> None:
+def test_wait_logs_when_the_session_stops_and_starts_answering(job_manager: JobManager, waiting: Waiting) -> None:
     steps = [job_manager.stop, job_manager.start, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED)]
     log = Lines(lambda: steps.pop(0)() if steps else None)
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 30, log)
@@ -250,7 +250,7 @@ def test_poking_sensor_logs_its_standing(job_manager: JobManager, task: Task, mo
     assert "the session is away; " in log.said[1]
 
 
-def test_number_that_is_no_time_is_shown_as_it_is() -> None:
+def test_number_that_is_not_a_time_is_shown_unchanged() -> None:
     assert moment(1_700_000_000_000) == "2023-11-14 22:13:20+00:00"
     assert moment(2**63 - 1) == f"{2**63 - 1} ms"
 

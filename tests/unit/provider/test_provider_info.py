@@ -32,7 +32,7 @@ def resolve(path: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def test_it_satisfies_airflows_schemas() -> None:
+def test_provider_info_satisfies_airflows_schemas() -> None:
     jsonschema.validate(INFO, schema("provider_info.schema.json"))
     full = schema("provider.yaml.schema.json")
     for key in set(INFO) & set(full["properties"]):

@@ -116,7 +116,7 @@ def test_drill_ended_from_outside_is_not_noted(
 
 
 @pytest.mark.row("air.9")
-def test_without_checkpoints_in_time_it_has_failed_and_is_removed(
+def test_drill_without_checkpoints_in_time_fails_and_is_removed(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator
 ) -> None:
     drill.wait_timeout = 0.2
@@ -137,7 +137,7 @@ def test_without_checkpoints_in_time_it_has_failed_and_is_removed(
         ({"RUNNING": 2}, "its state is restored"),
     ],
 )
-def test_how_far_a_restore_has_come(tasks: dict[str, int], expected: str) -> None:
+def test_drill_logs_the_progress_of_a_restore(tasks: dict[str, int], expected: str) -> None:
     vertex = Vertex(id="v", name="v", parallelism=2, max_parallelism=128, state="RUNNING", tasks=tasks)
     job = JobDetails(
         job_id=JOB, name="n", state="RUNNING", start_time_ms=1, end_time_ms=-1, duration_ms=1, timestamps_ms={},
@@ -160,7 +160,7 @@ def test_later_try_removes_the_drill_of_an_earlier_one(
 
 
 @pytest.mark.row("air.9")
-def test_a_drill_whose_result_cannot_be_noted_is_removed_all_the_same(
+def test_drill_is_removed_although_its_result_cannot_be_recorded(
     job_manager: JobManager, task: Task, drill: RestoreDrillOperator
 ) -> None:
     context = task.context()

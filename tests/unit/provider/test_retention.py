@@ -163,7 +163,7 @@ def test_only_savepoints_of_the_job_are_deleted(savepoints: JobManager) -> None:
 
 
 @pytest.mark.usefixtures("commands_in_this_process")
-def test_without_a_proof_nothing_is_deleted(savepoints: JobManager) -> None:
+def test_clean_up_without_a_verified_savepoint_deletes_nothing(savepoints: JobManager) -> None:
     found = savepoints.gateway.catalogue
     assert found[0].entry is not None
     found[0] = replace(found[0], entry=replace(found[0].entry, verifications=(), drills=()))
@@ -173,7 +173,7 @@ def test_without_a_proof_nothing_is_deleted(savepoints: JobManager) -> None:
 
 
 @pytest.mark.usefixtures("commands_in_this_process")
-def test_without_a_catalogue_the_worker_reads_the_directory(job_manager: JobManager, tmp_path: Path) -> None:
+def test_worker_reads_the_directory_of_a_server_without_catalogue(job_manager: JobManager, tmp_path: Path) -> None:
     """As against Flink."""
     for name in ("one", "two"):
         shutil.copytree(DIRECTORY / "format-2" / "rocksdb", tmp_path / name)

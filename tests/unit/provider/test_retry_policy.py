@@ -49,7 +49,7 @@ def failure_of(job_manager: JobManager) -> BaseException:
 
 @pytest.mark.row("air.14")
 @pytest.mark.parametrize(("status", "action"), STATUSES.items())
-def test_an_answer_to_the_hook_is_retried_when_the_session_is_away(
+def test_request_of_the_hook_is_retried_while_the_session_does_not_answer(
     job_manager: JobManager, status: int, action: RetryAction
 ) -> None:
     job_manager.faults = [Fault(f"/jobs/{JOB}", status, times=99, says="as the test says")]
@@ -68,7 +68,7 @@ def test_a_session_that_does_not_answer_is_retried_after_the_given_delay(job_man
 
 
 @pytest.mark.row("air.14")
-def test_what_the_job_manager_refuses_to_an_operator_is_not_retried(job_manager: JobManager, task: Task) -> None:
+def test_refusal_by_the_job_manager_is_not_retried(job_manager: JobManager, task: Task) -> None:
     """A stale version is a conflict, an interval that is not a duration a bad request."""
     stale = UpdateJobConfigOperator(task_id="t", job=JOB, configuration={INTERVAL: "7 s"}, version=9)
     with pytest.raises(CkptConflict, match="version") as conflict:
@@ -104,6 +104,6 @@ def test_the_policy_survives_its_serialized_form() -> None:
         assert (again.retry_delay, again.retry_conflicts) == (policy.retry_delay, policy.retry_conflicts)
 
 
-def test_an_argument_of_the_policy_that_is_no_flag_is_refused() -> None:
+def test_retry_policy_refuses_an_argument_that_is_not_a_flag() -> None:
     with pytest.raises(CkptArgumentInvalid, match="retry_conflicts"):
         CkptRetryPolicy(retry_conflicts="yes")  # type: ignore[arg-type]

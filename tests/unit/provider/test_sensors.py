@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowSensorTimeout, AirflowSkipException
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound, CkptWaitTimeout
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -48,7 +48,7 @@ def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, fin
         finish(sensor, task.context())
 
 
-def test_an_execution_timeout_is_kept_by_a_deferred_sensor_and_lets_it_be_tried_again(
+def test_deferred_sensor_keeps_its_execution_timeout_and_can_be_retried(
     job_manager: JobManager, task: Task, finish: Finish
 ) -> None:
     """Airflow itself does not look at it then."""
@@ -105,7 +105,7 @@ def test_a_poke_whose_first_look_finds_no_session_is_repeated(job_manager: JobMa
     assert sensor.poke(task.context())
 
 
-def test_a_mode_beside_deferral_is_refused() -> None:
+def test_sensor_refuses_a_mode_together_with_deferral() -> None:
     with pytest.raises(CkptArgumentInvalid, match="^mode: 'reschedule'"):
         JobStatusSensor(task_id="t", job=JOB, deferrable=True, mode="reschedule")
     assert JobStatusSensor(task_id="t", job=JOB, deferrable=False, mode="reschedule").reschedule
@@ -123,7 +123,9 @@ def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: F
 
 
 @pytest.mark.row("air.2")
-def test_so_many_new_ones_since_the_first_look_also_after_a_retry(job_manager: JobManager, task: Task) -> None:
+def test_sensor_counts_new_checkpoints_since_its_first_poll_also_after_a_retry(
+    job_manager: JobManager, task: Task
+) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job)
     deferral(CheckpointCompletedSensor(task_id="t", job=JOB, count=2, **FAST), task.context())
@@ -139,7 +141,9 @@ def test_so_many_new_ones_since_the_first_look_also_after_a_retry(job_manager: J
 
 
 @pytest.mark.row("air.2")
-def test_one_by_its_id_and_one_after_a_moment(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_sensor_waits_for_a_checkpoint_by_its_id_or_after_a_moment(
+    job_manager: JobManager, task: Task, finish: Finish
+) -> None:
     gateway = job_manager.gateway
     job = gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
@@ -193,7 +197,7 @@ def test_savepoint_id_does_not_satisfy_a_checkpoint_sensor(job_manager: JobManag
 
 
 @BOTH
-def test_an_ended_job_completes_no_more_checkpoints(
+def test_sensor_fails_for_an_ended_job_that_completes_no_further_checkpoints(
     job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
@@ -202,7 +206,7 @@ def test_an_ended_job_completes_no_more_checkpoints(
         finish(sensor, task.context())
 
 
-def test_poking_outlasts_a_job_manager_that_is_away(job_manager: JobManager, task: Task) -> None:
+def test_sensor_that_pokes_waits_for_a_job_manager_that_does_not_answer(job_manager: JobManager, task: Task) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, expected="RUNNING", deferrable=False, **FAST)
     job_manager.gateway.ready = False
     assert sensor.poke(task.context()) is False

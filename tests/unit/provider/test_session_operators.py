@@ -355,7 +355,7 @@ def test_spark_connection_gives_the_command_of_the_submit_hook(
     assert "geheim" not in " ".join(found.command), "Spark's settings are in a file"
 
 
-def test_an_application_keeps_the_name_that_its_settings_give_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spark_application_keeps_the_name_from_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     """``--name`` wins over the properties file, where the other settings are."""
     spark_connection(monkeypatch, host="local[3]")
     for conf, name in (({}, "checkpointing stream engine"), ({"spark.app.name": "flights"}, "flights")):

@@ -137,7 +137,7 @@ def test_a_cleared_task_whose_job_has_ended_starts_another(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_of_a_job_that_finished_meanwhile_reports_it(
+def test_retry_reports_a_job_that_finished_in_the_meantime(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
@@ -270,7 +270,7 @@ def test_single_answer_without_checkpoints_is_looked_up_again(
 
 
 @pytest.mark.row("air.3")
-def test_a_job_that_was_seen_has_arrived_whatever_the_crashed_try_wrote(
+def test_job_that_was_seen_counts_as_started_after_any_crash(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     assert task.store is not None
@@ -333,7 +333,7 @@ def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Fi
     assert first["job_id"] != second["job_id"]
 
 
-def test_without_a_store_the_jobs_of_a_task_instance_are_found_by_their_ids(
+def test_jobs_of_a_task_instance_are_found_by_their_ids_without_a_state_store(
     job_manager: JobManager, finish: Finish, pipeline: str
 ) -> None:
     def submit(map_index: int) -> Any:
@@ -388,7 +388,7 @@ def test_completion_is_waited_for_without_a_limit(job_manager: JobManager, task:
 
 
 @pytest.mark.row("air.3")
-def test_job_past_the_deadline_keeps_running_and_the_next_try_finds_it(
+def test_job_past_the_deadline_keeps_running_and_is_found_by_the_next_attempt(
     job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
     limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}

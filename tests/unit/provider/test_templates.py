@@ -24,7 +24,7 @@ def rendered(operator: Any, native: bool, values: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("native", [False, True])
 @pytest.mark.parametrize("job_id", [DIGITS, "0" * 32])
-def test_an_id_of_digits_alone_survives(native: bool, job_id: str, job_manager: JobManager, task: Task) -> None:
+def test_id_of_digits_only_stays_a_text(native: bool, job_id: str, job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.add_job(job_id)
     operator = PatchCheckpointConfigOperator(task_id="t", job="{{ job }}", interval="{{ interval }}")
     rendered(operator, native, {"job": job_id, "interval": 7})

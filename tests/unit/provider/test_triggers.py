@@ -112,7 +112,7 @@ def test_a_deadline_that_has_passed_still_takes_one_look(job_manager: JobManager
 
 
 @pytest.mark.row("air.3")
-def test_a_trigger_never_raises_for_a_job_manager_that_is_away(job_manager: JobManager) -> None:
+def test_trigger_does_not_raise_while_the_job_manager_does_not_answer(job_manager: JobManager) -> None:
     job_manager.stop()
     event = first_event(waiting(JobStatusCondition(JOB, ["RUNNING"]), time.time() + 0.1))
     assert event["status"] == "timeout"
@@ -150,7 +150,7 @@ def test_killed_wait_cancels_the_job_if_configured_and_cleanup_never_does(
         (NameFreeCondition("orders"), "no job was started"),
     ],
 )
-def test_killed_task_logs_what_becomes_of_the_remote_side(
+def test_killed_task_logs_whether_the_remote_operation_continues(
     job_manager: JobManager, condition: Condition, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import re

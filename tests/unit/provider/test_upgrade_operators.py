@@ -72,7 +72,7 @@ def test_bad_arguments_are_refused_before_anything_is_sent(
 
 
 @pytest.mark.row("ends.7")
-def test_positions_of_sources_belong_to_the_new_version_alone(job_manager: JobManager) -> None:
+def test_positions_of_sources_apply_to_the_new_version_only(job_manager: JobManager) -> None:
     desired = upgrade(source_positions={"orders": {"topic": {"0": 7}}}).desired(JOB, None)
     assert desired.options["source_positions"] == {"orders": '{"topic": {"0": 7}}'}
     assert desired.rollback_options == {}
@@ -81,7 +81,7 @@ def test_positions_of_sources_belong_to_the_new_version_alone(job_manager: JobMa
     assert _options(desired.options, JOB, None).source_positions == {}
 
 
-def test_without_a_task_state_store_nothing_is_begun(job_manager: JobManager) -> None:
+def test_upgrade_without_a_task_state_store_is_not_started(job_manager: JobManager) -> None:
     with pytest.raises(CkptOperationFailed, match="task state store"):
         upgrade().execute(Task(store=None).context())
     assert job_manager.received == []
@@ -291,13 +291,13 @@ def test_upgrade_dag_loads_and_its_form_is_checked() -> None:
         dag.params.get_param(name).resolve()
 
 
-def test_without_a_question_the_new_version_is_approved() -> None:
+def test_new_version_is_approved_if_no_approval_is_configured() -> None:
     module = import_module("airflow_provider_ckpt.dags.upgrade")
     approval = module.UpgradeApproval(task_id="t", subject="s", body="b", ask=False)
     assert approval.execute({})["chosen_options"] == [module.APPROVE]
 
 
-def test_it_can_be_installed_by_one_line() -> None:
+def test_upgrade_dag_can_be_installed_by_one_line() -> None:
     from airflow_provider_ckpt import dags
 
     assert "ckpt_upgrade" in dags.names()

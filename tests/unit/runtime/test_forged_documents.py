@@ -41,7 +41,7 @@ from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.job_recovery import find_jobs
+from ckpt_runtime.jobmaster.known_jobs import find_jobs
 from ckpt_runtime.leader_proof import opened, signed
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,

@@ -34,7 +34,7 @@ def test_a_signed_document_opens_with_the_same_token() -> None:
     assert opened(data(reordered), "token", "flights", NOW).epoch == 3
 
 
-def test_the_token_is_not_in_it() -> None:
+def test_proof_does_not_contain_the_token() -> None:
     assert b"token" not in data(signed(PLAIN, "a-token-of-256-bits", "flights", NOW))
 
 
@@ -57,7 +57,7 @@ def test_every_field_is_covered(field: str) -> None:
         ("token", "flights", NOW - 3600, OutdatedDocument, "clocks"),
     ],
 )
-def test_what_is_not_believed(
+def test_false_proof_is_refused(
     token: str, cluster: str, now: float, error: type[LeaderDocumentError], said: str
 ) -> None:
     with pytest.raises(error, match=said):

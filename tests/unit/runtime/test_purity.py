@@ -55,7 +55,7 @@ def test_imports_are_pure(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: f"{path.parent.name}.{path.stem}")
-def test_nothing_is_printed_opened_or_evaluated(path: Path) -> None:
+def test_pure_rooms_do_not_print_open_or_evaluate(path: Path) -> None:
     calls = {
         node.func.id
         for node in ast.walk(ast.parse(path.read_text()))

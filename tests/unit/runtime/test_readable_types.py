@@ -11,7 +11,7 @@ PROGRAM = """
 import sys, threading
 import msgspec
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.contract.base import read
+from ckpt_runtime.contract.spelling import read
 
 sys.setswitchinterval(1e-6)
 for number in range(100):

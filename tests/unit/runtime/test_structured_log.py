@@ -73,7 +73,7 @@ def test_a_thread_does_not_have_the_ids_of_another_one(log: Log) -> None:
     assert "subtask" not in log.lines()[0]
 
 
-def test_what_a_task_of_the_loop_begins_keeps_its_ids(log: Log) -> None:
+def test_tasks_of_the_event_loop_keep_their_log_ids(log: Log) -> None:
     async def main() -> None:
         done = asyncio.Event()
         with about(job_id="a"):
@@ -87,7 +87,7 @@ def test_what_a_task_of_the_loop_begins_keeps_its_ids(log: Log) -> None:
     assert inside["job_id"] == "a"
 
 
-def test_whatever_user_code_says_is_one_line_of_json(log: Log) -> None:
+def test_log_line_of_user_code_is_one_line_of_json(log: Log) -> None:
     log.logger.info('two\nlines "quoted" \ud800 \x00')
     log.logger.info("arguments %d that do not fit", "x")
     log.logger.info("x", extra=fields(odd=object))

@@ -3,7 +3,6 @@
 from ckpt_runtime.expressions.functions import (
     arithmetic,
     casts,
-    clocks,
     conditionals,
     csv_texts,
     datetimes,
@@ -11,18 +10,17 @@ from ckpt_runtime.expressions.functions import (
     formats,
     hashing,
     intervals,
+    key_texts,
     mathematics,
     nested,
     number_formats,
     predicates,
-    searches,
     strings,
 )
 
 __all__ = [
     "arithmetic",
     "casts",
-    "clocks",
     "conditionals",
     "csv_texts",
     "datetimes",
@@ -30,10 +28,10 @@ __all__ = [
     "formats",
     "hashing",
     "intervals",
+    "key_texts",
     "mathematics",
     "nested",
     "number_formats",
     "predicates",
-    "searches",
     "strings",
 ]

@@ -14,12 +14,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.intervals import interval_arithmetic, is_interval
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+)
 
 _WRAPPING = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply"}
 _OPERATOR = {"Add": "+", "Subtract": "-", "Multiply": "*"}

@@ -12,13 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import to_decimal, zero_of
-from ckpt_runtime.expressions.lists import as_list, with_elements, with_entries
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.rows import EXACT, as_list, per_row, with_elements, with_entries
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+    value_type,
+)
 
 _LIMITS = {"byte": 1 << 7, "short": 1 << 15, "integer": 1 << 31, "long": 1 << 63}
 _MICROS = 1_000_000
@@ -35,6 +42,8 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
 
     Raises UnsupportedExpressionError for pairs that the engine does not convert.
     """
+    if (source, target) == ("string", "interval"):
+        return per_row(texts.parse_interval, value_type(target))  # in ANSI mode too, a bad text gives null
     result = arrow_type(target)
     if source == target or arrow_type(source) == result:
         return lambda value: value

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import (
     Evaluator,
     Frame,
@@ -21,7 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
 )
 from ckpt_runtime.expressions.functions.predicates import comparison
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, arrow_type
 
 _if_else = kernel_of("if_else")
 

@@ -17,12 +17,19 @@ from ckpt_runtime.expressions.csv_values import (
     character_option,
     separator_of,
 )
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.functions.documents import corrupt_column, options_of, time_writer
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+)
 
 _FLAGS = ("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace")
 _READ = frozenset({*CSV_DEFAULTS, "mode", "columnNameOfCorruptRecord"} - {"timeZone"})

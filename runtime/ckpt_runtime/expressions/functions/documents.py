@@ -14,7 +14,6 @@ import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions import patterns, texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.json_reader import (
     Document,
@@ -30,7 +29,15 @@ from ckpt_runtime.expressions.json_reader import (
 )
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+)
 
 _STRING = pa.string()
 _Convert: TypeAlias = Callable[[Any], Any]

@@ -14,13 +14,20 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Evaluator, Value, compile_expression, function, strict
 from ckpt_runtime.expressions.functions.nested import checked_map
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.regex import compile_java
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of, is_fractional, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    SparkType,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_fractional,
+    is_integral,
+)
 
 _STRING = pa.string()
 

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, broadcast, function
 from ckpt_runtime.expressions.nodes import Call
-from ckpt_runtime.expressions.types import SparkType, decimal_of
+from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError, decimal_of
 
 _Array: TypeAlias = "np.ndarray[Any, Any]"
 _Hash: TypeAlias = Callable[[pa.Array, _Array], _Array]

@@ -17,12 +17,13 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions import texts
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
+    EvaluationError,
     SparkType,
+    UnsupportedExpressionError,
     arrow_type,
     is_day_time,
     is_integral,

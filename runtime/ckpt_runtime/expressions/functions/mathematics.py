@@ -10,12 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import arrow_type, decimal_of, is_integral
+from ckpt_runtime.expressions.types import (
+    EvaluationError,
+    UnsupportedExpressionError,
+    arrow_type,
+    decimal_of,
+    is_integral,
+)
 
 _DOUBLE = pa.float64()
 

@@ -9,7 +9,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import (
     Evaluator,
     Frame,
@@ -21,10 +20,9 @@ from ckpt_runtime.expressions.evaluation import (
     struct_child,
 )
 from ckpt_runtime.expressions.functions.predicates import sort_key
-from ckpt_runtime.expressions.lists import as_list, with_elements, with_entries
 from ckpt_runtime.expressions.nodes import Call, Lambda
-from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.rows import as_list, per_row, with_elements, with_entries
+from ckpt_runtime.expressions.types import EvaluationError, arrow_type
 
 
 @function("CreateNamedStruct")

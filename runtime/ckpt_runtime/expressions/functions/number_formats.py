@@ -14,11 +14,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
-from ckpt_runtime.expressions.types import arrow_type, decimal_of
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type, decimal_of
 
 _PARTS = re.compile(r"(?P<digits>[09,G]+)|(?P<point>[.D])|(?P<dollar>\$)|(?P<sign>S)|(?P<minus>MI)|(?P<close>PR)")
 _NOT_BLANK_IN_JAVA = "\u0085\u00a0\u2007\u202f"

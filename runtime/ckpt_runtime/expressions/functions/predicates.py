@@ -8,7 +8,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.errors import UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import (
     Evaluator,
     Frame,
@@ -22,7 +21,7 @@ from ckpt_runtime.expressions.evaluation import (
 )
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import per_row
-from ckpt_runtime.expressions.types import SparkType, is_fractional
+from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError, is_fractional
 
 _KERNELS = {
     "EqualTo": "equal",

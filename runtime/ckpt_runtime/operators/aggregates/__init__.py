@@ -1,1 +1,1 @@
-"""The accumulators of aggregates over groups: what they keep in state, how they add rows and compute results."""
+"""The accumulators of aggregates over groups: their state, how they add rows, and how they compute results."""

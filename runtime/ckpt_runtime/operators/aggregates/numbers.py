@@ -17,9 +17,9 @@ from ckpt_runtime.operators.aggregates.accumulator import (
     floats,
     integers,
     joined,
+    ranks,
     taken,
 )
-from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray

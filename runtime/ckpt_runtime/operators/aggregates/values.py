@@ -9,9 +9,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.graph.aggregates import GroupAggregate
-from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, taken
+from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, ranks, taken
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
-from ckpt_runtime.operators.aggregates.ordering import ranks
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
@@ -19,7 +18,7 @@ from ckpt_runtime.state.kernels import group_kernels as kernels
 
 
 class FirstOrLastAccumulator(GroupAccumulator):
-    """The first or the last value that came, with or without nulls."""
+    """The first or the last value that arrived, with or without nulls."""
 
     def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
         super().__init__(aggregate, inputs)
@@ -135,7 +134,7 @@ class OfDistinct(Distinct):
 
 
 class Concatenated(Listed):
-    """Texts or binaries behind each other, with a separator between them; null without any."""
+    """Texts or binaries one after the other, with a separator between them; null without any."""
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         lists = self._filled(stored[0])
@@ -201,7 +200,7 @@ class Ranked(Listed):
     """Spark's ``percentile_approx``: the values at one rank, or at several.
 
     Spark keeps a sample. It holds all values as long as these are not more than ``accuracy``, and then its result is
-    this one. The sample of more values depends on how they came; here the result is then exact.
+    this one. The sample of more values depends on their order; here the result is then exact.
     """
 
     def result(self, stored: list[pa.Array]) -> pa.Array:

@@ -25,7 +25,7 @@ from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
 from ckpt_runtime.processes.thread_dump import ThreadInfo
-from ckpt_runtime.rest import job_answers, metrics
+from ckpt_runtime.rest import job_answers, parameters
 from ckpt_runtime.rest.bodies import (
     PART_NAME,
     Body,
@@ -106,7 +106,7 @@ async def cluster_configuration(dispatcher: TheDispatcher) -> list[contract.Opti
 async def driver_metrics(dispatcher: TheDispatcher, names: MetricNames = None) -> list[contract.Metric]:
     """Names or values of the metrics of the session and of the driver's process."""
     found = texts(CLUSTER, await dispatcher.cluster_overview())
-    return metrics.listing({**found, **texts(PROCESS, await dispatcher.process_figures())}, listed(names))
+    return parameters.listing({**found, **texts(PROCESS, await dispatcher.process_figures())}, listed(names))
 
 
 @cluster.delete("/cluster", responses=errors(400, 408, 413), dependencies=[Depends(whole_request)])
@@ -152,7 +152,7 @@ async def aggregated_metrics(
         for worker in await dispatcher.worker_figures()
         if worker.process is not None and (wanted is None or worker.slot_id in wanted)
     ]
-    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+    return parameters.aggregated(samples, listed(names), aggregations(kinds))
 
 
 @dashboard.get("/taskmanagers/{taskmanagerid}/metrics", responses=_ONE)
@@ -163,7 +163,7 @@ async def worker_metrics(
     for worker in await dispatcher.worker_figures():
         if worker.slot_id == agent_id:
             found = {} if worker.process is None else texts(PROCESS, worker.process)
-            return metrics.listing(found, listed(names))
+            return parameters.listing(found, listed(names))
     raise NotFound(f"Task manager {agent_id} not found")
 
 
@@ -259,7 +259,7 @@ _SAVEPOINT_PATH, _JOB = "file:///data/savepoints/savepoint-fa461a-5dcf0ae7b2f1",
 class JarRunRequestBody(Body):
     """``restoreMode`` is the older name of ``claimMode``. Options that are not given are those of the job ``likeJob``.
 
-    ``fork``: the job writes elsewhere than the one whose snapshot it starts from, and may run beside it.
+    ``fork``: the job has another output than the job whose snapshot it starts from, and both may run at the same time.
     ``sourcePositions``: where sources continue in place of their positions in the snapshot, by uid: ``earliest``,
     ``latest``, a time, or offsets as JSON.
     """

@@ -12,7 +12,7 @@ from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BeforeValidator, RootModel, create_model
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, CheckpointRetention
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, CheckpointSetting
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.configuration import (
     PERIODIC_OFF,

@@ -42,7 +42,7 @@ from ckpt_runtime.jobmaster import gateway_values, health
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.metric_table import text_of
-from ckpt_runtime.rest import checkpoint_answers, job_answers, metrics, prometheus
+from ckpt_runtime.rest import checkpoint_answers, job_answers, parameters, prometheus
 from ckpt_runtime.rest.bodies import Body, HexIds, Location, Owner, Within, body_of, spelled, whole_request
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
@@ -107,7 +107,7 @@ async def aggregated_metrics(
             samples.append(_numbers(await dispatcher.job_metrics(job.job_id)))
         except JobNotFound:
             continue
-    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+    return parameters.aggregated(samples, listed(names), aggregations(kinds))
 
 
 def _numbers(values: Mapping[str, str]) -> dict[str, float]:
@@ -171,8 +171,8 @@ async def plan(job_id: JobId, dispatcher: TheDispatcher) -> PlanAnswer:
 
 @jobs.get("/{jobid}/metrics", responses=_READ)
 async def job_metrics(job_id: JobId, dispatcher: TheDispatcher, names: MetricNames = None) -> list[Metric]:
-    """Names or values of metrics."""
-    return metrics.listing(await dispatcher.job_metrics(job_id), listed(names))
+    """Names or values of parameters."""
+    return parameters.listing(await dispatcher.job_metrics(job_id), listed(names))
 
 
 @jobs.get("/{jobid}/accumulators", responses=_READ)
@@ -237,7 +237,7 @@ async def _stall_timeout_ms(job_id: str, dispatcher: Dispatcher) -> int:
 
 @healths.get("/jobs/{jobid}/health", responses=_READ)
 async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
-    """A verdict with its reasons, and the figures behind it."""
+    """A verdict with its reasons and figures."""
     found = await _health(job_id, dispatcher)
     return JobHealth(
         verdict=found.verdict,
@@ -377,7 +377,7 @@ async def _subtask(job_id: str, vertex_id: str, index: int, dispatcher: Dispatch
 
 @vertices.get("", responses=_READ)
 async def vertex_details(job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher) -> VertexDetails:
-    """Subtasks with their states and metrics."""
+    """Subtasks with their states and parameters."""
     return job_answers.vertex_details(await _vertex(job_id, vertex_id, dispatcher), now_ms())
 
 
@@ -433,8 +433,8 @@ async def vertex_metrics(
     job_id: JobId, vertex_id: VertexId, dispatcher: TheDispatcher, names: MetricNames = None
 ) -> list[Metric]:
     """Names or values, prefixed by the subtask's index."""
-    values = metrics.by_subtask(await dispatcher.vertex_metrics(job_id, vertex_id))
-    return metrics.listing(values, listed(names))
+    values = parameters.by_subtask(await dispatcher.vertex_metrics(job_id, vertex_id))
+    return parameters.listing(values, listed(names))
 
 
 @vertices.get("/jm-operator-metrics", responses=_READ)
@@ -458,7 +458,7 @@ async def aggregated_subtask_metrics(
     is_wanted = selected_subtasks(subtasks)
     found = await dispatcher.vertex_metrics(job_id, vertex_id)
     samples = [values for index, values in found.items() if is_wanted(index)]
-    return metrics.aggregated(samples, listed(names), aggregations(kinds))
+    return parameters.aggregated(samples, listed(names), aggregations(kinds))
 
 
 @vertices.get("/subtasks/accumulators", responses=_READ)
@@ -491,7 +491,7 @@ async def subtask_metrics(
     """Names or values of the metrics of one subtask."""
     await _subtask(job_id, vertex_id, index, dispatcher)
     measured = (await dispatcher.vertex_metrics(job_id, vertex_id)).get(index, {})
-    return metrics.listing({name: text_of(value) for name, value in measured.items()}, listed(names))
+    return parameters.listing({name: text_of(value) for name, value in measured.items()}, listed(names))
 
 
 routers = (jobs, healths, events, lineages, vertices)

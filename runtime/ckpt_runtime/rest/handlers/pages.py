@@ -1,7 +1,7 @@
 """The web pages, and logging in to them with the session's token.
 
 The pages themselves are public, because they contain only code. Their data comes from the API, which requires the token
-or the cookie set by a login (``rest.auth``).
+or the cookie set by a login (``rest.server``).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
-from ckpt_runtime.rest.auth import LIFETIME_S, WebSessions, cookie_name, is_same_origin
 from ckpt_runtime.rest.bodies import read_object, whole_request
 from ckpt_runtime.rest.responses import ApiError, BadRequest, flink_router, not_found, original_path
+from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name, is_same_origin
 from ckpt_runtime.web.files import INDEX, page_files
 
 router = flink_router(include_in_schema=False)

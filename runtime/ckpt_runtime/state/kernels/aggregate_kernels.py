@@ -230,6 +230,33 @@ def first_touches(slots: Any, size: Any, touched: Any, found: Any, known: Any) -
     return known
 
 
+@kernel((IN_U32, U8))
+def mark(slots: Any, marks: Any) -> None:
+    """Sets the bits of the slots."""
+    for row in range(slots.size):
+        marks[slots[row] >> 3] |= np.uint8(1 << (slots[row] & 7))
+
+
+@kernel((IN_U8, INT64, U32))
+def marked(marks: Any, size: Any, out: Any) -> Any:
+    """Writes the slots below ``size`` whose bits are set, ascending; returns their number.
+
+    Without room in ``out`` it only counts them.
+    """
+    found = 0
+    for place in range((size + 7) // 8):
+        bits = marks[place]
+        slot = place * 8
+        while bits and slot < size:
+            if bits & 1:
+                if out.size:
+                    out[found] = slot
+                found += 1
+            bits >>= 1
+            slot += 1
+    return found
+
+
 @kernel((IN_U8, IN_U32, U8), (IN_U64, IN_U32, U64))
 def gather(values: Any, places: Any, out: Any) -> None:
     """Copies the values at the places to ``out``."""

@@ -7,21 +7,29 @@ subtask's thread. The backend opens no files: a snapshot writes to the stream th
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedSnapshot, SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.canonical import CanonicalWriter
-from ckpt_runtime.state.errors import schema_mismatch
+from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
+from ckpt_runtime.state.memory.increments import (
+    Freezable,
+    IncrementalSnapshot,
+    Increments,
+    NamedState,
+    opened_parts,
+)
 from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
-from ckpt_runtime.state.memory.pages import SectionWriter, UnclaimedState, unclaimed_states
-from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, stored_schema
+from ckpt_runtime.state.memory.pages import SectionWriter, UnclaimedState, unclaimed_part_states, unclaimed_states
+from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, rows_descriptor, stored_schema
 from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
 from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec
@@ -30,17 +38,11 @@ from ckpt_runtime.state.stored_rows import StateWriter
 MAINTENANCE_BUDGET = 4_000
 
 
-class _Frozen(Protocol):
-    def write(self, writer: StateWriter, owned: KeyGroupRange, max_parallelism: int) -> None: ...
-
-    def release(self) -> None: ...
-
-
 class MemorySnapshot:
     """The asynchronous part of one snapshot."""
 
     def __init__(
-        self, uid: str, frozen: list[_Frozen], key_groups: KeyGroupRange, max_parallelism: int, canonical: bool
+        self, uid: str, frozen: list[Freezable], key_groups: KeyGroupRange, max_parallelism: int, canonical: bool
     ) -> None:
         self._uid = uid
         self._frozen = frozen
@@ -72,18 +74,31 @@ class MemorySnapshot:
 
 
 class MemoryKeyedStateBackend(TableBackend):
-    """See the module docstring. ``uid`` is the operator's, for messages."""
+    """See the module docstring. ``uid`` is the operator's, for messages; with ``incremental`` changes are noted."""
 
-    def __init__(self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "") -> None:
+    def __init__(
+        self, key_groups: KeyGroupRange, max_parallelism: int, uid: str = "", *, incremental: bool = False
+    ) -> None:
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
         self.uid = uid
         self._states: dict[str, AggregateTable | MemoryState | RowBuffer] = {}
         self._unclaimed: dict[str, UnclaimedState] = {}
+        self._increments = Increments() if incremental else None
 
     def restore(self, handles: Sequence[KeyedHandle], reader: SnapshotReader, *, owned: bool) -> None:
         """Reads this backend's key groups; states are decoded when they are asked for."""
-        self._unclaimed = unclaimed_states(self.uid, handles, reader, self.key_groups, self.max_parallelism)
+        own = [each for each in handles if isinstance(each, IncrementalKeyedStateHandle) and each.backend == HASHMAP]
+        opened = [opened_parts(self.uid, handle, reader, self.key_groups) for handle in own]
+        stored = [[part for _, part in parts] for parts in opened]
+        self._unclaimed = unclaimed_part_states(self.uid, own, stored, self.key_groups, self.max_parallelism)
+        rest = [handle for handle in handles if not any(handle is each for each in own)]
+        for name, state in unclaimed_states(self.uid, rest, reader, self.key_groups, self.max_parallelism).items():
+            if name in self._unclaimed:
+                raise CorruptStateError(f"operator {self.uid!r} has the state {name!r} in two forms")
+            self._unclaimed[name] = state
+        if self._increments is not None and owned and not rest:
+            self._increments.continues([part for parts in opened for part, _ in parts])
 
     def aggregate_table(self, name: str, key_schema: pa.Schema, columns: Sequence[AggregateColumn]) -> AggregateTable:
         table = AggregateTable(self.uid, name, key_schema, columns)
@@ -99,6 +114,8 @@ class MemoryKeyedStateBackend(TableBackend):
             table.check_compatible(restored.descriptor)
             for batch in restored.batches():
                 table.load(restored.descriptor, batch)
+            if restored.descriptor == table.descriptor():
+                table.begin_changes()
         self._states[name] = table
         return table
 
@@ -136,10 +153,27 @@ class MemoryKeyedStateBackend(TableBackend):
 
     def snapshot(self, checkpoint_id: int, properties: CheckpointProperties) -> KeyedSnapshot:
         """The synchronous part: freezes all states in constant time, except for a byte per row of joins."""
-        frozen: list[_Frozen] = [state.freeze() for state in self._states.values()]
-        frozen += [state.freeze() for state in self._unclaimed.values()]
+        states = {**self._states, **self._unclaimed}
+        frozen: dict[str, Freezable] = {name: state.freeze() for name, state in states.items()}
         canonical = properties.savepoint_format is SavepointFormat.CANONICAL
-        return MemorySnapshot(self.uid, frozen, self.key_groups, self.max_parallelism, canonical)
+        if self._increments is not None:
+            self._increments.sealed(checkpoint_id, {name: state.seal() for name, state in states.items()})
+            if not properties.is_savepoint:
+                self._increments.begun(checkpoint_id)
+            if not canonical:
+                named = {name: NamedState(frozen[name], _descriptor_of(state)) for name, state in states.items()}
+                return IncrementalSnapshot(
+                    named, self.key_groups, self.max_parallelism, self._increments, checkpoint_id, properties
+                )
+        return MemorySnapshot(self.uid, [*frozen.values()], self.key_groups, self.max_parallelism, canonical)
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        if self._increments is not None:
+            self._increments.completed(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        if self._increments is not None:
+            self._increments.aborted(checkpoint_id)
 
     def close(self) -> None:
         self._states.clear()
@@ -156,6 +190,8 @@ class MemoryKeyedStateBackend(TableBackend):
             check_evolution(self.uid, state.name, restored.schema, wanted)
             for batch in restored.batches():
                 state.load(_rows_of(state, evolve(state.name, batch, wanted)))
+            if restored.descriptor == state.descriptor():
+                state.begin_changes()
         self._states[state.name] = state
 
     def _claim(self, name: str, kind: str) -> UnclaimedState | None:
@@ -165,6 +201,16 @@ class MemoryKeyedStateBackend(TableBackend):
         if restored.kind != kind:
             raise schema_mismatch(self.uid, name, "the snapshot has another kind of state", restored.kind, kind)
         return self._unclaimed.pop(name)
+
+
+def _descriptor_of(state: AggregateTable | MemoryState | RowBuffer | UnclaimedState) -> dict[str, Any]:
+    match state:
+        case UnclaimedState():
+            return state.descriptor
+        case RowBuffer():
+            return rows_descriptor(state.spec)
+        case _:
+            return state.descriptor()
 
 
 def _rows_of(state: MemoryState, batch: pa.RecordBatch) -> list[StoredRow]:

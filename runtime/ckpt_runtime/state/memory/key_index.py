@@ -132,9 +132,8 @@ class _FrozenInt64Keys(FrozenKeys):
     def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
         valid = None
         if self.null_slot >= 0:
-            valid = np.ones(self.size, dtype=np.uint8)
-            valid[self.null_slot] = 0
-            valid = valid if slots is None else valid[slots]
+            wanted = np.arange(self.size) if slots is None else slots
+            valid = (wanted != self.null_slot).astype(np.uint8)
         return [fixed_array(self.kind, self.keys[: self.size] if slots is None else self.keys[slots], valid)]
 
 

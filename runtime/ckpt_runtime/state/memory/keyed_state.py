@@ -24,6 +24,8 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
+from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import Key, TimeToLive, Value
 from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX, StateWriter
 
@@ -58,6 +60,14 @@ class FrozenView(Generic[K, V]):
                 if chunk:
                     yield chunk
 
+    def get(self, key: K) -> V | None:
+        """The value, or None."""
+        for layer in reversed(self._layers):
+            value = layer.get(key)
+            if value is not None:
+                return None if value is _TOMBSTONE else value
+        return None
+
     def release(self) -> None:
         """Releases the layers, which the owner may change again."""
         self._layers = ()
@@ -70,6 +80,8 @@ class LayeredDict(Generic[K, V]):
     def __init__(self) -> None:
         self._layers: list[dict[K, V]] = [{}]
         self._views: list[FrozenView[K, V]] = []
+        self.changed: set[K] | None = None
+        """Keys that were written or removed since the last seal; None before the first one."""
 
     def get(self, key: K) -> V | None:
         """The value, or None."""
@@ -84,6 +96,8 @@ class LayeredDict(Generic[K, V]):
 
     def put(self, key: K, value: V) -> None:
         """Sets the value."""
+        if self.changed is not None:
+            self.changed.add(key)
         layers = self._layers
         if len(layers) == 1:
             layers[0][key] = value
@@ -97,6 +111,8 @@ class LayeredDict(Generic[K, V]):
 
     def remove(self, key: K) -> None:
         """Removes the entry if there is one."""
+        if self.changed is not None:
+            self.changed.add(key)
         if self._views:
             if self.get(key) is not None:
                 self._layers[-1][key] = _TOMBSTONE
@@ -106,6 +122,8 @@ class LayeredDict(Generic[K, V]):
 
     def writable(self, key: K, copy: Callable[[V], V]) -> V | None:
         """The value, to be changed in place; copied first when a frozen view still shows it."""
+        if self.changed is not None:
+            self.changed.add(key)
         layers = self._layers
         if len(layers) == 1 or not self._views:
             return self.get(key)
@@ -239,6 +257,18 @@ class MemoryState(ABC):
         """The synchronous part of a snapshot, in constant time."""
         return FrozenState(self, self._entries.freeze())
 
+    def begin_changes(self) -> None:
+        """Counts the present content as unchanged, and notes changes from now on."""
+        assert isinstance(self._entries, LayeredDict)
+        self._entries.changed = set()
+
+    def seal(self) -> SealedChanges | None:
+        """The changes since the last seal."""
+        assert isinstance(self._entries, LayeredDict)
+        changed = self._entries.changed
+        self._entries.changed = set()
+        return None if changed is None else ChangedKeys(changed)
+
     def maintain(self, budget: int) -> None:
         """Does up to ``budget`` steps of merging after snapshots and of removing expired entries."""
         self._entries.maintain(budget)
@@ -298,6 +328,25 @@ class FrozenState:
             for rows in _pieces(list(self._state.rows(chunk)))
         ]
         write_batches(writer, self._state.name, self._descriptor, self._schema, batches, owned, max_parallelism)
+
+    def write_part(
+        self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
+    ) -> None:
+        """Writes all that there is under the changed keys, or under all."""
+        if changed is None:
+            self.write(writer, owned, max_parallelism)
+            return
+        name, keys = self._state.name, iter(changed)
+        key_schema = pa.schema(stored_rows.prefixed(self._state.key_schema, KEY_PREFIX))
+        while chunk := list(islice(keys, CHUNK)):
+            entries = [(key, self._view.get(key)) for key in chunk]
+            for rows in _pieces(list(self._state.rows([entry for entry in entries if entry[1] is not None]))):
+                table = pa.Table.from_batches([rows_to_batch(rows, self._schema)])
+                writer.write_rows(name, table, owned, max_parallelism)
+            removed: list[StoredRow] = [(key,) for key, value in entries if value is None]
+            if removed:
+                batch = rows_to_batch(removed, key_schema)
+                writer.write_removed(name, pa.Table.from_batches([batch]), owned, max_parallelism)
 
     def release(self) -> None:
         """Releases the view, so that the owner can merge again."""

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.state_handles import (
     CanonicalKeyedStateHandle,
+    IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedSection,
     KeyedStateHandle,
@@ -32,9 +33,12 @@ from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.backend import SnapshotReader
 from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, reading, schema_mismatch
+from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
-from ckpt_runtime.state.stored_rows import StateWriter, check_owned
+from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.increments import described
+from ckpt_runtime.state.memory.parts import Block, PartWriter, StoredPart, merged, read_block
+from ckpt_runtime.state.stored_rows import ROW, StateWriter, check_owned
 
 ROWS_TAKEN = 1 << 14
 """Each call that takes rows releases the interpreter lock, and a busy task gives it back only after a while."""
@@ -97,20 +101,6 @@ def _runs(ends: Sequence[int]) -> Iterator[tuple[int, int]]:
             first, start = last, end
 
 
-def read_block(name: str, schema: pa.Schema, block: bytes | memoryview | pa.Buffer) -> Iterator[pa.RecordBatch]:
-    """The batches of one block, checked in full. Raises :class:`CorruptStateError`."""
-    reader = pa.BufferReader(block)
-    size = reader.size()
-    while reader.tell() < size:
-        with reading(f"a block of state {name!r}"):
-            batch = pa.ipc.read_record_batch(pa.ipc.read_message(reader), schema)
-            batch.validate(full=True)
-        yield batch
-
-
-Block: TypeAlias = bytes | memoryview | pa.Buffer
-
-
 class UnclaimedState:
     """One unclaimed state. The blocks of a key group usually come from one subtask; several are accepted, too."""
 
@@ -127,11 +117,15 @@ class UnclaimedState:
         """The kind of state."""
         return str(self.descriptor["kind"])
 
+    def check_same(self, descriptor: dict[str, Any]) -> None:
+        """Raises StateSchemaError when another part of the snapshot has another descriptor for it."""
+        if descriptor != self.descriptor:
+            other = stored_rows.schema_from_json(descriptor.get("schema"))
+            raise schema_mismatch(self.uid, self.name, "parts of the snapshot differ", self.schema, other)
+
     def add(self, section: KeyedSection, read: Callable[[int, int], Block], owned: KeyGroupRange) -> None:
         """Reads the blocks inside ``owned``."""
-        if section.descriptor != self.descriptor:
-            other = stored_rows.schema_from_json(section.descriptor.get("schema"))
-            raise schema_mismatch(self.uid, self.name, "parts of the snapshot differ", self.schema, other)
+        self.check_same(section.descriptor)
         for key_group, offset, length in section.key_group_offsets:
             if key_group in owned:
                 block = read(offset, length)
@@ -163,8 +157,47 @@ class UnclaimedState:
         """Copies the rows into a new snapshot; there are none outside ``owned``."""
         writer.write_batches(self.name, self.descriptor, self.schema, self._by_group())
 
+    def seal(self) -> SealedChanges:
+        """Nothing has changed since the last seal."""
+        return ChangedKeys()
+
+    def write_part(
+        self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
+    ) -> None:
+        """Copies the rows, all of them; those of a join get numbers, by which they stay in order."""
+        assert changed is None, "nothing of it changes"
+        if self.kind != "rows":
+            self.write(writer, owned, max_parallelism)
+            return
+        start = 0
+        for batch in self.batches():
+            numbers = columns.arrow_from_numpy(pa.int64(), np.arange(start, start + batch.num_rows))
+            start += batch.num_rows
+            table = pa.Table.from_batches([batch.append_column(ROW, numbers)])
+            writer.write_rows(self.name, table, owned, max_parallelism)
+
     def release(self) -> None:
         """Does nothing: a snapshot holds nothing of its own."""
+
+
+def unclaimed_part_states(
+    uid: str,
+    handles: Sequence[IncrementalKeyedStateHandle],
+    opened: Sequence[Sequence[StoredPart]],
+    owned: KeyGroupRange,
+    max_parallelism: int,
+) -> dict[str, UnclaimedState]:
+    """The same for snapshots that consist of parts, which are those of each handle."""
+    found: dict[str, UnclaimedState] = {}
+    for handle, parts in zip(handles, opened, strict=True):
+        for name, descriptor in described(uid, handle.description).states.items():
+            state = found.setdefault(name, UnclaimedState(uid, name, descriptor))
+            state.check_same(descriptor)
+            own = owned.intersection(handle.key_groups)
+            rows, groups = merged(name, descriptor, parts, own, max_parallelism)
+            for key_group, batch in _by_group(rows, groups, own):
+                state.add_rows(key_group, batch)
+    return found
 
 
 def unclaimed_states(

@@ -25,10 +25,12 @@ from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
+from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
 from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
+from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import RowBufferSpec
-from ckpt_runtime.state.stored_rows import StateWriter
+from ckpt_runtime.state.stored_rows import ROW, StateWriter
 
 _MERGED_ROWS = 1 << 17
 _MERGED_BYTES = 1 << 28
@@ -160,6 +162,8 @@ class RowBuffer:
 
     def _clear(self) -> None:
         self.dead = 0
+        self._latest: AnyArray | None = None
+        self._sealed: AnyArray | None = None
         self._rows = RowSegments(self.spec.schema)
         self._heads: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
         self._tails: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.int32)
@@ -307,7 +311,16 @@ class RowBuffer:
 
     def freeze(self) -> FrozenRows:
         """The synchronous part of a snapshot: columns are shared, flags copied."""
-        return FrozenRows(self.spec, self._rows.segments, self._flags[: self._rows.rows].copy())
+        self._latest = self._flags[: self._rows.rows].copy()
+        return FrozenRows(self.spec, self._rows.segments, self._latest)
+
+    def begin_changes(self) -> None:
+        """Does nothing: restored rows get new numbers, and the next increment has all of them."""
+
+    def seal(self) -> SealedChanges | None:
+        """The changes between the two latest calls of :meth:`freeze`; all, if rows got new numbers in between."""
+        before, self._sealed = self._sealed, self._latest
+        return None if before is None or self._latest is None else ChangedRows(before, self._latest)
 
 
 class FrozenRows:
@@ -323,6 +336,40 @@ class FrozenRows:
         spec = self._spec
         batches = [to_stored(spec, batch, matched) for batch, matched in _living(self._segments, self._flags)]
         write_batches(writer, spec.name, rows_descriptor(spec), stored_schema(spec), batches, owned, max_parallelism)
+
+    def write_part(
+        self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int
+    ) -> None:
+        """Writes the changed rows, or all, with their numbers, by which a later increment replaces or removes them."""
+        start = 0
+        for segment in self._segments:
+            end = start + segment.num_rows
+            if changed is None:
+                numbers = np.arange(start, end)
+            else:
+                assert isinstance(changed, np.ndarray)
+                numbers = changed[slice(*np.searchsorted(changed, (start, end)))].astype(np.int64)
+            self._write_some(writer, segment, start, numbers, owned, max_parallelism, removed=changed is not None)
+            start = end
+
+    def _write_some(
+        self, writer: PartWriter, segment: pa.RecordBatch, start: int, numbers: AnyArray, owned: KeyGroupRange,
+        max_parallelism: int, *, removed: bool,
+    ) -> None:  # fmt: skip
+        flags = self._flags[numbers]
+        alive = (flags & kernels.ALIVE).astype(bool)
+        name = self._spec.name
+        if alive.any():
+            rows = segment.take(arrow_from_numpy(pa.int64(), numbers[alive] - start))
+            stored = to_stored(self._spec, rows, (flags[alive] & kernels.MATCHED) >> 1)
+            numbered = stored.append_column(ROW, arrow_from_numpy(pa.int64(), numbers[alive]))
+            writer.write_rows(name, pa.Table.from_batches([numbered]), owned, max_parallelism)
+        if removed and not alive.all():
+            rows = segment.take(arrow_from_numpy(pa.int64(), numbers[~alive] - start)).select(self._spec.keys)
+            schema = pa.schema(stored_rows.prefixed(self._spec.key_schema, stored_rows.KEY_PREFIX))
+            gone = pa.RecordBatch.from_arrays(rows.columns, schema=schema)
+            gone = gone.append_column(ROW, arrow_from_numpy(pa.int64(), numbers[~alive]))
+            writer.write_removed(name, pa.Table.from_batches([gone]), owned, max_parallelism)
 
     def release(self) -> None:
         """Releases the columns."""

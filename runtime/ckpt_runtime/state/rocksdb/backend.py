@@ -1,6 +1,6 @@
 """The keyed state backend on RocksDB: state on the worker's disk, larger than memory, in files that snapshots share.
 
-One database per operator and subtask, behind a write-back cache for each state. A snapshot's synchronous part takes
+One database per operator and subtask, with a write-back cache for each state. A snapshot's synchronous part takes
 the changed entries of the caches; the asynchronous part writes them, links the database's files and stores the new
 ones. All calls but those on a snapshot come from the subtask's thread.
 """

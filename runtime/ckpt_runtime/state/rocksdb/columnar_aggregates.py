@@ -1,4 +1,4 @@
-"""Aggregates whose rows are in the database, behind a write-back cache that is updated like the in-memory table.
+"""Aggregates whose rows are in the database, with a write-back cache that is updated like the in-memory table.
 
 The cache is two tables. The younger one takes all updates; keys that it lacks are moved from the older one, or all read
 from the database in one call. When the younger table reaches the capacity, it becomes the older one, and the previous

@@ -69,7 +69,7 @@ class Moment:
             store.checkpoint(self.directory)
         except Exception as failure:  # only this snapshot fails, the database remains usable
             self._failure = failure
-        self._discard_unwanted()  # it may have been released meanwhile
+        self._discard_unwanted()  # it may have been released in the meantime
 
     def _discard_unwanted(self) -> None:
         if not self._wanted:
@@ -186,7 +186,7 @@ class KeyFilter:
 class UnknownKeys:
     """The keys that a state had in a database before anything was added to its filter, read in their order.
 
-    Keys that are written meanwhile need not be among them: their writer adds them to the filter.
+    Keys that are written during the call need not be among them: their writer adds them to the filter.
     """
 
     def __init__(self, database: Database, codec: ColumnarCodec, state_id: int, key_groups: KeyGroupRange) -> None:

@@ -1,9 +1,10 @@
-"""List and map state whose entries lie in the database.
+"""List and map state whose entries are in the database.
 
 The content of a key is one entry while it is short: it is read and written as a whole. When it grows beyond
 ``MOST_ROWS`` it is split (``codec.py``): each entry of a map, and each ``MOST_ROWS`` elements of a list, becomes an
-element in the database that is read and written on its own. So the cost of a change does not depend on the size, and
-memory holds the elements that were used last. A split map iterates over its entries in the order of their keys' bytes.
+element in the database that is read and written on its own. The cost of a change therefore does not depend on the size,
+and memory holds the elements that were used last. A split map iterates over its entries in the order of their keys'
+bytes.
 
 Elements of split entries are in a write-back cache. Like entries, they are cached one by one, by key and tail.
 Iterating over the elements of a key reads the database and merges the changed elements in, without filling the cache:

@@ -2,7 +2,7 @@
 
 A key's rows are all in memory or all here. Rows of unused keys are put here when memory is full, and taken back when a
 row with their key arrives or the earliest of them expires. Taken rows are removed from the database with the next
-write; until then they are recorded as gone. The subtask's thread owns it.
+write; until then they are recorded as removed. The subtask's thread owns it.
 """
 
 from __future__ import annotations

@@ -111,9 +111,9 @@ def _is_damage(answer: str) -> bool:
 class Store:
     """Opens the database in ``directory``, or makes one there. Any thread may call; keys are ordered as bytes are.
 
-    ``compaction`` determines how its files are merged, whatever was set before; None, for a database that is read only
-    once, leaves them as they are. Raises :class:`CorruptStateError` for files that are not a complete database, and
-    OSError when the host is at fault: a full disk, missing permissions, too many open files.
+    ``compaction`` determines how its files are merged, and replaces an earlier setting; None, for a database that is
+    read only once, leaves them as they are. Raises :class:`CorruptStateError` for files that are not a complete
+    database, and OSError when the host is at fault: a full disk, missing permissions, too many open files.
     """
 
     def __init__(self, directory: Path, memory: StoreMemory, compaction: CompactionStyle | None = None) -> None:

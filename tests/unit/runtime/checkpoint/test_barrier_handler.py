@@ -24,10 +24,9 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     TakeSnapshot,
     TriggeredByCoordinator,
 )
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 
 A, B, C = (0, 0), (0, 1), (1, 0)
 STARTED = 1_000
@@ -100,7 +99,7 @@ def test_a_cancelled_checkpoint_at_least_once_is_given_up_once():
     assert feed(handler, CancelBarrierReceived(B, 2)) == []
 
 
-def test_a_savepoint_aligns_behind_a_checkpoint_at_least_once():
+def test_savepoint_aligns_after_an_at_least_once_checkpoint():
     handler = BarrierHandler([A, B])
     feed(handler, received(A, 1, COUNTED))
     assert feed(handler, received(A, 2, SAVEPOINT)) == [BlockChannel(A)]
@@ -220,7 +219,7 @@ def test_channels_that_ended_before_are_not_waited_for():
         EndOfPartitionAnnounced((9, 9)),
     ],
 )
-def test_nothing_may_come_through_a_blocked_or_unknown_channel(event):
+def test_input_from_a_blocked_or_unknown_channel_is_an_error(event):
     handler = BarrierHandler([A, B])
     handler.handle(received(A, 1), at(0))
     with pytest.raises(BarrierProtocolError):
@@ -229,7 +228,7 @@ def test_nothing_may_come_through_a_blocked_or_unknown_channel(event):
 
 
 @pytest.mark.parametrize("event", [announced(A, 1), received(A, 1), EndOfPartitionAnnounced(A)])
-def test_nothing_comes_behind_the_end(event):
+def test_input_after_the_end_of_a_channel_is_an_error(event):
     handler = BarrierHandler([A, B])
     handler.handle(EndOfPartitionReceived(A), at(0))
     with pytest.raises(BarrierProtocolError):
@@ -257,7 +256,7 @@ def test_the_coordinators_trigger_without_open_channels_is_immediate():
             assert feed(handler, trigger) == [triggered(number, options=options), AllBarriersReceived(number, 0)]
 
 
-def test_the_coordinators_trigger_of_an_unaligned_one_records_what_lies_before_the_ends():
+def test_coordinators_trigger_of_an_unaligned_checkpoint_records_data_before_the_ends():
     handler = BarrierHandler([A, B])
     feed(handler, EndOfPartitionAnnounced(A))
     assert feed(handler, TriggeredByCoordinator(1, STARTED, UNALIGNED)) == [turned(1, recording=(B,), captured=(A,))]
@@ -332,13 +331,13 @@ def test_an_alignment_that_is_quick_enough_stays_aligned():
     assert feed(handler, received(B, 1, LATER), now=99)[1] == triggered(1, 99, LATER)
 
 
-def test_any_event_after_the_deadline_turns_it():
+def test_any_event_after_the_deadline_makes_the_checkpoint_unaligned():
     handler = BarrierHandler([A, B])
     feed(handler, announced(A, 1, LATER))
     assert feed(handler, announced(B, 1, LATER), now=500)[0].unaligned
 
 
-def test_a_clock_that_is_behind_delays_no_checkpoint_that_is_unaligned_at_once():
+def test_slow_clock_does_not_delay_a_checkpoint_that_starts_unaligned():
     handler = BarrierHandler([A, B])
     assert handler.handle(announced(A, 1), Instant(0, STARTED - 60_000)) == [turned(1, recording=(B,), captured=(A,))]
 
@@ -353,7 +352,7 @@ def test_a_clock_that_is_set_back_undoes_no_deadline():
 # --- aligned-only channels
 
 
-def test_what_may_not_be_overtaken_is_consumed_first():
+def test_data_that_may_not_be_overtaken_is_consumed_first():
     handler = BarrierHandler([A, B, C], aligned_only=[C])
     assert feed(handler, announced(A, 1)) == []
     assert feed(handler, received(A, 1, UNALIGNED)) == [BlockChannel(A)]
@@ -374,7 +373,7 @@ def test_the_end_of_a_channel_that_may_not_be_overtaken_has_to_arrive_in_order()
 
 
 @pytest.mark.row("76.1")
-def test_with_a_bound_it_turns_when_the_data_before_all_barriers_fits():
+def test_checkpoint_with_a_bound_turns_unaligned_when_the_remaining_data_fits():
     handler = BarrierHandler([A, B, C])
     assert feed(handler, announced(A, 1, BOUNDED)) == []
     assert feed(handler, received(B, 1, BOUNDED)) == [BlockChannel(B)]
@@ -391,7 +390,7 @@ def test_with_a_bound_it_turns_when_the_data_before_all_barriers_fits():
     assert not handler.waits_for_room
 
 
-def test_with_a_bound_that_is_never_met_it_ends_aligned():
+def test_checkpoint_whose_bound_is_never_met_ends_aligned():
     handler = BarrierHandler([A, B])
     feed(handler, announced(A, 1, BOUNDED), announced(B, 1, BOUNDED), InFlightMeasured(99), received(A, 1, BOUNDED))
     assert feed(handler, received(B, 1, BOUNDED))[1] == triggered(1, options=BOUNDED)
@@ -457,7 +456,7 @@ def test_a_checkpoint_that_a_recorded_channel_skipped_is_aborted_and_the_newer_o
 
 
 @pytest.mark.row("76.9")
-def test_a_savepoint_beside_unaligned_checkpoints_keeps_its_place():
+def test_savepoint_keeps_its_order_among_unaligned_checkpoints():
     handler = BarrierHandler([A, B])
     feed(handler, announced(A, 1))
     assert feed(handler, received(A, 1, UNALIGNED), received(A, 2, SAVEPOINT)) == [BlockChannel(A)]
@@ -497,7 +496,7 @@ def test_the_cancel_of_a_newer_one_waits_for_the_older():
     ]
 
 
-def test_what_was_given_up_and_then_aborted_by_the_coordinator_is_not_declined():
+def test_checkpoint_that_was_given_up_is_not_declined_after_the_coordinators_abort():
     handler = BarrierHandler([A, B, C])
     feed(handler, announced(A, 1, LATER), announced(A, 2, LATER), announced(B, 1, LATER), announced(B, 3, LATER))
     feed(handler, AbortedByCoordinator(2))
@@ -681,7 +680,7 @@ TABLE = [
 
 
 @pytest.mark.parametrize(("state", "event", "effects"), TABLE, ids=lambda value: getattr(value, "__name__", None))
-def test_what_each_event_does_in_each_state(state, event, effects):
+def test_each_event_has_the_listed_effect_in_each_state(state, event, effects):
     assert feed(state(), event) == effects
 
 
@@ -689,7 +688,7 @@ def test_what_each_event_does_in_each_state(state, event, effects):
     "state",
     [aligning, aligning_announced, measuring, collecting, done, given_up, aborted_before, started_by_coordinator],
 )
-def test_nothing_stays_blocked_after_the_coordinators_abort(state):
+def test_coordinators_abort_unblocks_all_channels(state):
     handler = state()
     feed(handler, AbortedByCoordinator(5))
     assert handler.blocked_channels == ()
@@ -700,7 +699,7 @@ def test_nothing_stays_blocked_after_the_coordinators_abort(state):
     assert feed(handler, received(B, 5, LATER)) == [], "its barriers block nothing when they come later"
 
 
-def test_the_coordinators_abort_lets_the_next_one_turn():
+def test_next_checkpoint_turns_unaligned_after_the_coordinators_abort():
     handler = BarrierHandler([A, B])
     feed(handler, received(A, 1), announced(A, 2))
     assert feed(handler, AbortedByCoordinator(1)) == [

@@ -291,14 +291,14 @@ def readers(before: int, after: int, kind: Partitioning) -> dict[int, list[int]]
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 40))
-def test_rebalanced_bundles_are_dealt_and_forwarded_ones_stay_together(before: int, after: int) -> None:
+def test_rebalanced_bundles_are_distributed_and_forwarded_ones_stay_together(before: int, after: int) -> None:
     assert readers(before, after, REBALANCE) == {d: [d % after] for d in range(before)}
     assert readers(before, after, FORWARD) == {d: [d * after // before] for d in range(before)}
 
 
 @settings(deadline=None)
 @given(st.integers(1, 40), st.sampled_from([HASH, REBALANCE, FORWARD, BROADCAST]))
-def test_at_equal_parallelism_everybody_gets_its_own_back_unclipped(parallelism: int, kind: Partitioning) -> None:
+def test_subtasks_at_equal_parallelism_get_their_own_data_unclipped(parallelism: int, kind: Partitioning) -> None:
     assert readers(parallelism, parallelism, kind) == {d: [d] for d in range(parallelism)}
 
 
@@ -312,7 +312,7 @@ def test_a_clip_stays_when_the_parallelism_does() -> None:
 @given(st.integers(1, 20), st.integers(1, 20), st.data())
 @settings(deadline=None)
 @pytest.mark.row("76.6")
-def test_what_was_broadcast_goes_with_the_state_copy_that_has_not_seen_it(
+def test_broadcast_rows_follow_the_state_copy_that_has_not_processed_them(
     before: int, after: int, data: st.DataObject
 ) -> None:
     """Also when some subtasks had finished, and when some have no state since they have seen nothing yet."""
@@ -348,7 +348,7 @@ def test_a_broadcast_origin_is_the_own_copy_or_dealt_among_those_left() -> None:
     assert [broadcast_origin(i, 5, 4, [0, 1, 3]) for i in range(5)] == [0, 1, 3, 0, 1]
 
 
-def test_what_arrived_goes_before_what_was_still_queued_and_edges_keep_their_gates() -> None:
+def test_received_data_precedes_queued_data_and_edges_keep_their_gates() -> None:
     """Two inputs from one vertex and one from another; equal edges are told apart by their order."""
     a, b, c = vertex("a", 2), vertex("b", 1), vertex("c", 2)
     edges = (
@@ -441,12 +441,12 @@ class TestRefusals:
         assert restored_max_parallelism(checkpoint) == {}
         assert len(assign_channel_state(checkpoint, job(1, 1, REBALANCE, max_parallelism=256))) == 1
 
-    def test_an_edge_that_is_gone(self) -> None:
+    def test_in_flight_data_of_a_removed_edge_is_refused(self) -> None:
         checkpoint = one_segment_each(job(1, 1, HASH, REBALANCE))
         self.refused(checkpoint, job(1, 1, HASH), "input from 'a' no longer exists")
 
     @pytest.mark.parametrize("end", ["a", "b"])
-    def test_a_vertex_that_is_gone(self, end: str) -> None:
+    def test_in_flight_data_of_a_removed_vertex_is_refused(self, end: str) -> None:
         graph = job(1, 1, REBALANCE)
         left = replace(graph, vertices=tuple(v for v in graph.vertices if v.id != f"v-{end}"), edges=())
         self.refused(one_segment_each(graph), left, f"no vertex of the job begins with operator '{end}'")
@@ -460,7 +460,7 @@ class TestRefusals:
         longer = replace(graph, vertices=(vertex("a", 1, "x"), graph.vertices[1]))
         self.refused(checkpoint, longer, r"\['a'\] were one chain, which is now \['a', 'x'\]")
 
-    def test_what_has_nothing_in_flight_may_change(self) -> None:
+    def test_edges_without_in_flight_data_may_change(self) -> None:
         old = job(1, 1, HASH, REBALANCE)
         checkpoint = checkpoint_of(old, {("v-b", 0): SubtaskState(inputs=(stream(1, 0, segment("f")),))})
         new = replace(old, edges=(replace(old.edges[0], keys=("other",)), old.edges[1]))
@@ -509,7 +509,7 @@ class TestDamagedHandles:
         state = SubtaskState(inputs=(stream(0, 0, bad),))
         self.refused(checkpoint_of(graph, {("v-b", 0): state}), graph, "file-x")
 
-    def test_no_edges_at_all(self) -> None:
+    def test_in_flight_data_of_a_graph_without_edges_is_refused(self) -> None:
         graph = job(1, 1, HASH)
         self.refused(replace(one_segment_each(graph), edges=()), graph, "edge 0 does not exist")
 

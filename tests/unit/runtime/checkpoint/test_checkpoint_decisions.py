@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
-from ckpt_runtime.checkpoint.execution_view import calculate_plan
-from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.pending_checkpoint import TriggerRequest
+from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import (
     CheckpointCleaner,
@@ -84,14 +82,14 @@ class TestRequestDecider:
         assert not decider.is_empty
 
     @pytest.mark.row("76.9")
-    def test_a_savepoint_goes_beside_others_unless_these_may_be_unaligned(self):
+    def test_savepoint_starts_among_pending_checkpoints_unless_these_may_be_unaligned(self):
         busy = replace(IDLE, pending=1)
         decider = CheckpointRequestDecider()
         decider.offer(request(1, SAVEPOINT))
         assert decider.next(replace(busy, savepoints_wait=True), 0) == (RequestVerdict.WAIT, None)
         assert decider.next(busy, 0)[0] is RequestVerdict.GO
 
-    def test_only_periodic_ones_keep_the_pause(self):
+    def test_minimum_pause_applies_to_periodic_checkpoints_only(self):
         load = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=10)
         decider = CheckpointRequestDecider()
         decider.offer(request(1, periodic=True))
@@ -111,7 +109,7 @@ class TestRequestDecider:
         assert len(decider.drain()) == CAPACITY
         assert decider.is_empty
 
-    def test_one_tick_waits(self):
+    def test_at_most_one_periodic_request_waits(self):
         decider = CheckpointRequestDecider()
         assert decider.offer(request(1, periodic=True)) is None
         assert decider.offer(request(2, periodic=True)).sequence == 2
@@ -138,11 +136,11 @@ class TestPlan:
         assert triggered == [("v-source", 0), ("v-source", 1)]
         assert len(awaited) == 4
 
-    def test_one_source_finished(self):
+    def test_plan_triggers_tasks_whose_predecessors_have_all_finished(self):
         assert self.plan(Partitioning.HASH, [self.SOURCE])[0] == [("v-source", 1)]
         assert self.plan(Partitioning.FORWARD, [self.SOURCE])[0] == [("v-source", 1), self.SINK]
 
-    def test_finished_ones_are_not_awaited(self):
+    def test_finished_subtasks_are_not_awaited(self):
         finished = [("v-source", 0), ("v-source", 1), ("v-sink", 1)]
         assert self.plan(Partitioning.HASH, finished) == ([self.SINK], [self.SINK])
 
@@ -160,7 +158,7 @@ class TestFailureManager:
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
         assert manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 6)
 
-    def test_how_often_the_job_failed_is_counted_over_deployments_until_one_succeeds(self):
+    def test_failures_are_counted_over_deployments_until_a_checkpoint_completes(self):
         manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         for number in (1, 2):
             assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN, number)
@@ -178,7 +176,7 @@ class TestFailureManager:
         assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN)
 
     @pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_counted])
-    def test_what_is_not_counted(self, reason):
+    def test_aborts_without_a_fault_of_the_job_are_not_counted(self, reason):
         assert not CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0)).on_failure(reason, PLAIN, 1)
 
     def test_counted_reasons(self):
@@ -195,7 +193,7 @@ class TestFailureManager:
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, SAVEPOINT, 1)
         assert manager.on_failure(Reason.CHECKPOINT_DECLINED, SAVEPOINT, 2, task_level=True)
 
-    def test_an_attempt_that_is_gone_does_not_fail_the_job(self):
+    def test_failed_checkpoint_of_an_earlier_attempt_does_not_fail_the_job(self):
         manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
@@ -257,7 +255,7 @@ class TestRegistry:
         assert registry.unregister_unused(9) == ()
         assert len(registry) == 0
 
-    def test_no_checkpoint_may_refer_to_files_of_others(self):
+    def test_checkpoint_that_refers_to_files_of_others_is_refused(self):
         registry = SharedStateRegistry()
         registry.register_all(1, [state_with_file("/s/x")], deletable=False)
         with pytest.raises(SharedStateConflictError, match="/s/x belongs to"):
@@ -286,7 +284,7 @@ class TestRegistry:
         with pytest.raises(SharedStateConflictError, match="/s/x"):
             registry.register(2, state_with_file("/s/x", 2))
 
-    def test_what_was_given_up_excuses_nothing_else(self):
+    def test_abandoned_file_does_not_excuse_the_conflict_of_another_file(self):
         registry = SharedStateRegistry()
         registry.register(1, state_with_file("/s/x"))
         registry.unregister_unused(2)

@@ -49,7 +49,7 @@ def test_the_interval_is_raised_to_the_pause():
         (CheckpointOverrides(max_inflight_data_bytes=-1), "max_inflight_data_bytes is -1; it must be at least 0"),
     ],
 )
-def test_what_a_submission_would_refuse_is_refused(overrides, named):
+def test_override_that_a_submission_would_refuse_is_refused(overrides, named):
     with pytest.raises(CheckpointConfigurationError, match=named):
         overrides.applied_to(SUBMITTED)
 

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import (
     ChannelStateSegment,
     ChannelStateStream,
@@ -19,11 +19,10 @@ from ckpt_runtime.checkpoint.state_handles import (
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStatsStatus,
-    CheckpointType,
+    CheckpointStatsTracker,
     StatsSummary,
     SubtaskStats,
 )
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 
 CHECKPOINT, SAVEPOINT = CheckpointType.CHECKPOINT, CheckpointType.SAVEPOINT
@@ -105,7 +104,7 @@ def test_a_checkpoint_is_an_unaligned_one_when_a_subtask_says_so():
 
 
 @pytest.mark.row("76.3")
-def test_one_of_an_earlier_leader_shows_its_in_flight_data():
+def test_checkpoint_of_an_earlier_leader_shows_its_in_flight_data():
     vertex = VertexDescriptor("a", "A", ("a",), 2, 128)
     stream = ChannelStateStream(0, 1, "", (ChannelStateSegment(StateFile("/s/x", 9, "crc:1"), 2, 7),))
     states = {("a", 0): SubtaskState(bytes=12, inputs=(stream,)), ("a", 1): SubtaskState(bytes=5)}
@@ -118,7 +117,7 @@ def test_one_of_an_earlier_leader_shows_its_in_flight_data():
 
 
 @pytest.mark.row("203.11")
-def test_one_of_an_earlier_leader_shows_whether_it_builds_upon_files_of_others():
+def test_checkpoint_of_an_earlier_leader_shows_whether_it_reuses_files():
     vertex = VertexDescriptor("a", "A", ("a",), 1, 128)
     groups = KeyGroupRange(0, 127)
     files = {"1.sst": StateFile("/s/chk-3-x", 7, "crc:1"), "2.sst": StateFile("/s/chk-30-y", 5, "crc:1")}

@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, Ed
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.checkpoint.state_assignment import assign_states
@@ -32,7 +32,7 @@ from tests.unit.runtime.checkpoint.checkpoint_driver import NATIVE, SAVEPOINT, S
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
 
 
-def test_a_checkpoint_goes_from_request_to_notification():
+def test_checkpoint_proceeds_from_request_to_notification():
     driver = Driver().run()
     checkpoint_id = driver.request()
     assert checkpoint_id == 1
@@ -79,7 +79,7 @@ def test_metadata_remembers_the_edges_and_older_metadata_has_none():
     assert CompletedCheckpoint.from_json(document) == replace(metadata, edges=())
 
 
-def test_tasks_hear_where_shared_files_go():
+def test_trigger_names_the_directory_of_shared_files():
     driver = Driver().run()
     driver.request()
     driver.step(on.LocationReady(1, "dir/1", "shared"))
@@ -125,7 +125,7 @@ class TestAcknowledgements:
         driver.ack(1, driver.executions[1], state=state_with_file("a"))
         assert driver.one(out.DiscardState).checkpoint_id == 1
 
-    def test_without_files_there_is_nothing_to_discard(self):
+    def test_late_acknowledgement_without_files_discards_nothing(self):
         driver = Driver().run()
         driver.trigger()
         assert driver.ack(1, ExecutionId("v-source", 0, 7)) == []
@@ -149,7 +149,7 @@ class TestAborts:
         assert driver.one(out.NotifyAborted).latest_completed == -1
         assert driver.coordinator.statistics().latest_failed.id == 1
 
-    def test_abort_tells_the_latest_completed(self):
+    def test_abort_names_the_latest_completed_checkpoint(self):
         driver = Driver(tolerable_failed_checkpoints=5).run()
         driver.complete()
         driver.trigger()
@@ -325,7 +325,7 @@ class TestSavepoints:
 
 
 class TestRetention:
-    def test_only_the_retained_ones_stay_and_the_pointer_goes_first(self):
+    def test_only_retained_checkpoints_stay_and_pointers_are_removed_first(self):
         driver = Driver(retained=2).run()
         driver.complete()
         driver.complete()
@@ -354,7 +354,7 @@ class TestRetention:
         driver.step(on.CleanupDone(1))
         assert driver.one(out.InitializeLocation).checkpoint_id == 3
 
-    def test_shared_files_go_with_the_last_user(self):
+    def test_shared_files_are_deleted_with_their_last_checkpoint(self):
         driver = Driver().run()
         for number, path in ((1, "/s/1"), (2, "/s/1"), (3, "/s/2")):
             driver.trigger()
@@ -392,7 +392,7 @@ class TestRetention:
         [(False, NATIVE), (True, SAVEPOINT), (True, CheckpointProperties())],
         ids=["not incremental", "canonical", "a checkpoint"],
     )
-    def test_what_duplicates_nothing_keeps_no_file(self, incremental, properties):
+    def test_savepoint_that_duplicates_nothing_keeps_no_file(self, incremental, properties):
         driver = Driver(incremental=incremental, max_concurrent=2).run()
         self.complete_with(driver, "/s/1")
         driver.trigger("other", properties)
@@ -406,7 +406,7 @@ class TestRetention:
             driver.ack(number, execution, state=state_with_file(path))
         driver.publish(number)
 
-    def test_an_increment_whose_base_a_full_checkpoint_has_replaced_is_no_failure_of_the_job(self):
+    def test_increment_whose_base_a_full_checkpoint_has_replaced_does_not_fail_the_job(self):
         driver = Driver(incremental=True, tolerable_failed_checkpoints=0).run()
         self.complete_with(driver, "/s/1")
         self.complete_with(driver, "/s/full")
@@ -417,7 +417,7 @@ class TestRetention:
         assert "/s/1 was already released" in failed.message
         assert driver.of(out.FailJob) == []
 
-    def test_another_file_under_a_known_path_is_one(self):
+    def test_different_file_at_a_known_path_fails_the_job(self):
         driver = Driver(incremental=True, tolerable_failed_checkpoints=0).run()
         self.complete_with(driver, "/s/1")
         number = driver.trigger()
@@ -446,7 +446,7 @@ class TestRetention:
         assert driver.of(out.ShutdownComplete)
         assert driver.coordinator.state is CoordinatorState.CLOSED
 
-    def test_what_is_to_be_retained_outlives_cancelling_whatever_the_settings_say_later(self):
+    def test_checkpoint_to_retain_outlives_a_cancellation_after_later_changes_of_settings(self):
         driver = Driver(retention=CheckpointRetention.DELETE_ON_CANCELLATION).run()
         driver.complete()
         driver.step(on.RetentionAsked())
@@ -520,7 +520,7 @@ class TestUnknownOutcomes:
         driver.step(on.MetadataFailed(1, "absent"))
         assert driver.of(out.DiscardLocation)
 
-    def test_nothing_but_the_storage_ends_a_finalising_checkpoint(self):
+    def test_finalizing_checkpoint_ends_only_with_the_answer_of_storage(self):
         driver = Driver(timeout_ms=100).run()
         driver.trigger()
         timer = driver.timer(CANCELLER)
@@ -618,7 +618,7 @@ class TestRestore:
 
 class TestFinishedTasks:
     @pytest.mark.row("147.1")
-    def test_running_tasks_behind_finished_ones_are_triggered(self):
+    def test_running_tasks_after_finished_ones_are_triggered(self):
         driver = Driver().run()
         for execution in driver.executions[:2]:
             driver.step(on.SubtaskFinished(execution))
@@ -644,7 +644,7 @@ class TestFinishedTasks:
         assert driver.one(out.WriteMetadata).checkpoint.fully_finished_vertices == set()
 
     @pytest.mark.row("147.3")
-    def test_subtasks_that_need_no_last_checkpoint_are_not_awaited_by_it(self):
+    def test_last_checkpoint_does_not_wait_for_subtasks_that_need_none(self):
         """They are about to end, unless what sends to them waits itself."""
         driver = Driver().run()
         *sources, one, other = driver.executions
@@ -657,7 +657,7 @@ class TestFinishedTasks:
         assert driver.locate(driver.one(out.InitializeLocation).checkpoint_id).tasks == (one, other)
 
     @pytest.mark.row("147.3")
-    def test_what_waits_upstream_holds_up_what_needs_no_last_checkpoint(self):
+    def test_subtask_that_needs_no_last_checkpoint_waits_for_upstream_subtasks(self):
         driver = Driver().run()
         *sources, one, other = driver.executions
         for execution in (one, other):
@@ -674,7 +674,7 @@ class TestFinishedTasks:
             assert driver.step(on.EndOfDataReached(execution, waits=False)) == []
 
     @pytest.mark.row("147.7")
-    def test_none_is_taken_behind_the_savepoint_of_a_stop(self):
+    def test_checkpoints_are_not_triggered_after_the_savepoint_of_a_stop(self):
         driver = Driver().run()
         driver.step(on.PeriodicTriggerStopped())
         for execution in driver.executions:
@@ -683,7 +683,7 @@ class TestFinishedTasks:
         driver.one(out.InitializeLocation)
 
     @pytest.mark.row("147.7")
-    def test_what_had_finished_before_the_deployment_switches_nothing_off(self):
+    def test_tasks_finished_before_the_deployment_do_not_switch_checkpoints_off(self):
         """A job may start from a snapshot in which something had finished, and its sinks wait for a last checkpoint."""
         driver = Driver(checkpoints_after_tasks_finish=False)
         sources = driver.executions[:2]
@@ -706,7 +706,7 @@ class TestFinishedTasks:
         assert driver.of(out.FailJob) == []
 
     @pytest.mark.row("147.1")
-    def test_a_periodic_checkpoint_that_comes_too_late_for_a_task_is_no_failed_one(self):
+    def test_periodic_checkpoint_that_misses_the_end_of_a_task_does_not_count_as_failed(self):
         """Each bounded job would show some, and alerts on failed checkpoints would fire as it ends."""
         driver = Driver(interval_ms=1_000).run()
         driver.fire(driver.timer(PERIODIC))
@@ -741,7 +741,7 @@ class TestFinishedTasks:
         assert [restored["v-source", index]["source"].lists[0].items for index in range(2)] == [(7,), (7,)]
 
     @pytest.mark.row("76.3")
-    def test_in_flight_data_of_a_finished_subtask_is_kept_beside_its_marker(self):
+    def test_in_flight_data_of_a_finished_subtask_is_kept_with_its_marker(self):
         driver = Driver().run(finished_on_restore=frozenset({"v-source"}))
         driver.trigger()
         file = StateFile("/shared/x", 9, "crc:1")
@@ -789,7 +789,7 @@ class TestFinishedTasks:
 
 
 class TestConcurrency:
-    def test_older_ones_are_published_first_and_ids_rise(self):
+    def test_older_checkpoints_are_published_first_and_ids_rise(self):
         driver = Driver(max_concurrent=3).run()
         for number in (1, 2, 3):
             driver.trigger(str(number))

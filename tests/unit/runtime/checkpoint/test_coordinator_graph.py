@@ -23,7 +23,7 @@ def parallelisms(checkpoint) -> list[int]:
     return [vertex.parallelism for vertex in checkpoint.vertices]
 
 
-def test_the_next_deployment_is_one_of_the_new_graph():
+def test_next_deployment_uses_the_new_graph():
     driver = Driver().run()
     driver.complete()
     driver.step(on.TasksLeftRunning())
@@ -45,7 +45,7 @@ def test_executions_of_the_old_graph_are_refused():
         driver.step(on.JobRunning(old))
 
 
-def test_what_is_being_written_is_completed_as_one_of_the_graph_that_it_was_triggered_on():
+def test_checkpoint_in_progress_completes_with_the_graph_that_it_was_triggered_on():
     driver = Driver().run()
     driver.trigger()
     driver.ack_all(1)

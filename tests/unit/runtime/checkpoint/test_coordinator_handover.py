@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState, UnexpectedEventError
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
@@ -31,7 +31,7 @@ class Stubborn(CheckpointIdCounter):
 
 
 class TestIds:
-    def test_without_an_id_the_request_fails_and_counts_each_time(self):
+    def test_request_without_a_checkpoint_id_fails_and_counts_each_time(self):
         driver = Driver(ids=Stubborn(), tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))
         failed = driver.one(out.RequestFailed)
@@ -47,7 +47,7 @@ class TestIds:
         assert driver.one(out.RequestFailed)
         assert not driver.of(out.FailJob)
 
-    def test_the_next_one_may_succeed(self):
+    def test_request_after_a_failed_id_may_succeed(self):
         ids = Stubborn()
         driver = Driver(ids=ids, tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))
@@ -62,7 +62,7 @@ class TestLeftovers:
         assert driver.of(out.FindLeftovers)
         return driver
 
-    def test_they_go_after_the_first_own_checkpoint_and_their_pointers_first(self):
+    def test_inherited_checkpoints_are_deleted_after_the_first_own_one_with_pointers_first(self):
         driver = self.started()
         driver.step(on.LeftoversFound(((3, "dir/3"), (5, "dir/5")), ("/s/old",)))
         driver.run()
@@ -77,7 +77,7 @@ class TestLeftovers:
         driver.step(on.StoreRemoved(5))
         assert driver.last == [out.DiscardLocation(5, "dir/5"), out.DeleteSharedFiles(("/s/old",))]
 
-    def test_retained_ones_and_their_files_stay(self):
+    def test_retained_checkpoints_and_their_files_stay(self):
         before = Driver().run()
         before.trigger()
         before.ack_all(1)
@@ -89,7 +89,7 @@ class TestLeftovers:
         driver.complete()
         assert not driver.of(out.RemoveFromStore)
 
-    def test_what_a_job_retains_at_its_end_is_no_leftover_however_late_it_is_found(self):
+    def test_checkpoint_retained_at_the_end_is_not_a_leftover_although_it_is_found_late(self):
         before = Driver().run()
         before.trigger()
         before.ack_all(1)
@@ -105,12 +105,12 @@ class TestLeftovers:
         assert not [e for e in driver.trace if isinstance(e, out.DiscardLocation | out.DiscardCheckpoint)]
         assert driver.of(out.ShutdownComplete)
 
-    def test_those_of_earlier_drivers_are_sought_once(self):
+    def test_leftovers_of_earlier_drivers_are_searched_once(self):
         driver = self.started()
         driver.step(on.RestoreRequested("y"))
         assert not driver.of(out.FindLeftovers)
 
-    def test_after_a_failure_shared_files_of_killed_workers_are_sought_and_go_with_the_next_checkpoint(self):
+    def test_shared_files_of_killed_workers_are_deleted_with_the_next_checkpoint(self):
         driver = self.started().run()
         driver.trigger()
         driver.step(on.TasksLeftRunning())
@@ -164,7 +164,7 @@ class TestStop:
         assert driver.one(out.NotifyComplete).checkpoint_id == 2
         assert driver.coordinator.retained[-1].owned is False
 
-    def test_it_is_never_deleted(self):
+    def test_savepoint_of_a_stop_is_never_deleted(self):
         driver = Driver().run()
         driver.trigger("stop", SYNC_SAVEPOINT)
         driver.ack_all(1)
@@ -226,7 +226,7 @@ class TestLastCheckpoint:
         for execution in driver.executions:
             driver.step(on.EndOfDataReached(execution))
 
-    def test_one_that_was_queued_when_a_stop_came_to_nothing(self):
+    def test_queued_last_checkpoint_is_triggered_after_a_stop_fails(self):
         driver = Driver(max_concurrent=1).run()
         driver.trigger("user")
         self.at_end_of_data(driver)
@@ -239,7 +239,7 @@ class TestLastCheckpoint:
         driver.fire(again)
         assert driver.of(out.InitializeLocation)
 
-    def test_sources_that_a_stop_has_ended_wait_for_its_savepoint_alone(self):
+    def test_sources_ended_by_a_stop_wait_only_for_its_savepoint(self):
         """In any other checkpoint they would count as finished, though they have rows left."""
         driver = Driver().run()
         driver.step(on.PeriodicTriggerStopped())
@@ -251,7 +251,7 @@ class TestLastCheckpoint:
             assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_COORDINATOR_SUSPEND
             assert not driver.of(out.InitializeLocation)
 
-    def test_one_that_failed_while_there_was_a_period_that_is_gone(self):
+    def test_last_checkpoint_that_failed_under_a_removed_interval_is_repeated(self):
         driver = Driver(interval_ms=60_000).run()
         self.at_end_of_data(driver)
         driver.step(on.LocationFailed(1, "no"))

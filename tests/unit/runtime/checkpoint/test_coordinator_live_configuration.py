@@ -9,7 +9,7 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointConfigurationError
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -78,7 +78,7 @@ class TestTimeout:
         driver.trigger()
         assert patch(driver, timeout_ms=100) == []
 
-    def test_several_pending_ones(self):
+    def test_new_timeout_applies_to_several_pending_checkpoints(self):
         driver = Driver(timeout_ms=1_000, max_concurrent=2, tolerable_failed_checkpoints=9).run()
         driver.trigger("old")
         driver.now = driver.now.plus(400)
@@ -120,26 +120,26 @@ class TestRescue:
         done = driver.coordinator.statistics().checkpoint(1)
         assert (done.timeout_extension, done.deadline_timestamp) == (MINUTE, None)
 
-    def test_it_is_off_by_default(self):
+    def test_rescue_is_off_by_default(self):
         driver = self.nearly_done(rescue_enabled=CheckpointConfiguration().rescue_enabled)
         driver.fire(driver.timer(CANCELLER))
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
 
     @pytest.mark.parametrize(("least", "rescued"), [(95, True), (96, False)])
-    def test_what_is_not_nearly_done_expires(self, least: int, rescued: bool):
+    def test_checkpoint_with_too_few_acknowledgements_expires(self, least: int, rescued: bool):
         driver = self.nearly_done(rescue_min_progress=least)
         driver.fire(driver.timer(CANCELLER))
         assert bool(driver.of(out.ScheduleTimer)) is rescued
         assert bool(driver.of(out.RequestFailed)) is not rescued
 
-    def test_without_progress_there_is_one_extension(self):
+    def test_rescued_checkpoint_without_progress_gets_one_extension(self):
         driver = self.nearly_done()
         driver.fire(driver.timer(CANCELLER))
         driver.fire(driver.timer(CANCELLER))
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
         assert driver.coordinator.statistics().checkpoint(1).timeout_extension == MINUTE
 
-    def test_with_progress_there_are_as_many_as_the_cap_allows(self):
+    def test_rescued_checkpoint_with_progress_gets_extensions_up_to_the_cap(self):
         driver = self.nearly_done(rescue_max_extension_ms=150_000)
         started = driver.now.rel_ms
         ends = []
@@ -159,7 +159,7 @@ class TestRescue:
         driver.step(on.TimerFired(timer.timer, timer.generation), after_ms=21 * MINUTE)
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
 
-    def test_a_person_goes_first(self):
+    def test_patched_timeout_takes_precedence_over_the_rescue(self):
         """A shorter timeout that is past ends it at once; a longer one counts from the start as ever."""
         driver = self.nearly_done()
         driver.fire(driver.timer(CANCELLER))
@@ -226,7 +226,7 @@ class TestInterval:
         patch(driver, interval_ms=None)
         assert driver.last == [out.CancelTimer(on.TimerId(PERIODIC))]
 
-    def test_before_the_first_tick(self):
+    def test_interval_can_change_before_the_first_periodic_trigger(self):
         driver = Driver(interval_ms=1_000, first_delay_ms=600).run()
         assert driver.timer(PERIODIC).at_rel_ms == START_REL + 600
         assert patch(driver, interval_ms=5_000) == []
@@ -256,7 +256,7 @@ class TestInterval:
         assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 3_000
         assert driver.step(on.BacklogChanged(processing_backlog=False)) == []
 
-    def test_no_checkpoints_during_backlog(self):
+    def test_interval_of_zero_during_backlog_stops_periodic_checkpoints(self):
         driver = self.ticking(interval_during_backlog_ms=0)
         driver.step(on.BacklogChanged(processing_backlog=True))
         assert driver.last == [out.CancelTimer(on.TimerId(PERIODIC))]

@@ -9,24 +9,24 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
-from ckpt_runtime.checkpoint.coordinator import Restoring
-from ckpt_runtime.checkpoint.execution_view import ExecutionView
-from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.pending_checkpoint import (
+from ckpt_runtime.checkpoint.completion import (
     ABORTED_REMEMBERED,
+    CheckpointFailures,
+    Completion,
     PendingCheckpoint,
     PendingCheckpoints,
     PendingState,
     TriggerRequest,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
+from ckpt_runtime.checkpoint.coordinator import Restoring
+from ckpt_runtime.checkpoint.executions import ExecutionId, ExecutionView
+from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
@@ -73,7 +73,7 @@ class Parts:
         self.restoring = Restoring(self.ids, self.pending, self.retention, self.stats, emit)
 
     def deploy(self):
-        self.view.deployed(on.JobRunning((SOURCE, SINK)))
+        self.view.deployed((SOURCE, SINK), (), frozenset())
         return self
 
     def add(self, number, properties=PLAIN, state=PendingState.PENDING, **request):
@@ -104,7 +104,7 @@ class TestPendingCheckpoints:
         assert parts.pending.was_aborted(ABORTED_REMEMBERED)
 
     @pytest.mark.parametrize("state", [PendingState.WRITING, PendingState.STORING])
-    def test_only_what_enters_the_store_is_finalizing(self, state):
+    def test_checkpoint_is_finalizing_only_while_it_is_stored(self, state):
         parts = Parts().deploy()
         parts.add(1, SAVEPOINT, state)
         assert not parts.pending.is_finalizing
@@ -179,7 +179,7 @@ class TestSchedule:
 
 
 class TestRetention:
-    def test_what_a_new_checkpoint_subsumes_goes_and_shared_files_go_last(self):
+    def test_subsumed_checkpoints_are_deleted_and_shared_files_last(self):
         parts = Parts([RetainedCheckpoint(completed(1, shared=["/s/1"]))])
         parts.retention.add(RetainedCheckpoint(completed(2)))
         assert parts.taken() == [out.RemoveFromStore(1, discards="chk-1")]
@@ -190,7 +190,7 @@ class TestRetention:
         parts.retention.on_cleanup_done(on.CleanupDone(1), NOW)
         assert parts.retention.cleaning == 0
 
-    def test_files_that_a_savepoint_may_duplicate_go_when_it_has_ended(self):
+    def test_files_that_a_savepoint_may_duplicate_are_deleted_after_it_has_ended(self):
         parts = Parts([RetainedCheckpoint(completed(1, shared=["/s/1"]))])
         parts.retention.pin(2)
         parts.retention.pin(3)
@@ -214,7 +214,7 @@ class TestRetention:
         parts.retention.unpin(3)
         assert parts.taken() == [out.DeleteSharedFiles(("/s/1",))]
 
-    def test_what_was_unused_before_the_savepoint_began_goes(self):
+    def test_files_unused_before_a_savepoint_began_are_deleted(self):
         parts = Parts([RetainedCheckpoint(completed(2, shared=["/s/2"]))])
         parts.retention.register(on.Acknowledged(1, SINK, "chk-1", state_with_file("/s/aborted")))
         parts.retention.pin(3)
@@ -255,7 +255,7 @@ class TestRetention:
             parts.retention.find_leftovers(last_own_id)
         assert parts.taken() == [out.FindLeftovers(), out.FindLeftovers(6)]
 
-    def test_leftovers_go_with_the_first_checkpoint_but_own_ones_are_none(self):
+    def test_leftovers_are_deleted_with_the_first_checkpoint_but_own_files_stay(self):
         parts = Parts()
         parts.retention.leftovers_found(on.LeftoversFound(((3, "chk-3"), (7, "chk-7")), ("/s/old",)), 7)
         assert parts.taken() == []
@@ -291,7 +291,7 @@ class TestRetention:
 
 
 class TestRestoring:
-    def test_it_waits_for_what_is_being_written(self):
+    def test_restore_waits_for_checkpoints_that_are_being_stored(self):
         parts = Parts([RetainedCheckpoint(completed(1))]).deploy()
         pending = parts.add(2, state=PendingState.STORING)
         parts.restoring.request(on.RestoreRequested("x"))
@@ -327,7 +327,7 @@ class TestRestoring:
         assert not parts.restoring.is_waiting
 
     @pytest.mark.parametrize("fails", [True, False])
-    def test_when_the_job_ends_only_a_pointer_on_its_way_is_awaited(self, fails):
+    def test_end_of_the_job_waits_only_for_a_pointer_that_is_being_written(self, fails):
         parts = Parts()
         parts.restoring.request(on.RestoreRequested("x", completed(9, SAVEPOINT)))
         parts.restoring.answer_when_known(NOW)
@@ -365,7 +365,7 @@ class TestTriggering:
         parts.triggering.request(on.TriggerRequested("r", PLAIN), NOW)
         parts.triggering.trigger_queued(NOW)
 
-    def test_a_directory_that_comes_too_late_goes_again(self):
+    def test_directory_that_is_created_too_late_is_removed(self):
         parts = Parts().deploy()
         self.trigger(parts)
         assert parts.triggering.is_locating
@@ -385,7 +385,7 @@ class TestTriggering:
         parts.triggering.trigger_queued(NOW)
         assert parts.pending.ids == (2,)
 
-    def test_nothing_runs(self):
+    def test_trigger_is_refused_while_no_task_runs(self):
         parts = Parts()
         self.trigger(parts)
         assert parts.taken()[0].reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING

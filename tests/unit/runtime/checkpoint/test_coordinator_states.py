@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from tests.unit.runtime.checkpoint.checkpoint_driver import Driver, two_vertex_graph
@@ -133,7 +133,7 @@ def test_the_error_names_state_and_event():
         created().step(on.MetadataWritten(1))
 
 
-def test_something_that_is_no_event_is_refused():
+def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedEventError):
         created().step("hello")
 

@@ -117,7 +117,7 @@ def test_split_starts_where_the_state_before_ended():
 
 
 @pytest.mark.parametrize("parallelism", [1, 2, 3])
-def test_union_goes_to_all(parallelism):
+def test_union_state_is_given_to_all_subtasks(parallelism):
     assignment = assign_states(list_checkpoint([[1], [2, 3]], UNION), graph_of(vertex("a", parallelism)))
     assert all(items(assignment, index) == [1, 2, 3] for index in range(parallelism))
 

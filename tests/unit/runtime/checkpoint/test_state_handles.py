@@ -45,7 +45,7 @@ def test_handles_survive_their_document() -> None:
     assert [handle["kind"] for handle in STATE.to_json()["operators"]["op"]["keyed"]] == ["key_groups", "incremental"]
 
 
-def test_a_handle_names_its_files_but_not_what_lies_inline() -> None:
+def test_handle_names_its_files_but_not_its_inline_content() -> None:
     assert STATE.files() == [KEYED.file, FILES["000012.sst"]]
 
 

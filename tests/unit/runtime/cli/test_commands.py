@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.cli import run_command, snapshot_commands
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
-from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, RecoveryClaimMode
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, Precondition, RunRequest, StoredPipeline
@@ -50,7 +50,7 @@ def pipeline(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_threads_and_logs_show_driver_and_workers_and_a_named_one_alone(
+def test_threads_and_logs_of_all_processes_or_of_a_named_one_are_shown(
     ckpt: Ckpt, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ckpt("threads", "driver") == 0
@@ -225,7 +225,9 @@ def test_a_savepoint_says_how_it_was_made(ckpt: Ckpt, gateway: FakeGateway, caps
     assert [document[name] for name in ("incremental", "checkpointed_size", "reused_size")] == [False, 600, 0]
 
 
-def test_how_far_a_savepoint_has_come(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_savepoint_command_shows_the_progress(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = gateway.jobs[JOB]
     number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     metrics = CheckpointMetrics(checkpointed_size=1 << 20, reused_size=2 << 20)
@@ -417,7 +419,7 @@ def test_arguments_that_are_no_utf8(ckpt: Ckpt, gateway: FakeGateway) -> None:
     assert not gateway.operations
 
 
-def test_no_command_is_a_usage_error(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_without_a_command_is_a_usage_error(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
     assert ckpt() == 2
     assert ckpt("nosuch") == 2
     assert ckpt("--help") == 0

@@ -69,7 +69,9 @@ def test_set_and_unset(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> Non
     assert "Nothing has changed" in capsys.readouterr().out
 
 
-def test_what_is_refused(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
+def test_refused_changes_of_the_configuration_exit_with_their_codes(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
+) -> None:
     assert ckpt("config", "set", JOB, "no separator") == 2
     assert ckpt("config", "set", JOB, f"{INTERVAL}=often") == 2
     assert INTERVAL in capsys.readouterr().err
@@ -81,7 +83,7 @@ def test_what_is_refused(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> N
 
 
 class TestEdit:
-    def test_what_is_left_is_put(
+    def test_edited_text_is_stored_as_the_configuration(
         self, ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         assert ckpt("config", "set", JOB, f"{INTERVAL}=5 s", "my.password=hush") == 0
@@ -90,7 +92,7 @@ class TestEdit:
         assert given(gateway) == {TIMEOUT: "1 min", "my.password": "hush"}
         assert f"{INTERVAL}: 5 s -> (not set)" in capsys.readouterr().err
 
-    def test_nothing_changed(
+    def test_edit_without_a_change_stores_nothing(
         self, ckpt: Ckpt, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         editor(monkeypatch, tmp_path, "pass")

@@ -75,7 +75,7 @@ def names(out: Path) -> set[str]:
     return {file.name for file in out.iterdir()}
 
 
-def test_nothing_is_deleted_without_remove(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_leftovers_are_not_deleted_without_remove(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job_id in (RUNNING, ENDED, UNKNOWN):
         killed_sink(out, job_id)
     before = names(out)
@@ -92,7 +92,7 @@ def test_nothing_is_deleted_without_remove(ckpt: Ckpt, out: Path, capsys: pytest
     assert names(out) == before
 
 
-def test_it_removes_what_is_left_over_and_only_that(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_remove_deletes_only_leftovers(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for job_id in (RUNNING, ENDED):
         killed_sink(out, job_id)
     (out / "part-of-somebody.parquet").touch()
@@ -109,7 +109,7 @@ def test_a_younger_file_stays(ckpt: Ckpt, out: Path, capsys: pytest.CaptureFixtu
     assert set(listed(capsys).values()) == {"it is too young"}
 
 
-def test_what_a_snapshot_covers_is_kept(
+def test_files_covered_by_a_snapshot_are_kept(
     ckpt: Ckpt, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = killed_sink(out, ENDED)
@@ -139,7 +139,7 @@ def test_errors_delete_nothing(
     assert names(out) == before
 
 
-def test_without_a_job_manager_the_age_decides(
+def test_age_decides_about_leftovers_without_a_job_manager(
     ckpt: Ckpt, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("CKPT_REST_URL")

@@ -34,7 +34,7 @@ def test_times() -> None:
     assert len(time_text(1_795_197_699_641)) == 19
 
 
-def test_on_a_terminal_tables_are_rich_and_text_is_not_markup(
+def test_tables_on_a_terminal_are_rich_and_do_not_interpret_markup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
@@ -46,7 +46,7 @@ def test_on_a_terminal_tables_are_rich_and_text_is_not_markup(
         show("[bold]")
 
 
-def test_elsewhere_progress_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_without_a_terminal_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
     with CommandOutput(as_json=False).progress() as show:
         for text in ("CREATED", "CREATED", "RUNNING"):
             show(text)

@@ -55,7 +55,7 @@ def record(
     return SessionInfo(url, leader, driver, log, "/ready", token)
 
 
-def test_without_any_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_any_job_manager_name_the_ways_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list"]) == 2
     assert "--url" in capsys.readouterr().err
     assert main(["session", "stop"]) == 4
@@ -68,7 +68,7 @@ def test_the_session_file_gives_url_and_token(secured: str, session_file: Path) 
     assert main(["--url", secured, "list"]) == 0
 
 
-def test_a_sessions_token_is_not_sent_elsewhere(secured: str, session_file: Path) -> None:
+def test_token_of_a_session_is_not_sent_to_other_addresses(secured: str, session_file: Path) -> None:
     write_session(session_file, record("http://127.0.0.1:1", "secret"))
     assert main(["list", "--url", secured]) == 6
     assert main(["list", "--url", secured, "--token", "secret"]) == 0
@@ -177,7 +177,7 @@ def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys
     assert not session_file.exists()
 
 
-def test_the_files_of_a_session_lie_beside_its_session_file(
+def test_files_of_a_session_are_in_the_directory_of_its_session_file(
     launch: FakeLaunch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     logs = set()
@@ -188,7 +188,7 @@ def test_the_files_of_a_session_lie_beside_its_session_file(
     assert logs == {(tmp_path / f"{name}.log", tmp_path / f"{name}.work") for name in ("session", "other", "third")}
 
 
-def test_a_driver_whose_jvm_is_gone_still_is_the_session(launch: FakeLaunch, session_file: Path) -> None:
+def test_driver_whose_jvm_has_ended_still_is_the_session(launch: FakeLaunch, session_file: Path) -> None:
     write_session(session_file, record(launch.url, leader=GONE))
     assert main(["session", "start"]) == 5
     write_session(session_file, record(launch.url, leader=GONE, driver=GONE))
@@ -257,7 +257,7 @@ def test_another_session_is_ended_over_rest(url: str, gateway: FakeGateway) -> N
     assert gateway.shut_down
 
 
-def test_a_reader_that_goes_away_is_no_traceback(url: str) -> None:
+def test_output_whose_reader_has_closed_it_gives_no_traceback(url: str) -> None:
     code = "import sys; from ckpt_runtime.cli.main import main; sys.exit(main(['list', '-a']))"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CKPT_REST_URL": url}
     reading, writing = os.pipe()
@@ -287,7 +287,7 @@ def test_the_leader_is_found_in_its_directory(
     assert secured in capsys.readouterr().out
 
 
-def test_what_is_typed_wins_over_the_environment(
+def test_options_on_the_command_line_override_the_environment(
     secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lead(tmp_path / "ha", secured, "secret")
@@ -302,7 +302,7 @@ def test_what_is_typed_wins_over_the_environment(
     assert main(["list", "--url", secured, "--ha-dir", str(tmp_path / "ha")]) == 2
 
 
-def test_the_token_of_the_session_file_goes_to_a_leader_that_has_the_same(
+def test_token_of_the_session_file_is_sent_to_a_leader_with_the_same_token(
     secured: str, session_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lead(tmp_path / "ha", secured, "secret")

@@ -62,7 +62,7 @@ def test_list(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[2].startswith("unreadable")
 
 
-def test_list_where_there_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_directory_without_snapshots_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no snapshots\n"
     for command in ("list", "latest"):
@@ -101,7 +101,7 @@ def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "operator" in problem["state"]
 
 
-def test_verify_what_is_none(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_a_missing_or_damaged_snapshot_fails(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "verify", str(savepoint / "missing")]) == 4
     assert main(["snapshot", "verify", "relative"]) == 2
     (savepoint / "_metadata").write_bytes(b"garbage")
@@ -154,7 +154,7 @@ def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys:
     assert not target.exists()
 
 
-def test_only_a_native_savepoint_is_for_a_backend(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backend_option_is_for_native_savepoints_only(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = savepoint.parent / "canonical"
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "canonical", "--backend", "rocksdb"]
     assert main(order) == ExitCode.USAGE
@@ -182,7 +182,9 @@ def owner_of(savepoint: Path) -> Claimant:
 
 
 @pytest.mark.row("203.12")
-def test_release_of_what_a_job_elsewhere_has_claimed(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_of_a_claim_needs_the_owner_declared_dead_if_its_session_may_live(
+    savepoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["snapshot", "release", str(savepoint)]) == ExitCode.NOT_FOUND
     assert "no job has claimed" in capsys.readouterr().err
     job = claimed(savepoint, "session a", "another-boot/pid:[1]/7/7")

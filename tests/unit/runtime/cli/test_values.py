@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from ckpt_runtime.cli import values
+from ckpt_runtime.cli import framework
 from ckpt_runtime.cli.main import main
 
 
@@ -16,14 +16,14 @@ from ckpt_runtime.cli.main import main
     [("10 s", 10_000), ("10s", 10_000), ("1500ms", 1_500), ("5 min", 300_000), ("0", 0), (None, None)],
 )
 def test_durations(text: str | None, millis: int | None) -> None:
-    assert values.duration_ms("--timeout", text) == millis
-    assert values.timeout_s("--timeout", text) == (None if millis is None else millis / 1000)
+    assert framework.duration_ms("--timeout", text) == millis
+    assert framework.timeout_s("--timeout", text) == (None if millis is None else millis / 1000)
 
 
 @pytest.mark.parametrize("text", ["300", " 300 ", "1"])
 def test_a_number_without_a_unit_is_refused_with_the_ways_to_write_it(text: str) -> None:
     with pytest.raises(typer.BadParameter, match=f'--timeout: .* no unit, write "{text.strip()} s"'):
-        values.duration_ms("--timeout", text)
+        framework.duration_ms("--timeout", text)
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_every_duration_of_the_command_line_needs_its_unit(
 def test_options_may_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "options"
     file.write_text("# a secret\ns3.secret-key = a=b\n\n  my.key=1 \n")
-    assert values.pairs("-D", ["x=y", f"@{file}"]) == {"x": "y", "s3.secret-key": "a=b", "my.key": "1"}
+    assert framework.pairs("-D", ["x=y", f"@{file}"]) == {"x": "y", "s3.secret-key": "a=b", "my.key": "1"}
     with pytest.raises(typer.BadParameter, match="my.key is given twice with different values"):
-        values.pairs("-D", ["my.key=2", f"@{file}"])
+        framework.pairs("-D", ["my.key=2", f"@{file}"])
     with pytest.raises(typer.BadParameter, match="-D: '@/no/such/file' is not acceptable, the file cannot be read"):
-        values.pairs("-D", ["@/no/such/file"])
+        framework.pairs("-D", ["@/no/such/file"])
     file.write_text("no pair")
     with pytest.raises(typer.BadParameter, match="'no pair' is not acceptable, it must be key=value"):
-        values.pairs("-D", [f"@{file}"])
+        framework.pairs("-D", [f"@{file}"])

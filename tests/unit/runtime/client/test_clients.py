@@ -25,7 +25,7 @@ from ckpt_runtime.client.errors import (
     WaitTimeout,
 )
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE
 from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.failure_report import FailureCause
@@ -188,7 +188,7 @@ def test_errors_by_status(client: Both, gateway: FakeGateway) -> None:
         client.wait_for_state(JOB, {"RUNNING"}, timeout_s=180)
 
 
-def test_a_failed_job_tells_why(client: Both, gateway: FakeGateway) -> None:
+def test_result_of_a_failed_job_has_its_failure(client: Both, gateway: FakeGateway) -> None:
     cause = FailureCause("ckpt.TaskFailed", "boom", "ckpt.TaskFailed: task\nCaused by: ValueError: boom")
     gateway.jobs[JOB].exceptions = [ExceptionEntry(cause, gateway.now, "count (1/2)", "h:1", "a")]
     gateway.move(JOB, JobStatus.FAILED)

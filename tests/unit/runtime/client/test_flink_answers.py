@@ -18,10 +18,9 @@ from ckpt_runtime.cli.snapshot_commands import StartedOperation
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptApiError, Conflict, NotFound, NotServed, UnexpectedAnswer
-from ckpt_runtime.contract.base import read
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
-from ckpt_runtime.contract.jobs import IoMetrics
-from ckpt_runtime.contract.stack_traces import root_cause_line
+from ckpt_runtime.contract.jobs import IoMetrics, root_cause_line
+from ckpt_runtime.contract.spelling import read
 
 DATA = Path(__file__).parents[3] / "data"
 EXCHANGES = json.loads((DATA / "flink_errors.json").read_text())
@@ -146,7 +145,7 @@ def test_every_recorded_answer_is_read(call: requests.Call[Any], document: Any) 
     call.parse(as_sent(document))
 
 
-def test_there_is_a_recorded_answer_for_every_path_of_these() -> None:
+def test_paths_of_these_calls_have_a_recorded_answer() -> None:
     assert {path for _, path, _, _ in READ} == {path for _, path, _ in calls_by_path()}
 
 
@@ -202,7 +201,7 @@ class TestOperationsOfJobsThatDoNotRun:
             self.wait(recorded("unknown job: GET /jobs/:id"))
         assert code_of(error.value) is ExitCode.NOT_FOUND
 
-    def test_one_that_has_ended(self) -> None:
+    def test_operation_of_a_job_that_has_ended_is_refused(self) -> None:
         with pytest.raises(Conflict, match="is FINISHED") as error:
             self.wait(recorded("a finished job"))
         assert code_of(error.value) is ExitCode.CONFLICT

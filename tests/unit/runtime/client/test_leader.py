@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ckpt_runtime import leader_retrieval
-from ckpt_runtime.client import leader
+from ckpt_runtime.client import transport
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptClientError, Unauthorized
-from ckpt_runtime.client.leader import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
+from ckpt_runtime.client.transport import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
 from ckpt_runtime.jobmaster.leadership import LeaseSignature
 from ckpt_runtime.leader_retrieval import InvalidLeaderDirectory, LeaderDirectory
 from ckpt_runtime.rest.app import create_app
@@ -113,7 +113,7 @@ def test_a_client_finds_the_leader(directory: Directory, two: tuple[str, str], b
     assert ask(directory.source(), blocking) == two[0]
 
 
-def test_one_client_follows_to_the_next_leader(directory: Directory, two: tuple[str, str]) -> None:
+def test_client_follows_to_the_next_leader(directory: Directory, two: tuple[str, str]) -> None:
     with listening() as (address, _):
         dead = address
     directory.lead(dead)
@@ -193,7 +193,7 @@ def test_missing_leader_is_reported(directory: Directory, blocking: bool) -> Non
         ask(directory.source(), blocking)
 
 
-def test_an_old_document_is_no_proof(directory: Directory, blocking: bool) -> None:
+def test_old_document_does_not_prove_an_address(directory: Directory, blocking: bool) -> None:
     """Put back later, when somebody else has the port."""
     with listening() as (stranger, heard):
         directory.lead(stranger, good_for_s=0.2)
@@ -207,9 +207,7 @@ def test_an_old_document_is_no_proof(directory: Directory, blocking: bool) -> No
     assert heard == []
 
 
-def test_a_client_that_has_seen_a_leader_goes_back_to_no_earlier_one(
-    directory: Directory, two: tuple[str, str]
-) -> None:
+def test_client_does_not_return_to_an_earlier_leader(directory: Directory, two: tuple[str, str]) -> None:
     with listening() as (stranger, heard):
         directory.lead(stranger)
         old = directory.file.read_bytes()
@@ -230,7 +228,7 @@ def test_an_address_is_believed_no_longer_than_its_document(
     with CkptClient(directory.source(), token=TOKEN, retry_timeout_s=0) as client:
         client.cluster_overview()
         later = SimpleNamespace(time=lambda: time.time() + 1000, monotonic=lambda: time.monotonic() + 1000)
-        monkeypatch.setattr(leader, "time", later)
+        monkeypatch.setattr(transport, "time", later)
         monkeypatch.setattr(leader_retrieval, "time", later)
         with pytest.raises(LeaderUnknown, match="no leader has renewed it"):
             client.cluster_overview()
@@ -291,7 +289,7 @@ def test_places_that_cannot_be_one() -> None:
             LeaderDirectory(directory, cluster, token=None)
 
 
-def test_without_a_token_no_address_is_proven(directory: Directory) -> None:
+def test_client_without_a_token_proves_no_address(directory: Directory) -> None:
     with served(create_app(FakeGateway(), token=None)) as open_to_all:
         HaStore(str(directory.path)).leader.claim(open_to_all, "app", "1", after=0)
         assert ask(directory.source(None), blocking=True, token=None) == open_to_all

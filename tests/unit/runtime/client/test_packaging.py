@@ -36,7 +36,7 @@ def test_files_are_sent_as_they_are(tmp_path: Path) -> None:
     assert pack_pipeline(tmp_path / "a.py") == ("a.py", b"x = 1")
 
 
-def test_path_that_is_no_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_is_not_a_pipeline_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.txt").write_text("x")
     for path in (tmp_path / "nosuch.py", tmp_path / "a.txt", tmp_path, Path("/dev/null")):
         with pytest.raises(PackagingError, match=str(path)):

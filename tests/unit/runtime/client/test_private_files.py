@@ -63,7 +63,7 @@ def test_a_log_becomes_private_and_grows(tmp_path: Path) -> None:
     assert (path.read_text(), mode(path)) == ("before\nafter\n", 0o600)
 
 
-def test_no_log_is_written_through_a_link(tmp_path: Path) -> None:
+def test_log_is_not_written_through_a_link(tmp_path: Path) -> None:
     path, other = tmp_path / "log", tmp_path / "other"
     other.write_text("somebody's")
     path.symlink_to(other)

@@ -17,7 +17,7 @@ from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.client.errors import CkptApiError
 from ckpt_runtime.client.transport import InvalidToken, InvalidUrl, client_options, normalise_url
-from ckpt_runtime.contract.stack_traces import root_message
+from ckpt_runtime.contract.jobs import root_message
 
 JOB = "ab" * 16
 T = TypeVar("T")
@@ -141,7 +141,7 @@ def test_patience_is_bounded_and_the_last_error_is_raised(patience: float, sent:
     assert len(script.requests) == int(str(error.value)) >= sent
 
 
-def test_one_call_may_have_a_patience_of_its_own() -> None:
+def test_timeout_of_repetitions_can_be_set_for_one_call() -> None:
     script = Script(httpx.Response(503), httpx.Response(200, json={"jobs": []}))
     with client_over(script, retry_timeout_s=60) as client:
         with pytest.raises(CkptApiError, match="503"):
@@ -215,7 +215,7 @@ def test_tls_contexts_are_made_once_and_loopback_uses_no_proxy() -> None:
     assert not client_options("http://127.0.0.1:1", None, True, 1.0)["trust_env"]
 
 
-def test_a_wait_outlasts_a_server_that_is_away() -> None:
+def test_wait_continues_while_the_server_does_not_answer() -> None:
     script = Script(httpx.Response(503), httpx.ConnectError("refused"), httpx.Response(200, json={"status": "RUNNING"}))
     with client_over(script, retry_timeout_s=0) as client:
         assert client.wait_for_state(JOB, {"RUNNING"}, timeout_s=None) == "RUNNING"

@@ -25,9 +25,9 @@ from ckpt_runtime.client.waiting import (
     wait_for_state,
     watch,
 )
-from ckpt_runtime.contract.base import read
 from ckpt_runtime.contract.checkpoints import OperationOutcome, OperationStatus
 from ckpt_runtime.contract.jobs import RETAINS, JobDetails, QueueStatus, RemoteFailure
+from ckpt_runtime.contract.spelling import read
 
 JOB = "ab" * 16
 

@@ -14,8 +14,12 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.cluster_options import RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.docs import render
-from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError, UnknownOptionError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import (
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+    UnknownOptionError,
+)
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES, OPTIONS
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -46,7 +50,7 @@ def test_an_older_key_is_kept_under_the_present_one_which_wins() -> None:
     assert Configuration(dict(reversed(both.items())))["state.backend"] == "hashmap"
 
 
-def test_later_layers_win_whatever_spelling_they_use() -> None:
+def test_later_layers_win_in_any_spelling_of_the_key() -> None:
     lower = Configuration({StateOptions.BACKEND_TYPE.key: "hashmap", "user.key": "1"})
     upper = Configuration({"state.backend": "rocksdb"})
     assert Configuration.merge(lower, upper).to_dict() == {"state.backend.type": "rocksdb", "user.key": "1"}
@@ -86,7 +90,7 @@ def test_two_spellings_of_an_option_mean_the_same_in_any_order(changes: dict[str
             )
 
 
-def test_numbers_and_truth_values_become_texts_and_nothing_else_does() -> None:
+def test_only_numbers_and_truth_values_are_converted_to_texts() -> None:
     configuration = Configuration.from_values(
         {INTERVAL.key: 1000, "execution.checkpointing.checkpoints-after-tasks-finish": True}
     )

@@ -6,7 +6,7 @@ import pytest
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import RestOptions
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import InvalidOptionError
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions

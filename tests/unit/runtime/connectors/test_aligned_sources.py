@@ -91,7 +91,7 @@ def test_reports_come_at_the_update_interval_or_when_the_reader_has_to_wait() ->
     assert aligned.reports[3:] == [Progress(6_000)]
 
 
-def test_paused_reader_still_reports_how_far_it_has_come() -> None:
+def test_paused_reader_still_reports_its_progress() -> None:
     aligned = Aligned()
     aligned.reader.align(0)
     aligned.run(3)
@@ -101,7 +101,7 @@ def test_paused_reader_still_reports_how_far_it_has_come() -> None:
     assert (aligned.second, aligned.reports[-1]) == (2, Progress(2_000))
 
 
-def test_restored_reader_knows_how_far_it_was_before_it_has_read_a_row() -> None:
+def test_restored_reader_knows_its_progress_before_it_has_read_a_row() -> None:
     before = Aligned({"rowsPerBatch": "100000"})
     before.run(1)  # the first part of a batch of second 0
     before.reader.align(-100_000)

@@ -95,7 +95,7 @@ def test_ranges_follow_the_read_limit_and_all_partitions_are_read_once(world: Pa
     assert SparkContext._jvm is None
 
 
-def test_nothing_new_means_waiting_ever_longer_and_data_ends_the_wait(world: Path) -> None:
+def test_waits_for_new_data_grow_until_data_arrives(world: Path) -> None:
     planner = enumerator(Counting, directory=world)
     opened(planner, context())
     drain(planner, 3)
@@ -159,7 +159,7 @@ def test_a_restore_continues_at_the_checkpoints_offset(world: Path) -> None:
     assert splits.column("sequence") == [4, 5, 6, 7]
 
 
-def test_what_latest_offset_leaves_in_the_reader_is_there_for_partitions_and_commit() -> None:
+def test_attributes_set_by_latest_offset_are_there_for_partitions_and_commit() -> None:
     """The reader keeps its ranges, changes the offset that it gets, and forgets what is committed."""
     planner = enumerator(Forgetful)
     splits = opened(planner, context())
@@ -252,7 +252,7 @@ def test_available_now_ends_with_the_data_of_the_start(world: Path) -> None:
 
 
 @pytest.mark.parametrize(("source", "then"), [(Old, []), (Counting, list(range(25, 99)))])
-def test_what_was_available_once_is_all_for_the_job_through_restarts_and_not_for_the_next(
+def test_available_now_reads_the_data_of_the_first_start_through_restarts(
     world: Path, source: type, then: list[int]
 ) -> None:
     """Another job that starts from the savepoint of the first asks for what is available then."""
@@ -296,7 +296,7 @@ def test_rows_of_a_simple_reader_travel_with_their_range(parallelism: int) -> No
     assert restored.batches == []
 
 
-def test_the_task_context_tells_the_partition_within_its_range_and_an_id_of_its_own(world: Path) -> None:
+def test_task_context_has_the_partition_within_its_range_and_a_unique_id(world: Path) -> None:
     planner = enumerator(Counting, directory=world, form="task")
     splits = opened(planner, context())
     drain(planner, 3)
@@ -334,7 +334,7 @@ def test_rows_that_do_not_fit_the_schema_are_named(world: Path) -> None:
         ("nothing", "CountingReader.read returned NoneType, expected an iterator of tuples"),
     ],
 )
-def test_a_missing_row_or_result_is_no_end_of_the_partition(world: Path, form: str, message: str) -> None:
+def test_missing_row_or_result_does_not_end_the_partition(world: Path, form: str, message: str) -> None:
     class Missing(Counting):
         def streamReader(self, schema: Any) -> Any:
             made = super().streamReader(schema)
@@ -365,7 +365,7 @@ def test_options_of_the_engine_do_not_reach_the_user_and_are_checked(world: Path
             reader(Counting, directory=world, **{name: "maybe"})
 
 
-def test_an_offset_that_is_no_json_object_is_named() -> None:
+def test_offset_that_is_not_a_json_object_is_named() -> None:
     class Bad(Old):
         def streamReader(self, schema: Any) -> Any:
             inner = super().streamReader(schema)

@@ -109,7 +109,7 @@ def aborted(world: Path) -> list[str]:
     return (world / "aborted").read_text().split() if (world / "aborted").exists() else []
 
 
-def test_what_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: Path) -> None:
+def test_output_that_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: Path) -> None:
     """Messages in front of a barrier that the committer never saw, and those of a checkpoint that was aborted."""
     sink = Sink(tmp_path)
     sink.writers[0].process_batch(rows(1), 0)
@@ -127,7 +127,7 @@ def test_what_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: Path) ->
     assert (staged(tmp_path), batches(tmp_path)) == (committed, ["batch-4"])
 
 
-def test_what_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> None:
+def test_output_that_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> None:
     """A savepoint tells nobody that it is complete, and a checkpoint that is being stored has not told yet."""
     sink = Sink(tmp_path)
     sink.writers[0].process_batch(rows(1), 0)
@@ -156,7 +156,7 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("restored", [None, 7])
-def test_what_a_write_returned_before_the_barrier_is_aborted_when_the_job_ends(
+def test_messages_of_a_write_before_the_barrier_are_aborted_when_the_job_ends(
     tmp_path: Path, restored: int | None
 ) -> None:
     """As a batch that cannot complete: the checkpoint behind the last barrier. What went in front of one is left."""
@@ -291,7 +291,7 @@ def test_commits_run_in_no_task_as_on_sparks_driver(tmp_path: Path) -> None:
     sink.committer.notify_complete(1)
 
 
-def test_what_a_writer_logs_is_about_its_subtask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_log_lines_of_a_writer_have_the_ids_of_its_subtask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.handler.setFormatter(JsonLines())
     sink = Sink(tmp_path, Seen, form="row")
     with caplog.at_level("WARNING"), about(vertex_id="v", subtask=0):
@@ -301,7 +301,7 @@ def test_what_a_writer_logs_is_about_its_subtask(tmp_path: Path, caplog: pytest.
     assert '"vertex_id": "v", "subtask": 0' in caplog.text
 
 
-def test_what_is_no_writer_is_refused_by_its_type(tmp_path: Path) -> None:
+def test_object_that_is_not_a_writer_is_refused_by_its_type(tmp_path: Path) -> None:
     sink = Sink(tmp_path, Seen, form="none")
     with pytest.raises(TypeError, match=r"Seen.streamWriter\(\) returned NoneType, expected a DataSourceStreamWriter"):
         sink.writers[0].process_batch(rows(1), 0)

@@ -130,7 +130,7 @@ def test_two_jobs_of_one_savepoint_commit_its_rows_once_and_their_own_each(tmp_p
     assert numbers(tmp_path) == [1, 2, 2]
 
 
-def test_rows_that_another_writer_appends_meanwhile_stay(tmp_path: Path) -> None:
+def test_rows_appended_by_another_writer_stay(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write(1)
     job.checkpoint(1)
@@ -142,7 +142,7 @@ def test_rows_that_another_writer_appends_meanwhile_stay(tmp_path: Path) -> None
     assert numbers(tmp_path) == [1, 2, 100]
 
 
-def test_commit_that_was_repeated_by_another_process_meanwhile_is_refused_by_the_log(tmp_path: Path) -> None:
+def test_commit_that_another_process_has_repeated_is_refused_by_the_log(tmp_path: Path) -> None:
     """Both have looked at the same snapshot: the second one's commit must not be taken."""
     job = Job(tmp_path)
     job.write(1)
@@ -238,6 +238,6 @@ def test_small_files_are_merged_across_checkpoints_and_jobs_and_no_row_changes(t
     assert all(entry is not None for entry in adds.column("min.n").to_pylist())
 
 
-def test_size_that_is_none_is_refused_when_the_program_is_planned() -> None:
+def test_invalid_size_is_refused_when_the_program_is_planned() -> None:
     with pytest.raises(PlanError, match="'targetFileSize': 'big' is not a number with a unit"):
         check_sink("delta", {"path": "/table", "targetFileSize": "big"}, SCHEMA)

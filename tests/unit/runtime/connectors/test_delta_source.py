@@ -61,7 +61,7 @@ def edit_log(path: Path, version: int, change: dict[str, Any]) -> None:
 
 
 @pytest.mark.row("ends.4")
-def test_snapshot_comes_first_and_then_each_version_once_whatever_the_parallelism(tmp_path: Path) -> None:
+def test_snapshot_of_a_table_is_followed_by_each_version_once_at_any_parallelism(tmp_path: Path) -> None:
     for number in range(6):
         append(tmp_path, number)
     few = options(tmp_path, maxFilesPerTrigger="4")
@@ -204,7 +204,7 @@ def test_versions_and_files_that_were_removed_before_they_were_read_are_named(tm
         job.run()
 
 
-def test_snapshot_whose_version_is_gone_is_named_at_a_restore(tmp_path: Path) -> None:
+def test_restore_names_a_removed_version_of_the_table(tmp_path: Path) -> None:
     for number in range(3):
         append(tmp_path, number)
     with closing(Job("delta", options(tmp_path, maxFilesPerTrigger="1"))) as job:

@@ -71,7 +71,7 @@ def read(job: Job, rows: int) -> None:
 
 
 @pytest.mark.row("ends.2")
-def test_whole_frame_is_a_source_that_ends_whatever_the_trigger_says() -> None:
+def test_frame_without_ranges_is_a_bounded_source_with_any_trigger() -> None:
     job = Job(Whole, {}, NUMBERS, parallelism=2, most_rows=10)
     read(job, 25)
     assert [row["n"] for row in job.rows] == list(range(25))

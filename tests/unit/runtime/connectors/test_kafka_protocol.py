@@ -107,7 +107,7 @@ def test_refused_commit_fails_the_job_with_the_number_of_the_error(monkeypatch: 
         with_error(lambda: commits.commit(COMMIT, [OPEN]), CommitError, "EndTxn of ckpt-1 was refused .* error 53")
 
 
-def test_no_broker_that_answers_is_a_connection_error_that_names_each() -> None:
+def test_connection_error_names_each_broker_that_does_not_answer() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with TransactionClient({"bootstrap.servers": f"127.0.0.1:{port}"}) as client:

@@ -42,7 +42,7 @@ def test_rows_are_the_documented_function_of_their_number(keys: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [1, 100_000])
-def test_keys_lie_far_apart_as_numbers_or_as_text(keys: int) -> None:
+def test_keys_are_spread_over_a_wide_range_as_numbers_or_as_text(keys: int) -> None:
     plain, far, text = (source(rows=1000, keys=keys, keyForm=form) for form in ("int", "scattered", "string"))
     outputs = [opened(numbers, context()) for numbers in (plain, far, text)]
     assert all(drain(numbers) for numbers in (plain, far, text))

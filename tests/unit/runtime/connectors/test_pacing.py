@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.connectors.pacing import Pacer
+from ckpt_runtime.connectors.splits import Pacer
 from tests.unit.runtime.connectors.harness import Clock
 
 
-def test_no_rate_is_no_limit() -> None:
+def test_source_without_a_rate_has_no_limit() -> None:
     pacer = Pacer(0, Clock())
     pacer.spend(1 << 40)
     assert pacer.allowance() > 1 << 40

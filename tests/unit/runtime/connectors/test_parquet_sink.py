@@ -137,7 +137,7 @@ def test_a_restore_may_be_repeated(tmp_path: Path) -> None:
     assert (visible(tmp_path), hidden(tmp_path)) == ([0, 1], [])
 
 
-def test_only_leftovers_of_earlier_attempts_of_the_same_sink_are_removed(tmp_path: Path) -> None:
+def test_only_hidden_files_of_earlier_attempts_of_the_same_sink_are_removed(tmp_path: Path) -> None:
     crashed_attempt(tmp_path)
     (tmp_path / ".part-of-somebody.parquet.pending").touch()
     (tmp_path / ".hidden").touch()
@@ -188,7 +188,7 @@ def test_two_jobs_that_commit_the_same_file_at_once_publish_it_once(
 
 
 @pytest.mark.row("147.8")
-def test_a_resumed_job_removes_what_an_ended_one_left_behind_its_snapshot(tmp_path: Path) -> None:
+def test_resumed_job_removes_hidden_files_that_an_ended_job_wrote_after_its_snapshot(tmp_path: Path) -> None:
     """The driver of the first job was killed: nobody cleaned up. The sink is the same, the job is another."""
     state = crashed_attempt(tmp_path)
     lineage = SinkLineage(SINK.sink_id, ended_jobs=(JOB,))
@@ -216,7 +216,7 @@ def test_a_resumed_job_leaves_the_files_of_a_job_that_may_be_alive(tmp_path: Pat
     assert visible(tmp_path) == [0, 1, 2]
 
 
-def test_what_a_savepoint_covers_outlives_a_restore_from_an_older_checkpoint(tmp_path: Path) -> None:
+def test_files_covered_by_a_savepoint_outlive_a_restore_from_an_older_checkpoint(tmp_path: Path) -> None:
     """A savepoint notifies nobody: its files wait for a checkpoint. A failure before that one must not take them."""
     first = sink(tmp_path)
     opened(first, context())
@@ -288,7 +288,7 @@ def test_a_relative_path_is_refused() -> None:
         sink("out")
 
 
-def test_it_writes_to_other_file_systems() -> None:
+def test_parquet_sink_writes_to_other_file_systems() -> None:
     memory = fsspec.filesystem("memory")
     writer = sink("memory://lake/out")
     opened(writer, context())

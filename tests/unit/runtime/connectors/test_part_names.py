@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.sink_state import new_sink_id
-from ckpt_runtime.connectors.part_names import PartName, owner_of, parse_hidden
+from ckpt_runtime.connectors.part_directory import PartName, owner_of, parse_hidden
 
 SINK = "0123456789abcdef"
 NUMBERS = st.integers(0, 1 << 40)

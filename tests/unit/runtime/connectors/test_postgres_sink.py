@@ -224,7 +224,7 @@ def prepared(database: Any) -> list[str]:
 
 
 @pytest.mark.row("ends.5")
-def test_prepared_transaction_is_committed_once_whatever_step_a_crash_interrupts(url: str, database: Any) -> None:
+def test_prepared_transaction_is_committed_once_if_a_crash_interrupts_any_step(url: str, database: Any) -> None:
     sink = sink_of(url, preparedTransactions="true")
     tables = staged(sink, named((1, "a"), (2, None)), 5)
     assert (content(database), len(prepared(database)), staging_tables(database)) == ([], 1, set())

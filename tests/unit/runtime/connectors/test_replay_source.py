@@ -124,7 +124,7 @@ def test_a_declared_schema_selects_and_casts(directory: Path) -> None:
     assert output.column("row") == list(range(ROWS))
 
 
-def test_it_reads_from_other_file_systems() -> None:
+def test_replay_source_reads_from_other_file_systems() -> None:
     memory = fsspec.filesystem("memory")
     with memory.open("/replayed/a.parquet", "wb") as stream:
         pq.write_table(table(50), stream)

@@ -128,7 +128,7 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
     assert (world.rows(), world.left()) == ([0, 1, 2, 3], [])
 
 
-def test_what_an_attempt_has_not_completed_goes_and_what_it_has_completed_stays(world: World) -> None:
+def test_incomplete_output_of_an_attempt_is_removed_and_completed_output_stays(world: World) -> None:
     """A complete directory may be half published: only a repetition of its commit knows what to do with it."""
     others = [
         f"_ckpt-{SINK.sink_id}-{'e' * 32}-7-a0",

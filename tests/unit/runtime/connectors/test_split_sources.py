@@ -104,7 +104,7 @@ def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(("call_ms", "row_ms", "least", "most"), [(30, 0.0, 500, 8_192), (0, 1.0, 5, 20)])
-def test_batches_become_smaller_if_their_rows_take_long_but_not_if_a_call_of_the_operators_behind_does(
+def test_batches_shrink_for_slow_rows_but_not_for_a_slow_call_of_later_operators(
     tmp_path: Path, call_ms: float, row_ms: float, least: int, most: int
 ) -> None:
     """Text files come in batches of 8,192 rows at most, from which the reader takes its share."""
@@ -197,12 +197,13 @@ def test_a_source_of_files_has_found_what_came_later_but_not_what_was_read(tmp_p
     assert not job.ended
 
 
-def test_a_file_with_a_known_name_in_another_directory_is_new_unless_names_alone_count(tmp_path: Path) -> None:
-    options = {"path": str(tmp_path), "recursiveFileLookup": "true", "availableNow": "true"}
-    for at, name in enumerate(("one/a", "two/a")):
-        write(tmp_path, "text", name, at, 1)
-    assert ids(Job("text", options).run()) == Counter([0, 1])
-    assert len(Job("text", {**options, "fileNameOnly": "true"}).run()) == 1
+def test_file_with_a_known_name_in_another_directory_is_new_unless_names_decide(tmp_path: Path) -> None:
+    options = {"path": str(tmp_path), "recursiveFileLookup": "true"}
+    jobs = [Job("text", options), Job("text", {**options, "fileNameOnly": "true"})]
+    write(tmp_path, "text", "one/a", 0, 1)
+    assert [ids(job.run()) for job in jobs] == [Counter([0])] * 2
+    write(tmp_path, "text", "two/a", 1, 1)
+    assert [ids(job.run()) for job in jobs] == [Counter([0, 1]), Counter([0])]
 
 
 def test_old_files_are_forgotten_and_not_read_again(tmp_path: Path) -> None:
@@ -295,7 +296,7 @@ def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("format_", "given", "problem"),
     [
-        ("json", {"multiLine": "true"}, "does not know it"),
+        ("json", {"encoding": "ISO-8859-1"}, "ISO-8859-1 needs option lineSep, or multiLine"),
         ("json", {"mode": "IGNORE"}, "is not one of PERMISSIVE"),
         ("json", {"columnNameOfCorruptRecord": "n"}, "must be a STRING"),
         ("json", {"badRows": "skip"}, "'skip' is not one of fail, drop, deadLetter"),
@@ -326,7 +327,10 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
     ("options", "declared", "problem"),
     [
         ({"path": "relative"}, NUMBERS, "is relative"),
-        ({"path": "/a/*.parquet"}, NUMBERS, "use pathGlobFilter"),
+        ({"path": "/a/{b"}, NUMBERS, "'{b' has an open brace"),
+        ({"path": "/a/*", "pathGlobFilter": "[a"}, NUMBERS, r"'\[a' has an open bracket"),
+        ({"path": "/a/b", "basePath": "/a"}, NUMBERS, "is no pattern, and is the base itself"),
+        ({"path": "/a", "maxBytesPerTrigger": "9", "maxFilesPerTrigger": "1"}, NUMBERS, "cannot be set together"),
         ({"path": "/a"}, None, "needs its schema"),
         ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
         ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the minimum"),

@@ -25,7 +25,7 @@ from pyspark.sql import Row
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import ArrayType, DecimalType, StructType
 
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import values_of
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
 
 
@@ -217,14 +217,14 @@ def local_class() -> Any:
         (Slim(local_class()), r"^it\.__getstate__\(\)\[0\] is of type .*Local"),
     ],
 )
-def test_what_is_not_carried_is_named_with_its_place_and_the_way_out(value: Any, text: str) -> None:
+def test_value_that_cannot_be_stored_is_named_with_its_path_and_a_remedy(value: Any, text: str) -> None:
     with pytest.raises(ValueNotCarriedError, match=text) as caught:
         VALUES_OF_PLAN.encode(value, "it")
     assert "Allowed are None, bool, int" in str(caught.value)
     assert "Pass the values from which the object can be created" in str(caught.value)
 
 
-def test_what_contains_itself_is_refused() -> None:
+def test_value_that_contains_itself_is_refused() -> None:
     endless: list[Any] = []
     endless.append(endless)
     with pytest.raises(
@@ -263,7 +263,7 @@ def test_texts_make_nothing_but_values_and_objects_of_the_plan(document: dict[st
         VALUES_OF_PLAN.decode(json.dumps(document))
 
 
-def test_a_class_that_has_gone_is_named() -> None:
+def test_class_that_no_longer_exists_is_named() -> None:
     text = VALUES_OF_PLAN.encode(Plain(1), "it").replace("Plain", "Gone")
     with pytest.raises(
         UnreadableValueError, match="class .*:Gone is not a class of the plan, but was one when the text was"

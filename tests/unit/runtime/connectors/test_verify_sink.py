@@ -57,7 +57,7 @@ def test_keys_in_another_form_are_those_that_it_was_made_of(tmp_path: Path, form
 
 
 @pytest.mark.parametrize("text", ["", "0123456789abcde", "0123456789abcdeF", "0123456789abcdef0", None])
-def test_text_that_is_no_key_is_refused(tmp_path: Path, text: str | None) -> None:
+def test_text_that_is_not_a_key_is_refused(tmp_path: Path, text: str | None) -> None:
     sink = VerifySink(SinkSpec("verify", {"report": str(tmp_path), "keyForm": "string"}))
     opened(sink, context(uid="check"))
     batch = pa.record_batch([pa.array(["0123456789abcdef", text]), [1, 1]], ["key", "count"])

@@ -69,7 +69,7 @@ def test_rows_of_waiting_files_become_fewer_as_they_are_read_and_are_none_in_the
     reader.close()
 
 
-def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice(
+def test_files_after_the_counted_ones_are_estimated_and_footers_are_read_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[str] = []
@@ -97,7 +97,7 @@ def test_files_behind_the_counted_ones_are_estimated_and_no_footer_is_read_twice
     reader.close()
 
 
-def test_file_that_cannot_be_counted_is_no_backlog_and_fails_when_it_is_read(tmp_path: Path) -> None:
+def test_file_that_cannot_be_counted_does_not_count_as_backlog_and_fails_when_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "bad.parquet").write_bytes(b"no Parquet at all")
     reader = reader_of("parquet", tmp_path)
     reader.add(split_of(tmp_path / "bad.parquet"), None)

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions.dictionaries import decoded
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_encoded, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, arrow_type
 
 TEXT, OTHER, NUMBER = Column(0, "string"), Column(1, "string"), Column(2, "long")
 
@@ -126,7 +125,7 @@ def test_a_field_of_structs_with_dictionaries_is_null_where_the_struct_is() -> N
         assert found.validate(full=True) is None
 
 
-def test_a_part_that_stands_in_several_trees_is_evaluated_once_for_each_frame() -> None:
+def test_expression_that_several_trees_share_is_evaluated_once_for_each_frame() -> None:
     doubled = call("Add", "long", NUMBER, NUMBER)
     first, second = compile_all([doubled, call("Multiply", "long", doubled, doubled)])
     frame = Frame([pa.nulls(2), pa.nulls(2), pa.array([1, 2])], 2)

@@ -10,12 +10,11 @@ import pyarrow as pa
 import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.patterns import read, tokens_of
 from ckpt_runtime.expressions.regex import compile_java
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 
 A, B = Column(0, "double"), Column(1, "double")
 ONE, ZERO = Literal("1.0", "double"), Literal("0.0", "double")

@@ -12,11 +12,10 @@ import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions import patterns
-from ckpt_runtime.expressions.errors import EvaluationError, UnsupportedExpressionError
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import DEEPEST
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.expressions.types import arrow_type
+from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 
 
 def computed(tree: Expression, *columns: pa.Array, moment: int | None = None) -> list[Any]:
@@ -316,7 +315,7 @@ def test_shift_by_all_bits_but_one_moves_the_sign_as_in_java() -> None:
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Kolkata", "America/New_York"])
 @pytest.mark.parametrize("pattern", ["yyyy-MM-dd", "E D", "HH", "hh a", "HH:mm", "dd HH:mm:ss", "ss.SSSSSS", "'x'"])
-def test_date_format_writes_each_moment_of_a_column_as_it_writes_that_moment_alone(pattern: str, zone: str) -> None:
+def test_date_format_of_a_column_equals_that_of_each_value(pattern: str, zone: str) -> None:
     # Before and after 1970, in the repeated hour of a clock that is set back, and on both sides of a midnight.
     micros = [0, -1, 1, 86_399_999_999, -86_400_000_001, 1_793_511_000_000_001, 1_793_514_600_000_001, None]
     column = pa.array(micros, pa.timestamp("us", "UTC"))
@@ -333,3 +332,48 @@ def test_base64_makes_lines_of_76_characters_and_unbase64_reads_them() -> None:
     line = "eHh4" * 19
     assert computed(encoded, data) == ["", line, line + "\r\neA==", None]
     assert computed(Call("UnBase64", (encoded,), "binary"), data) == data.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("5 minutes", (0, 0, 300_000_000)),
+        (" interval 1 YEAR 2 months - 3 days ", (14, -3, 0)),
+        ("1.5 seconds -500 milliseconds", (0, 0, 1_000_000)),
+        ("+1 week", (0, 7, 0)),
+        ("1.5 minutes", None),
+        ("5minutes", None),
+        ("5", None),
+        ("interval", None),
+        ("99999999999 days", None),
+        ("", None),
+    ],
+)
+def test_text_is_cast_to_a_calendar_interval_or_null(text: str, wanted: tuple[int, int, int] | None) -> None:
+    found = compile_expression(Call("Cast", (Column(0, "string"),), "interval"))(Frame((pa.array([text]),), 1))
+    assert found.to_pylist() == [
+        None if wanted is None else dict(zip(("months", "days", "micros"), wanted, strict=True))
+    ]
+
+
+def test_key_text_is_equal_for_equal_values_and_gives_the_value_back() -> None:
+    moment = datetime.datetime(1969, 12, 31, 23, 59, 59, 7, tzinfo=datetime.UTC)
+    element = struct(
+        d="double", b="binary", t="timestamp", day="date", n="decimal(5,2)", m=map_("string", "integer"), i="boolean"
+    )
+    kind = array(element)
+    values = [
+        {"d": -0.0, "b": b"\x00\xff", "t": moment, "day": moment.date(), "n": Decimal("1.50"), "i": True}
+        | {"m": [("b", 1), ("a", None)]},
+        None,
+        dict.fromkeys(["d", "b", "t", "day", "n", "m", "i"]),
+    ]
+    turned = [{**values[0], "d": 0.0, "m": [("a", None), ("b", 1)]}, *values[1:]]  # type: ignore[dict-item]
+    column = pa.array([values, turned, [], None], arrow_type(kind))
+    texts = computed(Call("KeyText", (Column(0, kind),), "string"), column)
+    assert texts[0] == texts[1]
+    assert texts[2:] == ["[]", None]
+    assert computed(Call("ValueOfKey", (Column(0, "string"),), kind), pa.array(texts)) == [turned, turned, [], None]
+    nan = computed(Call("KeyText", (Column(0, array("double")),), "string"), pa.array([[float("nan")]]))
+    [[back]] = computed(Call("ValueOfKey", (Column(0, "string"),), array("double")), pa.array(nan))
+    assert back != back

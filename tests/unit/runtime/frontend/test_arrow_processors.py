@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.frontend.stateful_functions import stateful_spec
+from ckpt_runtime.frontend.function_mapping import stateful_spec
 from ckpt_runtime.frontend.typed_plan import StatefulFunction, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.processors import ArrowStatefulProcessor

@@ -170,7 +170,7 @@ def test_malformed_message_fails_or_is_a_struct_of_nulls(message: bytes) -> None
         ('"int"', {"schema.registry.basic.auth.user.info": "u:p"}, "needs schema.registry.url"),
     ],
 )
-def test_what_spark_reads_otherwise_or_not_at_all_is_refused(
+def test_avro_that_spark_reads_differently_or_not_at_all_is_refused(
     schema: str, options: dict[str, str], problem: str
 ) -> None:
     with pytest.raises(PlanError, match=problem):
@@ -189,16 +189,17 @@ def test_columns_of_other_types_than_the_schema_are_refused() -> None:
 class Registry:
     """A Schema Registry over HTTP. ``refusals`` are the first answers, as status codes."""
 
-    def __init__(self, schemas: Mapping[int, dict[str, Any]], refusals: list[int]) -> None:
+    def __init__(self, schemas: Mapping[Any, dict[str, Any]], refusals: list[int]) -> None:
         self.asked: list[tuple[str, str | None]] = []
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 registry.asked.append((self.path, self.headers.get("authorization")))
-                number = int(self.path.rsplit("/", 1)[-1])
-                status = refusals.pop(0) if refusals else 200 if number in schemas else 404
-                body = json.dumps(schemas.get(number, {})).encode()
+                path = self.path.partition("?")[0]
+                key = int(path.rsplit("/", 1)[-1]) if path.startswith("/schemas/ids/") else path
+                status = refusals.pop(0) if refusals else 200 if key in schemas else 404
+                body = json.dumps(schemas.get(key, {})).encode()
                 self.send_response(status)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
@@ -214,7 +215,7 @@ class Registry:
 
 
 @contextmanager
-def registry(schemas: Mapping[int, dict[str, Any]], refusals: list[int] | None = None) -> Iterator[Registry]:
+def registry(schemas: Mapping[Any, dict[str, Any]], refusals: list[int] | None = None) -> Iterator[Registry]:
     serving = Registry(schemas, refusals or [])
     thread = threading.Thread(target=serving.server.serve_forever)
     thread.start()
@@ -252,17 +253,51 @@ def test_messages_are_read_with_the_schema_whose_id_they_carry(monkeypatch: pyte
     assert serving.asked == [("/schemas/ids/7", authorization)] * 3 + [("/schemas/ids/300", authorization)]
 
 
+@pytest.mark.row("ends.4")
+def test_schemas_that_a_schema_refers_to_are_read_from_the_registry_once() -> None:
+    money = {"type": "record", "name": "shop.Money", "fields": [{"name": "cents", "type": "long"}]}
+    line = {"type": "record", "name": "shop.Line", "fields": [{"name": "price", "type": "shop.Money"}]}
+    order = {
+        "type": "record",
+        "name": "shop.Order",
+        "fields": [
+            {"name": "lines", "type": {"type": "array", "items": "shop.Line"}},
+            {"name": "tax", "type": "Money"},
+        ],
+    }
+    whole = json.loads(
+        json.dumps(order).replace('"shop.Line"', json.dumps(line).replace('"shop.Money"', json.dumps(money), 1), 1)
+    )
+    refer_to = {name: {"name": name, "subject": f"of {name}", "version": 2} for name in ("Money", "Line")}
+    schemas: dict[int | str, dict[str, Any]] = {
+        5: {"schema": json.dumps(order), "references": list(refer_to.values())},
+        "/subjects/of%20Line/versions/2": {"schema": json.dumps(line), "references": [refer_to["Money"]]},
+        "/subjects/of%20Money/versions/2": {"schema": json.dumps(money)},
+    }
+    value = {"lines": [{"price": {"cents": 5}}, {"price": {"cents": 7}}], "tax": {"cents": 2}}
+    with registry(schemas) as serving:
+        message = framed(5, encoded(whole, value))
+        assert decoded([message, message], whole, **{"schema.registry.url": serving.url}) == [value, value]
+    assert len(serving.asked) == 3
+
+
 @pytest.mark.row("ends.6")
 def test_message_without_a_known_schema_is_malformed_and_a_registry_that_fails_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
-    schemas = {1: {"schema": "{}", "schemaType": "PROTOBUF"}, 2: {"schema": "{}", "references": [{"name": "x"}]}}
+    other = {"name": "x", "subject": "x", "version": 3}
+    schemas: dict[int | str, dict[str, Any]] = {
+        1: {"schema": "{}", "schemaType": "PROTOBUF"},
+        2: {"schema": "{}", "references": [other]},
+    }
     bad = [framed(9, b"\x02"), framed(1, b"\x02"), framed(2, b"\x02"), b"\x00\x00", b"\x01\x00\x00\x00\x01\x02"]
     with registry(schemas) as serving:
         given = {"schema.registry.url": serving.url}
         assert decoded(bad, FIRST, mode="PERMISSIVE", **given) == [{"id": None}] * 5
-        for message, problem in zip(bad, ("no schema 9", "of type PROTOBUF", "refers to", "zero", "zero"), strict=True):
+        for message, problem in zip(
+            bad, ("no schema 9", "of type PROTOBUF", "no version 3 of 'x'", "zero", "zero"), strict=True
+        ):
             with pytest.raises(ValueError, match=problem):
                 decoded([message], FIRST, **given)
     with registry(schemas, [401]) as serving, pytest.raises(RegistryError, match="status 401"):

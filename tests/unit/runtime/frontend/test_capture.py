@@ -73,7 +73,7 @@ def test_program_that_asks_something_else_in_its_second_run_is_refused() -> None
         schema_of(capture({"0" * 64: "{}"}))
 
 
-def test_answers_that_are_remembered_are_used_and_another_request_is_made_all_the_same() -> None:
+def test_cached_answers_are_used_and_the_next_request_is_still_made() -> None:
     known = answered(question_of({}))
     given = capture({})
     given.remembered = {**known, "0" * 64: "{}"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.frontend.triggers import parse_interval
+from ckpt_runtime.frontend.program import parse_interval
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ def test_durations_of_options_and_intervals(text: str, millis: int) -> None:
         "1 s 2 s",
     ],
 )
-def test_what_is_none(text: str) -> None:
+def test_text_that_is_not_an_interval_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="one or more numbers with a unit"):
         parse_interval(text)

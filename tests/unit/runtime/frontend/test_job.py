@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql.datasource import DataSource
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, source_schema
@@ -153,7 +153,7 @@ def test_a_registered_data_source_is_found_by_name() -> None:
     assert classes.resolve("unknown") == "unknown"
 
 
-def test_what_is_no_data_source_and_the_name_of_a_built_in_format_are_refused() -> None:
+def test_object_that_is_not_a_data_source_and_the_name_of_a_built_in_format_are_refused() -> None:
     class Numbers(Mine):
         @classmethod
         def name(cls) -> str:

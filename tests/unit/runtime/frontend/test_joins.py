@@ -26,6 +26,10 @@ def later(time: Column, micros: int) -> Call:
     return Call("TimestampAddInterval", (time, interval(micros)), "timestamp")
 
 
+def later_by(time: Column, length: Expression, zone: str = "UTC") -> Call:
+    return Call("TimestampAddInterval", (time, length), "timestamp", settings={"zone": zone})
+
+
 def compared(function: str, one: Expression, other: Expression) -> Call:
     return Call(function, (one, other), "boolean")
 
@@ -41,10 +45,50 @@ def conditions(*parts: Expression, how: str = "Inner", event_time: int | None = 
     return conditions_of(Join(columns=(), how=how, condition=condition), *sides)
 
 
-def test_equality_of_columns_of_both_sides_is_a_key_whichever_comes_first() -> None:
+def test_equality_of_columns_of_both_sides_is_a_key_in_either_order() -> None:
     for one, other in ((K, KEY), (KEY, K)):
         found = conditions(compared("EqualTo", one, other))
         assert (found.left.keys, found.right.keys) == ([K], [Column(0, "string")])
+
+
+def seconds(time: Expression) -> Call:
+    return Call("Cast", (time,), "long")
+
+
+def plus(number: Expression, other: Expression, kind: str = "long") -> Call:
+    return Call("Add", (number, other), kind, "ansi")
+
+
+DAY = interval(86_400_000_000)
+
+
+@pytest.mark.parametrize(
+    ("part", "exact", "kept"),
+    [
+        # The time between both, and a constant that is computed.
+        (
+            ("LessThanOrEqual", Call("SubtractTimestamps", (THEN, AT), "interval day to second"), interval(7)),
+            (None, 7),
+            False,
+        ),
+        (("LessThan", THEN, later_by(AT, plus(interval(3), interval(4), "interval day to second"))), (None, 6), False),
+        (("LessThan", THEN, later_by(AT, Literal("0,1,5", "interval"))), (None, 86_400_000_004), False),
+        # Whole seconds: the times may differ by almost a second more.
+        (("LessThanOrEqual", seconds(THEN), plus(seconds(AT), Literal("5", "long"))), (None, 5_999_999), True),
+        (("GreaterThan", seconds(THEN), seconds(AT)), (-999_998, None), True),
+        (("LessThanOrEqual", Call("Cast", (THEN,), "double"), Call("Cast", (AT,), "double")), (None, 2), True),
+        # A local day may be longer.
+        (("LessThanOrEqual", THEN, later_by(AT, DAY, zone="Europe/Vienna")), (None, 90_000_000_000), True),
+        (("LessThanOrEqual", THEN, later_by(AT, Literal("1,0,0", "interval"))), None, True),
+        (("LessThan", seconds(THEN), Literal("5", "long")), None, False),
+    ],
+)
+def test_bound_is_read_from_sums_and_casts_of_times_and_the_condition_kept_where_it_says_more(
+    part: tuple[str, Expression, Expression], exact: tuple[int | None, int | None] | None, kept: bool
+) -> None:
+    found = conditions(EQUAL, compared(*part))
+    assert tuple(found.bounds) == (exact or (None, None))
+    assert bool(found.rest) is kept
 
 
 @pytest.mark.parametrize(
@@ -114,7 +158,7 @@ def test_equality_in_which_nulls_match_compares_whether_values_are_null_and_a_co
 @pytest.mark.parametrize(
     ("function", "fails", "kept"), [("GreaterThan", "Left", "Right"), ("LessThan", "Right", "Left")]
 )
-def test_bound_of_one_side_is_enough_for_inner_joins_and_for_outer_ones_whose_rows_it_removes(
+def test_bound_of_one_side_suffices_for_inner_joins_and_for_outer_joins_of_that_side(
     function: str, fails: str, kept: str
 ) -> None:
     bound = compared(function, THEN, AT)

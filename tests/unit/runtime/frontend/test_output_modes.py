@@ -35,15 +35,17 @@ def test_mode_other_than_append_allows_stateful_operations_in_front_of_an_aggreg
     if allowed:
         assert check_output_mode(mode, nodes) == mode
         return
-    with pytest.raises(PlanError, match="after an aggregation"):
+    with pytest.raises(PlanError, match="behind an aggregation"):
         check_output_mode(mode, nodes)
 
 
-@pytest.mark.parametrize("mode", ["update", "complete"])
-def test_streams_are_joined_in_mode_append_only_and_a_table_in_each_mode(mode: str) -> None:
-    join = Join(columns=(), inputs=(0, 1), how="Inner", condition=None)
-    with pytest.raises(PlanError, match="two streams can be joined in output mode append only"):
+@pytest.mark.parametrize(("mode", "how"), [("update", "LeftOuter"), ("update", "LeftSemi"), ("complete", "Inner")])
+def test_streams_are_joined_in_the_modes_that_spark_allows_and_a_table_in_each_mode(mode: str, how: str) -> None:
+    join = Join(columns=(), inputs=(0, 1), how=how, condition=None)
+    with pytest.raises(PlanError, match="two streams can be joined in output mode append, and an inner join in update"):
         check_output_mode(mode, (SOURCE, SOURCE, join, TOTALS))
+    inner = msgspec.structs.replace(join, how="Inner")
+    assert check_output_mode("update", (SOURCE, SOURCE, inner, TOTALS)) == "update"
     assert check_output_mode(mode, (SOURCE, StaticTable(columns=()), join, TOTALS)) == mode
 
 

@@ -68,7 +68,7 @@ def test_an_answer_that_cannot_be_printed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", ["garbage", "{}", "[]", "null", '{"error": 1}', '{"job_graph": {"name": []}}', "[" * 9_999]
 )
-def test_an_answer_that_is_no_plan(tmp_path: Path, content: str) -> None:
+def test_answer_that_is_not_a_plan_is_refused(tmp_path: Path, content: str) -> None:
     """User code may find the file of the answer and write to it."""
     failure = plan(
         tmp_path,

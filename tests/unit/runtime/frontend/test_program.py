@@ -143,7 +143,7 @@ def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) 
 
 
 @pytest.mark.usefixtures("process_template")
-def test_the_plan_process_tells_what_the_pipeline_set(archive: Path) -> None:
+def test_plan_process_returns_the_options_that_the_pipeline_set(archive: Path) -> None:
     (archive / "sets.py").write_text(
         "def pipeline(spark):\n"
         "    spark.conf.set('execution.checkpointing.interval', '5 s')\n"

@@ -27,7 +27,7 @@ def known() -> CapturedFunctions:
     return functions
 
 
-def test_number_of_a_function_is_the_same_each_time_that_a_plan_mentions_it() -> None:
+def test_function_has_the_same_number_each_time_that_a_plan_mentions_it() -> None:
     functions = CapturedFunctions()
 
     def function(value: Any) -> Any:
@@ -48,7 +48,7 @@ def test_function_that_is_not_deterministic_is_called_for_each_mention(known: Ca
     assert trees == [Column(1, "long"), Column(2, "long")]
 
 
-def test_function_of_a_function_is_one_call_unless_something_lies_between(known: CapturedFunctions) -> None:
+def test_nested_functions_are_one_call_unless_another_expression_is_between_them(known: CapturedFunctions) -> None:
     steps, trees = separated([call(1, call(0, FIRST))], 1, known)
     assert [len(function.chain) for step in steps for function in step.functions] == [2]
     more = Call("Add", (call(0, FIRST), Literal("1", "long")), "long")

@@ -9,8 +9,7 @@ from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
-from ckpt_runtime.frontend.mapping import add_queries
-from ckpt_runtime.frontend.read_columns import check_pruned
+from ckpt_runtime.frontend.mapping import add_queries, check_pruned
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Analysis,

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.triggers import set_interval
+from ckpt_runtime.frontend.program import set_options
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
+ENDS = "execution.event-time.ends-with-data"
 AT_LEAST_ONCE = {"deliveryGuarantee": "at-least-once"}
 
 
@@ -31,7 +33,7 @@ def start(**fields: Any) -> Any:
 )
 def test_shortest_interval_of_the_triggers_is_that_of_checkpoints(starts: list[Any], interval: str | None) -> None:
     conf = JobOptions({})
-    set_interval(starts, conf)
+    set_options(starts, conf)
     assert conf.own.get_text(INTERVAL) == interval
 
 
@@ -40,7 +42,7 @@ def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_o
     submitted, own, cluster = JobOptions({INTERVAL: "3 s"}), JobOptions({}), JobOptions({}, {INTERVAL: "5 s"})
     own.set(INTERVAL, "4 s")
     for conf, interval in ((submitted, "3 s"), (own, "4 s"), (cluster, "10000 ms")):
-        set_interval([query], conf)
+        set_options([query], conf)
         assert conf.get(INTERVAL) == interval
 
 
@@ -57,4 +59,22 @@ def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_o
 )
 def test_trigger_that_cannot_be_kept_is_refused(query: Any, message: str) -> None:
     with pytest.raises(PlanError, match=message):
-        set_interval([query], JobOptions({}))
+        set_options([query], JobOptions({}))
+
+
+@pytest.mark.parametrize(
+    ("starts", "submitted", "ends"),
+    [
+        ([start(available_now=True), start(once=True)], {}, False),
+        ([start(available_now=True), start()], {}, True),
+        ([], {}, True),
+        ([start(available_now=True)], {ENDS: "true"}, True),
+        ([start(available_now=True)], {"execution.stateful-processor.fire-timers-at-end": "true"}, True),
+    ],
+)
+def test_event_time_does_not_end_with_the_data_if_all_triggers_do(
+    starts: list[Any], submitted: dict[str, str], ends: bool
+) -> None:
+    conf = JobOptions(submitted)
+    set_options(starts, conf)
+    assert conf.effective.get(ExecutionOptions.EVENT_TIME_ENDS) is ends

@@ -162,7 +162,7 @@ def test_a_pyspark_writer_gets_one_committer() -> None:
 
 
 @pytest.mark.row("air.9")
-def test_nothing_of_a_drill_is_seen_outside_and_its_snapshot_fits() -> None:
+def test_compiled_drill_has_no_external_effects_and_its_snapshot_fits() -> None:
     """The same uids, vertices and edges, derived ones too; but no worker would take the one plan for the other."""
 
     def planned(*, drill: bool) -> CompiledPlan:
@@ -303,7 +303,7 @@ PASS_RANGES_ON = {
 
 
 @pytest.mark.parametrize("kind", [kind for kind in get_args(OperatorSpec) if kind not in PASS_RANGES_ON])
-def test_event_time_behind_an_operator_that_does_not_pass_ranges_on_is_refused(kind: type) -> None:
+def test_event_time_after_an_operator_that_does_not_forward_ranges_is_refused(kind: type) -> None:
     """Whatever kinds of operators there are: those that the compiler is not sure of are among them."""
     plan = LogicalPlan("job")
     between = LogicalNode(spec_of(kind), (LogicalInput(reader(plan)),), SCHEMA, "between")
@@ -326,7 +326,7 @@ MIXED = {
 
 
 @pytest.mark.parametrize("mixed", MIXED)
-def test_event_time_behind_streams_or_subtasks_that_meet_is_refused(mixed: str) -> None:
+def test_event_time_after_a_union_of_streams_or_subtasks_is_refused(mixed: str) -> None:
     plan = LogicalPlan("job", default_parallelism=2)
     read = reader(plan)
     match mixed:

@@ -98,7 +98,7 @@ def test_types_are_those_of_pyspark(ddl: str, struct: t.StructType | None) -> No
         ("a INTERVAL YEAR TO MONTH", "only day to second"),
     ],
 )
-def test_what_cannot_be_read_is_named(ddl: str, text: str) -> None:
+def test_schema_text_that_cannot_be_parsed_is_named(ddl: str, text: str) -> None:
     with pytest.raises(PlanError, match=f"outputStructType: .*{text}.*") as caught:
         parse_ddl(ddl, "outputStructType")
     assert "DDL schema" in str(caught.value)

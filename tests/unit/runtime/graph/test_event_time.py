@@ -138,7 +138,7 @@ def test_united_streams_with_different_columns_are_refused(rows: Rows) -> None:
         ("full_outer", None),
     ],
 )
-def test_behind_a_join_it_is_the_column_of_the_side_that_is_always_there(
+def test_event_time_after_a_join_is_the_column_of_the_side_that_is_never_null(
     rows: Rows, how: str, expected: str | None
 ) -> None:
     sides = (
@@ -152,7 +152,7 @@ def test_behind_a_join_it_is_the_column_of_the_side_that_is_always_there(
     assert event_time_column(rows.watermark("at").then(unbounded, SCHEMA, None, "id").inputs) is None
 
 
-def test_a_second_watermark_behind_a_processor_is_refused_and_says_what_takes_its_place(rows: Rows) -> None:
+def test_second_watermark_after_a_processor_is_refused_with_the_alternative(rows: Rows) -> None:
     rows.watermark("at", "first-time").processed("processor").watermark("then", "second-time").sink()
     with pytest.raises(PlanError, match=r"'second-time' .* 'processor' \(process\) .* in eventTimeColumnName"):
         compile_plan(rows.plan)

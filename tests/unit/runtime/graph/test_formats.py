@@ -55,7 +55,7 @@ def test_the_numbers_schema_follows_the_options() -> None:
         source_schema("numbers", {}, ROWS)
 
 
-def test_a_replayed_file_tells_its_schema(tmp_path: Path) -> None:
+def test_replay_format_takes_its_schema_from_the_file(tmp_path: Path) -> None:
     pq.write_table(ROWS.empty_table(), tmp_path / "b.parquet")
     pq.write_table(pa.schema([("hidden", pa.int8())]).empty_table(), tmp_path / "_a.parquet")
     for path in (str(tmp_path), str(tmp_path / "b.parquet"), (tmp_path / "b.parquet").as_uri()):
@@ -71,7 +71,7 @@ def test_texts_that_a_file_has_as_views_are_read_as_texts(tmp_path: Path) -> Non
     assert source_schema("replay", {"path": str(tmp_path)}, None).equals(plain)
 
 
-def test_what_cannot_be_replayed_is_named(tmp_path: Path) -> None:
+def test_file_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="option 'path': .* is not a Parquet file"):
         source_schema("replay", {"path": str(tmp_path)}, None)
     with pytest.raises(PlanError, match="option 'path': 'data.parquet' is relative"):
@@ -109,7 +109,7 @@ def test_bad_sinks_are_named(format_: str, options: dict[str, str], message: str
         check_sink(format_, options, ROWS)
 
 
-def test_a_data_source_class_tells_its_schema() -> None:
+def test_schema_of_a_data_source_class_is_used() -> None:
     class WithSchema:
         def __init__(self, options: Any) -> None:
             self.options = options

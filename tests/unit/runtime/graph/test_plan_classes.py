@@ -90,13 +90,13 @@ def test_modules_of_the_author_and_what_they_import_by_name(source: Callable[[st
     assert "never" not in sys.modules
 
 
-def test_a_class_whose_module_is_no_name_is_none_of_the_plan(source: Callable[[str], type]) -> None:
+def test_class_whose_module_is_not_a_name_is_not_a_class_of_the_plan(source: Callable[[str], type]) -> None:
     kind = source("one")
     odd = vars(sys.modules[kind.__module__])["Odd"]
     assert PlanClasses([kind]).name_of(odd) is None
 
 
-def test_another_class_of_the_same_name_is_none_of_the_plan(source: Callable[[str], type]) -> None:
+def test_other_class_of_the_same_name_is_not_a_class_of_the_plan(source: Callable[[str], type]) -> None:
     classes = PlanClasses([source("one")])
     assert classes.name_of(type("Beside", (), {"__module__": "beside"})) is None
 

@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import (
-    job_record,
-    job_recovery,
-    storage_effects,
-)
+from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
+from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
@@ -26,7 +22,7 @@ def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_effects, "DELETION_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
-    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
 
 
 def driver(directory: Path, epoch: int = 1) -> HaStore:

@@ -16,9 +16,8 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
@@ -33,8 +32,7 @@ from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import NoRestart
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.disposal import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, SnapshotDisposal
 from ckpt_runtime.storage.driver_pools import DriverPools
 
 JOB = "0123456789abcdef" * 2

@@ -14,8 +14,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, SubtaskState
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
@@ -116,7 +115,7 @@ async def restore(
 
 
 @pytest.mark.row("76.11")
-async def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_path: Path) -> None:
+async def test_in_flight_file_stays_while_a_retained_checkpoint_refers_to_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as bench:
         first = await checkpoint(bench, [rows(1)], [rows(2)])
         assert shared(bench.directory) == names(*first)
@@ -131,7 +130,7 @@ async def test_a_file_stays_as_long_as_a_retained_checkpoint_refers_to_it(tmp_pa
         assert shared(bench.directory) == []
 
 
-async def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
+async def test_two_retained_checkpoints_can_both_be_restored(tmp_path: Path) -> None:
     async with opened(tmp_path, retained=2) as bench:
         first = await checkpoint(bench, [rows(1)], [])
         await checkpoint(bench, [], [rows(2)])
@@ -144,7 +143,9 @@ async def test_with_two_retained_both_stay_restorable(tmp_path: Path) -> None:
         assert place(third[0]) == place(first[0])
 
 
-async def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_they_come_late(tmp_path: Path) -> None:
+async def test_files_of_an_aborted_checkpoint_are_deleted_with_the_next_one_also_if_written_late(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
         number, options = await bench.trigger()
         early, late = write(options, [rows(1)]), write(options, [rows(2)])
@@ -157,7 +158,7 @@ async def test_files_of_an_aborted_checkpoint_go_with_the_next_one_also_when_the
         assert bench.names() == ["chk-2"]
 
 
-async def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_to_the_same_file(
+async def test_abort_does_not_delete_files_that_a_later_checkpoint_refers_to(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path, max_concurrent=2, tolerable_failed_checkpoints=5) as bench:
@@ -174,7 +175,7 @@ async def test_an_aborted_checkpoint_takes_nothing_from_a_later_one_that_refers_
         assert values(later_options.directory, written[0].inputs) == [1]
 
 
-async def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) -> None:
+async def test_files_left_by_a_killed_worker_are_deleted_after_the_restart(tmp_path: Path) -> None:
     """Only by name and when nothing refers to it; what a task of the next deployment writes meanwhile stays."""
 
     async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
@@ -196,7 +197,7 @@ async def test_what_a_killed_worker_left_goes_after_the_restart(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("retention", [CheckpointRetention.RETAIN_ON_CANCELLATION, None])
-async def test_after_the_end_of_the_job_only_what_its_kept_checkpoint_refers_to_is_left(
+async def test_only_files_of_the_kept_checkpoint_stay_after_the_end_of_the_job(
     tmp_path: Path, retention: CheckpointRetention | None
 ) -> None:
     settings: dict[str, Any] = {} if retention is None else {"retention": retention}
@@ -240,7 +241,7 @@ def stored(snapshot: CompletedCheckpoint, task: int) -> PersistedElement:
 
 
 @pytest.mark.row("203.6")
-async def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(tmp_path: Path) -> None:
+async def test_checkpoints_never_refer_to_files_of_a_snapshot_that_stays_the_users(tmp_path: Path) -> None:
     directory, snapshot = foreign_snapshot(tmp_path)
     before = {path: path.read_bytes() for path in directory.parent.rglob("*") if path.is_file()}
 
@@ -263,7 +264,7 @@ async def test_nothing_ever_refers_to_files_of_a_snapshot_that_stays_the_users(t
 
 
 @pytest.mark.row("203.6")
-async def test_files_of_a_claimed_snapshot_become_the_jobs_and_go_when_nothing_refers_to_them(tmp_path: Path) -> None:
+async def test_files_of_a_claimed_snapshot_are_deleted_when_no_checkpoint_refers_to_them(tmp_path: Path) -> None:
     directory, snapshot = foreign_snapshot(tmp_path)
 
     async with opened(tmp_path) as bench:

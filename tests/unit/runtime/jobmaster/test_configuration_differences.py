@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidConfigurationError, InvalidOptionError
-from ckpt_runtime.configuration.option import Changeability, OptionScope
+from ckpt_runtime.configuration.option import Changeability, InvalidConfigurationError, InvalidOptionError, OptionScope
 from ckpt_runtime.configuration.registry import OPTIONS
 from ckpt_runtime.configuration.value_types import KEYS
 from ckpt_runtime.jobmaster.configuration_updates import check_changeable, differences, not_allowed, with_kept_secrets
@@ -30,13 +29,13 @@ def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
         ("state.checkpoints.num-retained", "2", "2"),
     ],
 )
-def test_what_means_the_same(key: str, one: str, other: str) -> None:
+def test_values_of_equal_meaning_are_no_difference(key: str, one: str, other: str) -> None:
     assert changed({key: one}, {key: other}) == []
 
 
 @pytest.mark.row("530.4")
 class TestDifferent:
-    def test_other_values_new_ones_and_removed_ones(self) -> None:
+    def test_changed_added_and_removed_options_are_differences(self) -> None:
         assert changed({INTERVAL: "1 s", "b": "1", "c": "1"}, {INTERVAL: "2 s", "a": "1", "c": "1 "}) == [
             "a", "b", "c", INTERVAL,
         ]  # fmt: skip
@@ -50,7 +49,7 @@ class TestDifferent:
         assert changed({"pipeline.max-parallelism": "-1"}, {}) == []
 
 
-def test_what_can_never_change_says_why() -> None:
+def test_option_that_can_never_change_is_refused_with_the_reason() -> None:
     before, after = Configuration({"pipeline.name": "a", INTERVAL: "1 s"}), Configuration({"pipeline.name": "b"})
     with pytest.raises(InvalidConfigurationError) as raised:
         check_changeable(differences(before, after))

@@ -183,7 +183,7 @@ async def test_garbage_is_refused_and_others_still_enter(content: bytes) -> None
         (b"\x81\xa4type\xaeRegisterWorker", "RegisterWorker .* malformed: Object missing required field"),
     ],
 )
-async def test_who_does_not_register_first_is_refused_by_name(
+async def test_peer_that_does_not_register_first_is_refused_by_name(
     body: bytes, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with opened() as running:
@@ -230,7 +230,7 @@ async def test_a_message_that_breaks_the_protocol_is_the_reason_for_the_end_of_i
         assert running.messages == [AgentHeartbeat()]
 
 
-async def test_nothing_is_heard_of_a_peer_after_it_was_closed() -> None:
+async def test_messages_of_a_closed_peer_are_dropped() -> None:
     async with opened() as running:
         peer, reader, writer = await running.guest()
         writer.write(framed(AgentHeartbeat()) * 3)
@@ -274,7 +274,7 @@ async def test_stopping_hangs_up_on_everybody() -> None:
             await running.connect()
 
 
-async def test_of_too_many_unauthenticated_connections_the_oldest_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_oldest_of_too_many_unauthenticated_connections_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_endpoint, "MAX_HANDSHAKES", 3)
 
     async with opened() as running:

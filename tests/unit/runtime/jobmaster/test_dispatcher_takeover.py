@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.events import RetentionAsked
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import job_recovery, known_jobs
+from ckpt_runtime.jobmaster import known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNotFound, JobTerminated, NotReady
@@ -24,7 +24,7 @@ from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, store_job
 from ckpt_runtime.jobmaster.lineages import LineageHeld
 from ckpt_runtime.jobmaster.program_store import ProgramStore
-from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning
+from ckpt_runtime.jobmaster.submission import JobIdRetired, JobStillRunning
 from ckpt_runtime.scheduler.job_effects import JobEnded
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
@@ -84,7 +84,7 @@ async def opened(directory: Path) -> AsyncIterator[Session]:
             await session.dispatcher.stop()
 
 
-async def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> None:
+async def test_dispatcher_answers_nothing_about_jobs_before_it_leads(tmp_path: Path) -> None:
     async with opened(tmp_path) as session:
         dispatcher = session.dispatcher
         for call in (
@@ -109,7 +109,7 @@ async def test_before_it_leads_it_answers_nothing_about_jobs(tmp_path: Path) -> 
 
 
 @pytest.mark.row("571.5")
-async def test_it_continues_jobs_and_recognizes_their_requests(tmp_path: Path) -> None:
+async def test_next_driver_continues_jobs_and_recognizes_their_requests(tmp_path: Path) -> None:
     async with opened(tmp_path) as session:
         job = await session.crashed_job()
         await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=77_000))
@@ -144,7 +144,7 @@ async def test_a_job_stored_after_its_id_was_retired_is_not_run(tmp_path: Path) 
             await dispatcher.run_pipeline(REQUEST)
 
 
-async def test_the_next_driver_knows_whose_upgrade_is_in_progress_until_its_time_is_over(tmp_path: Path) -> None:
+async def test_next_driver_knows_the_owner_of_an_upgrade_until_its_time_has_passed(tmp_path: Path) -> None:
     async with opened(tmp_path) as session:
         dispatcher, day_ms = session.dispatcher, 86_400_000
         (await session.crashed_job()).suspend(fenced=True)
@@ -232,7 +232,9 @@ async def test_the_checkpoints_that_a_cancelled_job_retains_stay(tmp_path: Path)
         assert has_metadata(resolve(kept.external_path))
 
 
-async def test_all_that_a_cancelled_job_retains_stays_when_its_driver_dies_as_it_lets_go_of_it(tmp_path: Path) -> None:
+async def test_retained_checkpoints_of_a_cancelled_job_stay_if_its_driver_dies_during_the_release(
+    tmp_path: Path,
+) -> None:
     async with opened(tmp_path) as session:
         retention = {"externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION", "num_retained": "2"}
         job = await session.crashed_job(**{f"execution__checkpointing__{name}": of for name, of in retention.items()})
@@ -262,10 +264,10 @@ def replace_end(job: JobMaster) -> Any:
 
 
 @pytest.mark.parametrize("spoilt", ["plan", "overrides"])
-async def test_a_job_that_cannot_be_recovered_is_shown_with_the_reason_and_left_alone(
+async def test_job_that_cannot_be_recovered_is_shown_with_the_reason_and_not_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str
 ) -> None:
-    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
 
     async with opened(tmp_path) as session:
         job = await session.crashed_job()
@@ -298,19 +300,19 @@ async def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_
         assert session.ended.is_set()
         with pytest.raises(NotReady):
             await dispatcher.job_status(JOB)
-        found = job_recovery.find_jobs(session.store(3), Configuration())
+        found = known_jobs.find_jobs(session.store(3), Configuration())
         assert [known.job_id for known in found if known.submission is not None] == [JOB]
 
 
 async def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looking, go_on = threading.Event(), threading.Event()
+    looking, go_on, find_jobs = threading.Event(), threading.Event(), known_jobs.find_jobs
 
     def find(*arguments: Any) -> Any:
         looking.set()
         go_on.wait()
-        return job_recovery.find_jobs(*arguments)
+        return find_jobs(*arguments)
 
     monkeypatch.setattr(known_jobs, "find_jobs", find)
 
@@ -342,10 +344,10 @@ async def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, m
         assert await session.dispatcher.list_jobs() == ()
 
 
-async def test_a_job_whose_storage_was_away_continues_when_it_is_back(
+async def test_job_whose_storage_was_unavailable_continues_when_it_returns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_FIRST_PAUSE_S", 0.01)
 
     async with opened(tmp_path) as session:
@@ -367,7 +369,7 @@ async def test_a_job_whose_storage_was_away_continues_when_it_is_back(
 async def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_recovery, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_FIRST_PAUSE_S", 0.01)
 
     async with opened(tmp_path) as session:

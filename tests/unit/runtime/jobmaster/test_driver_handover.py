@@ -93,7 +93,7 @@ class TestFormerLeader:
             assert found.submission is not None
             assert [entry.checkpoint.id for entry in found.submission.history.checkpoints] == [1, 2]
 
-    async def test_a_refused_pointer_is_no_failed_checkpoint(self, tmp_path: Path) -> None:
+    async def test_refused_pointer_does_not_count_as_a_failed_checkpoint(self, tmp_path: Path) -> None:
         """Nothing but the epoch in the document refuses it: no fence would keep its files from being deleted."""
 
         async with World.start(tmp_path) as world:
@@ -142,7 +142,7 @@ class TestFormerLeader:
             (JOB, lambda record: record.end({"status": "FINISHED"})),
         ],
     )
-    async def test_no_write_of_its_record_counts_without_the_lead(
+    async def test_former_leaders_write_of_a_record_does_not_count(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, document: str, write: Callable[[DurableRecord], Any]
     ) -> None:
         fence = Fence()
@@ -159,7 +159,7 @@ class TestFormerLeader:
 
     @pytest.mark.row("571.5")
     @pytest.mark.row("571.6")
-    async def test_its_patch_cannot_land_behind_the_back_of_the_new_leader(
+    async def test_former_leaders_patch_does_not_overwrite_the_plan_of_the_new_leader(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """It has passed the fence and read the plan; then the new leader takes over; then its write goes out."""
@@ -187,7 +187,9 @@ class TestFormerLeader:
             assert found.submission.history.overrides is None
             assert successor.jobs.get(JOB).checkpoint_overrides is None
 
-    async def test_it_acknowledges_no_submission(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_former_leader_acknowledges_no_submission(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """The new leader may have looked for jobs just before."""
         fence = Fence()
 
@@ -196,7 +198,7 @@ class TestFormerLeader:
             with pytest.raises(NotReady, match="another driver leads"):
                 world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
 
-    async def test_its_result_cannot_end_a_job_that_the_new_leader_runs(
+    async def test_former_leaders_result_does_not_end_a_job_that_the_new_leader_runs(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A third driver would take the job for ended in the midst of its run."""
@@ -247,7 +249,7 @@ async def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directo
         await world.running(world.submit_durably(trains))
 
 
-async def test_the_result_is_stored_before_anything_of_the_job_goes(
+async def test_result_is_stored_before_files_of_the_job_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
@@ -303,7 +305,9 @@ def shared_state(directory: Path) -> Callable[[FakeWorker, WorkerCommand], bool]
 
 
 class TestLeftovers:
-    async def test_they_go_with_the_first_completion_and_what_is_referred_to_stays(self, tmp_path: Path) -> None:
+    async def test_leftovers_are_deleted_with_the_first_completion_and_referenced_files_stay(
+        self, tmp_path: Path
+    ) -> None:
         root = tmp_path / "checkpoints" / JOB
         shared = root / "shared"
 
@@ -327,7 +331,9 @@ class TestLeftovers:
             await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
 
-    async def test_storage_that_is_away_is_asked_again(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_listing_of_unavailable_storage_is_repeated(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         find, errors = storage_effects.find_leftovers, [StorageError("away", "x")] * 3
 
         def refuse(*arguments: Any) -> Any:
@@ -363,7 +369,9 @@ class TestDirectoryOfAnEndedJob:
             file.write_bytes(b"x")
         return files
 
-    async def test_it_goes_as_a_whole_and_no_other_job_s(self, tmp_path: Path) -> None:
+    async def test_directory_of_an_ended_job_is_deleted_as_a_whole_and_those_of_other_jobs_stay(
+        self, tmp_path: Path
+    ) -> None:
         other = tmp_path / "checkpoints" / ("f" * 32) / "chk-1" / "_metadata"
         other.parent.mkdir(parents=True)
         other.touch()
@@ -377,7 +385,7 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
             assert other.exists()
 
-    async def test_the_next_driver_finishes_it(self, tmp_path: Path) -> None:
+    async def test_next_driver_completes_the_deletion_of_a_job_directory(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
@@ -392,7 +400,7 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
             assert not (tmp_path / "checkpoints" / JOB).exists()
 
-    async def test_what_an_earlier_job_of_this_id_or_a_user_left_in_it_stays(self, tmp_path: Path) -> None:
+    async def test_files_of_an_earlier_job_of_the_same_id_or_of_a_user_stay(self, tmp_path: Path) -> None:
         root = tmp_path / "checkpoints" / JOB
         kept = [root / "chk-3" / "_metadata", root / "shared" / "theirs", root / "savepoint-1" / "_metadata"]
         for file in kept:
@@ -408,7 +416,7 @@ class TestDirectoryOfAnEndedJob:
             await world.until(lambda: not store.jobs.list_ids() and names(tmp_path) == ["chk-3"])
             assert all(file.exists() for file in kept)
 
-    async def test_what_is_retained_stays_whole(self, tmp_path: Path) -> None:
+    async def test_retained_checkpoint_stays_complete(self, tmp_path: Path) -> None:
         retain = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
         async with World.start(tmp_path) as world:
@@ -465,7 +473,7 @@ class TestStopWithSavepoint:
             await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
             assert self.files(directory) == before
 
-    async def test_no_task_hears_of_it_before_its_pointer_is_durable(
+    async def test_tasks_are_not_notified_of_a_stop_before_its_pointer_is_durable(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         publish = versioned_document.publish

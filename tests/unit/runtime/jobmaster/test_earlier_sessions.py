@@ -10,7 +10,7 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.job_recovery import find_jobs
+from ckpt_runtime.jobmaster.known_jobs import find_jobs
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.ha_store import HaStore

@@ -20,7 +20,7 @@ def numbers(reader: EventReader) -> list[int]:
     return [event.data["number"] for event in reader.take()]
 
 
-def test_a_reader_begins_behind_the_newest_event() -> None:
+def test_reader_begins_after_the_newest_event() -> None:
     log = filled(3, 10)
     reader = EventReader(log, None)
     assert numbers(reader) == []
@@ -31,7 +31,7 @@ def test_a_reader_begins_behind_the_newest_event() -> None:
 
 
 @pytest.mark.parametrize("events", [5, 10, 11, 27])
-def test_what_is_kept_is_read_in_order_behind_every_id(events: int) -> None:
+def test_kept_events_are_read_in_order_after_any_id(events: int) -> None:
     log = filled(events, 10)
     oldest = max(0, events - 10)
     for after in range(oldest, events + 1):
@@ -41,7 +41,7 @@ def test_what_is_kept_is_read_in_order_behind_every_id(events: int) -> None:
 @pytest.mark.parametrize(
     "last", ["session-16", "session-28", "other-20", "session-", "session-²", "session-1" + "0" * 30, "", "17"]
 )
-def test_what_is_not_kept_has_been_missed(last: str) -> None:
+def test_dropped_events_are_reported_as_missed(last: str) -> None:
     log = filled(27, 10)
     with pytest.raises(EventsMissedError):
         EventReader(log, None, last)
@@ -73,7 +73,7 @@ def test_events_of_other_jobs_are_passed_over() -> None:
     assert only.last_event_id == f"session-{4 * BATCH}"
 
 
-def test_listeners_are_called_until_they_have_gone() -> None:
+def test_listeners_are_called_until_they_are_removed() -> None:
     log = filled(0, 3)
     called: list[str] = []
     silence_a, silence_b = log.listen(lambda: called.append("a")), log.listen(lambda: called.append("b"))

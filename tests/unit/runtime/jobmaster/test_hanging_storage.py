@@ -15,7 +15,7 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.job_master import LoopHost
@@ -157,7 +157,7 @@ async def test_the_outcome_of_a_hanging_call_is_not_requested_again(tmp_path: Pa
         await bench.until(lambda: checkpoint_id in bench.listener.completed)
 
 
-async def test_savepoints_to_storage_that_never_answers_leave_checkpoints_alone(
+async def test_savepoints_to_storage_that_never_answers_do_not_affect_checkpoints(
     tmp_path: Path, hang: Callable[..., Hang]
 ) -> None:
     async with opened(tmp_path) as (bench, _):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsTracker, SubtaskStats
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
@@ -144,11 +144,11 @@ def test_some_failures_degrade_and_nothing_but_failures_is_unhealthy() -> None:
 
 
 @pytest.mark.parametrize("reason", [Reason.CHECKPOINT_SUBSUMED, Reason.CHECKPOINT_COORDINATOR_SUSPEND])
-def test_what_was_given_up_for_something_else_is_no_failure(reason: Reason) -> None:
+def test_aborts_without_a_fault_of_the_job_do_not_lower_the_success_rate(reason: Reason) -> None:
     assert Job().completed().failed(reason).health().success_rate == 1.0
 
 
-def test_savepoints_tell_nothing_of_the_job() -> None:
+def test_savepoints_do_not_count_for_the_health_of_a_job() -> None:
     found = Job().completed().failed(kind=CheckpointType.SAVEPOINT).health()
     assert (found.verdict, found.ended) == (HealthVerdict.HEALTHY, 1)
 
@@ -164,7 +164,7 @@ def test_a_job_has_as_long_for_its_first_one_and_after_each_restart() -> None:
     assert Job(running_ms=LATE).completed(10 * LATE).health().verdict is HealthVerdict.HEALTHY
 
 
-def test_without_periodic_checkpoints_none_is_missed() -> None:
+def test_job_without_periodic_checkpoints_misses_none() -> None:
     job = Job()
     job.settings = replace(SETTINGS, interval_ms=None)
     assert job.health().verdict is HealthVerdict.HEALTHY
@@ -191,7 +191,7 @@ def test_a_job_in_which_no_row_moves_although_work_waits_is_unhealthy_and_names_
     assert found.reasons == ("no row of the job has moved although work waits: Source (2/3) for 60 s",)
 
 
-def test_one_stuck_subtask_beside_others_that_move_rows_degrades_the_job() -> None:
+def test_one_stuck_subtask_among_others_that_move_rows_degrades_the_job() -> None:
     found = Job().completed().with_subtasks(subtask(0, stalled_ms=STALL_TIMEOUT), subtask(1)).health()
     assert found.verdict is HealthVerdict.DEGRADED
     assert found.reasons == ("no row has moved although work waits: Source (1/2) for 60 s",)
@@ -211,7 +211,7 @@ def test_subtasks_that_cannot_send_are_named_when_nothing_else_is_stuck() -> Non
         subtask(0, stalled_ms=STALL_TIMEOUT, state=ExecutionState.FINISHED),
     ],
 )
-def test_what_is_idle_or_has_ended_or_is_stuck_for_a_moment_is_healthy(quiet: SubtaskDetails) -> None:
+def test_job_with_idle_ended_or_briefly_stuck_subtasks_is_healthy(quiet: SubtaskDetails) -> None:
     assert Job().completed().with_subtasks(quiet).health().verdict is HealthVerdict.HEALTHY
 
 
@@ -226,7 +226,7 @@ def test_what_is_idle_or_has_ended_or_is_stuck_for_a_moment_is_healthy(quiet: Su
         (JobStatus.CANCELED, HealthVerdict.HEALTHY),
     ],
 )
-def test_what_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: HealthVerdict) -> None:
+def test_job_that_does_not_run_is_judged_by_its_state(status: JobStatus, verdict: HealthVerdict) -> None:
     found = Job(status).failed().health()
     assert (found.verdict, found.status) == (verdict, status)
     assert bool(found.reasons) is (verdict is not HealthVerdict.HEALTHY)

@@ -87,7 +87,7 @@ async def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_
         assert job.exception_history(10).entries == ()
 
 
-async def test_a_job_that_ends_while_it_waits_for_slots_asks_for_none_any_more(tmp_path: Path) -> None:
+async def test_job_that_ends_while_it_waits_for_slots_withdraws_its_request(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         job = world.start_job(restart_strategy__type="fixed-delay", restart_strategy__fixed_delay__delay="1 ms")
         await world.running(job)
@@ -275,7 +275,7 @@ class TestFailures:
                 workers.append(world.active()[0].peer.registration.worker)
             assert workers[0] == workers[1] == workers[2] != workers[3]
 
-    async def test_a_lost_channel_that_nothing_explains_fails_the_job_all_the_same(
+    async def test_lost_channel_without_an_explanation_fails_the_job(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with World.start(tmp_path) as world:
@@ -303,7 +303,7 @@ class TestFailures:
             (entry,) = job.exception_history(10).entries
             assert [other.failure.message for other in entry.concurrent] == ["second"]
 
-    async def test_without_a_strategy_the_job_fails_with_the_cause(self, tmp_path: Path) -> None:
+    async def test_job_without_a_restart_strategy_fails_with_the_cause(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
@@ -313,7 +313,7 @@ class TestFailures:
             assert failure is not None
             assert failure.message == "boom"
 
-    async def test_what_no_restart_can_help_ends_the_job(self, tmp_path: Path) -> None:
+    async def test_failure_that_no_restart_can_repair_ends_the_job(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.start_job(**RESTARTING)
             await world.running(job)
@@ -395,7 +395,7 @@ class TestFailures:
             (b"\xff\x00 noise", "a worker sent bytes that are not a message"),
         ],
     )
-    async def test_what_a_worker_may_not_say_fails_its_subtasks_and_says_which_message_it_was(
+    async def test_forbidden_message_of_a_worker_fails_its_subtasks_and_is_named(
         self, tmp_path: Path, body: bytes, told: str
     ) -> None:
         async with World.start(tmp_path, loss_grace_s=60) as world:
@@ -537,7 +537,7 @@ class TestCheckpoints:
                 await stopping
             assert job.status is JobStatus.FAILED
 
-    async def test_a_stop_whose_client_has_gone_leaves_no_error_that_asyncio_would_log(self, tmp_path: Path) -> None:
+    async def test_stop_whose_client_has_disconnected_leaves_no_unhandled_error(self, tmp_path: Path) -> None:
         logged: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
         async with World.start(tmp_path) as world:
@@ -600,7 +600,7 @@ class TestCheckpoints:
             ) == (False, 0, None)
 
 
-async def test_suspending_tells_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
+async def test_suspension_notifies_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         job = world.start_job()
         await world.running(job)
@@ -615,7 +615,7 @@ ALIGNED = JobVertex("s", (OperatorNode("orders.reader", "orders", "range_reader"
 
 
 @pytest.mark.row("ends.3")
-async def test_sources_of_a_group_learn_how_far_the_slowest_one_is_that_is_not_idle_and_has_not_ended(
+async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_sources(
     tmp_path: Path,
 ) -> None:
     async with World.start(tmp_path) as world:

@@ -9,11 +9,9 @@ import msgspec
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, CheckpointRetention
-from ckpt_runtime.configuration.checkpoint_settings import CHECKPOINT_SETTINGS, PATCHABLE
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS, PATCHABLE, CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidOptionError
-from ckpt_runtime.configuration.option import Changeability
+from ckpt_runtime.configuration.option import Changeability, InvalidOptionError
 from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
 from ckpt_runtime.contract.configuration import Externalization
 from ckpt_runtime.failure_report import FailureCause
@@ -40,7 +38,7 @@ def failure(name: str) -> ExceptionEntry:
 
 
 class TestFailureLog:
-    def test_the_newest_comes_first_and_the_oldest_goes(self) -> None:
+    def test_newest_failure_is_first_and_the_oldest_is_dropped(self) -> None:
         log = FailureLog(2)
         for name in "abc":
             log.add(failure(name), concurrent=False)
@@ -86,7 +84,9 @@ class TestRestartStrategy:
 
     @pytest.mark.row("530.6")
     @pytest.mark.parametrize("interval", ["1 s", None])
-    def test_what_it_was_at_submission_stays_when_an_interval_comes_or_goes(self, interval: str | None) -> None:
+    def test_restart_strategy_of_the_submission_stays_when_an_interval_is_set_or_removed(
+        self, interval: str | None
+    ) -> None:
         with_interval = Configuration({"execution.checkpointing.interval": "1 s"})
         at_submission, later = (with_interval, Configuration()) if interval else (Configuration(), with_interval)
         kept = with_implicit_strategy(Configuration({"a": "b"}), at_submission)
@@ -118,10 +118,10 @@ class TestCheckpointSettings:
         assert settings.tolerable_failed_checkpoints == 3
         assert settings.retention is CheckpointRetention.RETAIN_ON_CANCELLATION
 
-    def test_without_an_interval_there_are_no_periodic_checkpoints(self) -> None:
+    def test_job_without_an_interval_has_no_periodic_checkpoints(self) -> None:
         assert submitted_settings(Configuration({})).interval_ms is None
 
-    def test_what_is_shown_follows_settings_and_names_the_overrides(self) -> None:
+    def test_shown_configuration_follows_settings_and_names_the_overrides(self) -> None:
         configuration = Configuration({"execution.checkpointing.interval": "2 s"})
         overrides = CheckpointOverrides(interval_ms=5_000, tolerable_failed_checkpoints=4)
         shown = shown_settings(submitted_settings(configuration), configuration, overrides)
@@ -157,7 +157,7 @@ class TestCheckpointSettings:
         assert compared == 9
         assert shown.checkpoints_after_tasks_finish is False
 
-    def test_a_backlog_begins_at_the_limit_and_ends_at_half_of_it(self) -> None:
+    def test_backlog_begins_at_the_limit_and_ends_at_half_of_it(self) -> None:
         configuration = Configuration({"execution.checkpointing.backlog.pending-records": "100"})
         found, backlog = [], False
         for pending in (99, 100, 60, 51, 50, 99, 101, 0):
@@ -171,7 +171,7 @@ class TestCheckpointSettings:
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
         assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
 
-    def test_what_is_no_live_setting_cannot_be_overridden(self) -> None:
+    def test_option_that_is_not_a_live_setting_cannot_be_overridden(self) -> None:
         assert not CheckpointOverrides(timeout_ms=None).given
         with pytest.raises(TypeError, match="retained"):
             CheckpointOverrides(retained=3)
@@ -293,7 +293,7 @@ class TestExecutions:
         graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
 
-    def test_what_state_backends_say_is_shown_by_operator(self, graph: ExecutionGraph) -> None:
+    def test_metrics_of_state_backends_are_shown_by_operator(self, graph: ExecutionGraph) -> None:
         name = "count.rocksdb.estimate-num-keys"
         graph.measured([msgspec.structs.replace(self.figures(200), state={name: 7})])
         assert graph.vertex_metrics(SOURCE)[0][name] == 7

@@ -16,15 +16,14 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_record, job_recovery, storage_effects
+from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_errors import (
     InvalidRequest,
@@ -36,8 +35,8 @@ from ckpt_runtime.jobmaster.gateway_errors import (
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
-from ckpt_runtime.jobmaster.job_recovery import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
+from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
@@ -50,7 +49,7 @@ from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.job_claims import claim_snapshot
-from ckpt_runtime.storage import disposal, job_store, metadata, versioned_document
+from ckpt_runtime.storage import checkpoint_storage, job_store, metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import Location
@@ -188,7 +187,7 @@ async def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_a
         assert done.location is not None
         await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
         store = driver(tmp_path)
-        job = world.submit_durably(store, savepoint=job_recovery.read_snapshot(done.location))
+        job = world.submit_durably(store, savepoint=known_jobs.read_snapshot(done.location))
         await world.running(job)
         assert [pointer.owned for pointer in store.pointers(JOB).list().values()] == [False]
         await crash(job)
@@ -198,7 +197,7 @@ async def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_a
         assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
 
 
-async def test_what_a_crashed_driver_did_not_delete_the_next_one_does_and_nothing_else(tmp_path: Path) -> None:
+async def test_next_driver_deletes_exactly_the_files_that_a_crashed_driver_did_not_delete(tmp_path: Path) -> None:
     foreign = tmp_path / "checkpoints" / JOB / "chk-3"
     foreign.mkdir(parents=True)
     (foreign / "_metadata").touch()
@@ -228,7 +227,7 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
 ) -> None:
     """It lies outside the job's directory, and its metadata, which knows its files, goes first."""
     crashed = threading.Event()
-    execute, delete = disposal.SnapshotDisposal.execute, disposal.delete_file
+    execute, delete = checkpoint_storage.SnapshotDisposal.execute, checkpoint_storage.delete_file
 
     def dies(file: Any) -> None:
         if crashed.is_set():
@@ -236,7 +235,7 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         delete(file)
         crashed.set()
 
-    def dies_at_its_end(order: disposal.SnapshotDisposal) -> None:
+    def dies_at_its_end(order: checkpoint_storage.SnapshotDisposal) -> None:
         execute(order)
         crashed.set()
         raise StorageError("the driver is gone", "x")
@@ -252,16 +251,16 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         assert len(files_in(claimed)) > 1
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
-        snapshot = job_recovery.read_snapshot(done.location)
+        snapshot = known_jobs.read_snapshot(done.location)
         claims = claim_snapshot(snapshot, Claimant(JOB, store.root.url, (tmp_path / "checkpoints" / JOB).as_uri()))
         assert "claim" in files_in(claimed)
         job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM, claims=claims)
         await world.running(job)
         with monkeypatch.context() as patch:
             if crash_at == "first file":
-                patch.setattr(disposal, "delete_file", dies)
+                patch.setattr(checkpoint_storage, "delete_file", dies)
             else:
-                patch.setattr(disposal.SnapshotDisposal, "execute", dies_at_its_end)
+                patch.setattr(checkpoint_storage.SnapshotDisposal, "execute", dies_at_its_end)
             latest = await checkpoint(job)
             await world.until(crashed.is_set)
             await crash(job)
@@ -461,7 +460,7 @@ class TestHistory:
             submission = submission_found_by(driver(tmp_path, 2))
             assert submission.history.failures == ()
 
-    def test_what_is_stored_of_failures_is_bounded(self) -> None:
+    def test_stored_failures_are_bounded(self) -> None:
         log = FailureLog(1_000)
         for number in range(40):
             cause = FailureCause("ValueError", "no", "x" * 1_000_000)
@@ -597,7 +596,7 @@ class TestCrashAtEveryWrite:
         store = driver(world.directory, 2)
         await world.until(lambda: not store.jobs.list_ids() and not store.results.list_ids(dirty_only=True))
 
-    async def test_the_script_has_no_more_writes_than_are_tried(
+    async def test_script_has_no_more_writes_than_are_tested(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         storage = self.Storage(monkeypatch)
@@ -664,7 +663,7 @@ class TestPatch:
             assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
 
     @pytest.mark.row("571.6")
-    async def test_after_a_crash_between_write_and_apply_the_next_driver_applies(
+    async def test_next_driver_applies_a_patch_after_a_crash_between_write_and_apply(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1_000_000)
@@ -699,7 +698,7 @@ class TestPatch:
 
     @pytest.mark.row("571.6")
     @pytest.mark.parametrize("happens", [True, False])
-    async def test_one_that_stays_unknown_is_said_to_be_and_is_applied_if_it_happened(
+    async def test_patch_of_unknown_outcome_is_reported_as_unknown_and_applied_if_stored(
         self, tmp_path: Path, happens: bool
     ) -> None:
         unknown = [AmbiguousWriteError("timeout", "x")] * 1000
@@ -724,7 +723,7 @@ class TestPatch:
                     await asyncio.sleep(0.001)
             assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
 
-    async def test_one_that_stays_unknown_is_given_up_with_the_job(self, tmp_path: Path) -> None:
+    async def test_patch_of_unknown_outcome_is_abandoned_with_the_job(self, tmp_path: Path) -> None:
         async with self.with_record(
             tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000)
         ) as (job, store, record, world):
@@ -738,7 +737,7 @@ class TestPatch:
             await world.until(lambda: not update.is_busy)
 
     @pytest.mark.row("571.6")
-    async def test_of_two_concurrent_calls_the_second_is_refused(self, tmp_path: Path) -> None:
+    async def test_second_of_two_concurrent_patches_is_refused(self, tmp_path: Path) -> None:
         async with self.with_record(tmp_path, Record) as (job, _, record, _):
             record.gate.clear()
             first = asyncio.create_task(job.patch_checkpoint_config(PATCH))
@@ -750,7 +749,7 @@ class TestPatch:
 
     @pytest.mark.row("571.1")
     @pytest.mark.parametrize("errors", [(), (StorageError("away", "x"),), (NotLeaderError("another leads", "x"),)])
-    async def test_a_job_that_ends_meanwhile_says_so(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
+    async def test_patch_of_a_job_that_ends_names_its_end(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
         async with self.with_record(tmp_path, lambda store: Record(store, *errors)) as (job, _, record, world):
             record.gate.clear()
             patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
@@ -761,7 +760,7 @@ class TestPatch:
             with pytest.raises(JobTerminated, match="CANCELED"):
                 await patching
 
-    async def test_what_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
+    async def test_patch_that_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
         async with self.with_record(tmp_path, Record) as (job, store, _, _):
             with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
                 await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
@@ -782,7 +781,7 @@ class TestPatch:
 class TestZombie:
     """A driver that does not know yet that another one leads."""
 
-    async def test_it_can_complete_no_checkpoint(self, tmp_path: Path) -> None:
+    async def test_driver_without_its_lease_completes_no_checkpoint(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
             await world.running(job)
@@ -803,7 +802,7 @@ class TestZombie:
             with pytest.raises(OperationFailure, match="shutdown"):
                 await checkpoint(job)
 
-    async def test_it_can_end_no_job_however_late_its_fence_is(self, tmp_path: Path) -> None:
+    async def test_driver_without_its_lease_ends_no_job_although_its_fence_is_late(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             job = world.submit_durably(store)
@@ -818,7 +817,7 @@ class TestZombie:
             assert again.submission is not None
             assert again.result is None
 
-    async def test_it_deletes_nothing_once_its_fence_is_closed(self, tmp_path: Path) -> None:
+    async def test_driver_deletes_nothing_after_its_fence_is_closed(self, tmp_path: Path) -> None:
         leads = [True]
 
         def fence() -> None:
@@ -853,7 +852,7 @@ class TestStop:
         await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
         return task
 
-    async def test_a_driver_that_crashes_behind_the_savepoint_is_followed_from_there(self, tmp_path: Path) -> None:
+    async def test_next_driver_continues_a_stop_after_a_crash_behind_the_savepoint(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             stopping = await self.stopping(world, job)
@@ -870,7 +869,7 @@ class TestStop:
             await world.until(lambda: names(tmp_path) == ["chk-3"])
             assert (savepoint / "_metadata").exists()
 
-    async def test_a_driver_that_does_not_lead_any_more_commits_nothing(self, tmp_path: Path) -> None:
+    async def test_driver_that_has_lost_the_leadership_commits_nothing(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path))
             world.on_message = lambda worker, message: (
@@ -910,7 +909,7 @@ class TestResults:
             assert ended.checkpoint_statistics().counts.completed == 1
 
     @pytest.mark.parametrize("retained", [True, False])
-    async def test_the_next_driver_tells_what_an_ended_job_can_be_resumed_from(
+    async def test_next_driver_knows_the_snapshot_to_resume_an_ended_job_from(
         self, tmp_path: Path, retained: bool
     ) -> None:
         async with World.start(tmp_path) as world:
@@ -930,7 +929,7 @@ class TestResults:
             assert shown is not None
             assert shown.external_path == before.external_path
 
-    async def test_the_next_driver_tells_what_an_ended_job_was_restored_from(self, tmp_path: Path) -> None:
+    async def test_next_driver_knows_the_snapshot_an_ended_job_was_restored_from(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             store = driver(tmp_path)
             once = {"type": "fixed-delay", "fixed_delay__attempts": "1", "fixed_delay__delay": "0 ms"}
@@ -967,7 +966,7 @@ class TestResults:
             assert ended.metrics()["numRestarts"] == "0"
             assert ended.checkpoint_statistics().history == ()
 
-    async def test_an_end_that_cannot_be_stored_is_no_end_yet(
+    async def test_end_that_cannot_be_stored_is_not_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with World.start(tmp_path) as world:
@@ -1035,7 +1034,7 @@ class TestUnreadable:
         assert found.submission is not None
 
     @pytest.mark.parametrize("victim", ["metadata", "archive", "pointers"])
-    async def test_a_job_whose_data_is_damaged_is_left_alone_and_named(self, tmp_path: Path, victim: str) -> None:
+    async def test_job_whose_record_is_damaged_is_named_and_not_changed(self, tmp_path: Path, victim: str) -> None:
         async with World.start(tmp_path) as world:
             job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
             await world.running(job)
@@ -1055,7 +1054,7 @@ class TestUnreadable:
             assert str(damaged) in found.failure
             assert names(tmp_path) == ["chk-1", "chk-2"]
 
-    async def test_storage_that_is_away_for_a_moment_is_waited_for(
+    async def test_recovery_waits_for_storage_that_is_unavailable_for_a_moment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async with World.start(tmp_path) as world:
@@ -1064,18 +1063,18 @@ class TestUnreadable:
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3
-            read = job_recovery.open_snapshot
+            read = known_jobs.open_snapshot
 
             def refuse(url: str) -> Any:
                 if errors:
                     raise errors.pop()
                 return read(url)
 
-            monkeypatch.setattr(job_recovery, "open_snapshot", refuse)
+            monkeypatch.setattr(known_jobs, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
 
 
-async def test_a_submission_is_not_acknowledged_by_a_driver_that_does_not_lead_any_more(tmp_path: Path) -> None:
+async def test_driver_that_has_lost_the_leadership_acknowledges_no_submission(tmp_path: Path) -> None:
     """Its successor may have looked for jobs before this one was stored: nobody would run it."""
     stores: list[HaStore] = []
 

@@ -85,7 +85,7 @@ async def candidates_on(directory: Path, lease_s: float = LEASE_S) -> AsyncItera
         await known.leadership.release()
 
 
-async def test_the_first_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
+async def test_first_driver_leads_at_once_and_clients_find_it(tmp_path: Path) -> None:
     async with candidates_on(tmp_path) as candidate:
         first = candidate("a")
         with pytest.raises(NotLeaderError):
@@ -154,7 +154,7 @@ async def test_a_dead_leader_is_followed_when_its_lease_has_run_out(tmp_path: Pa
             first.leadership.fence()
 
 
-async def test_one_that_ended_in_order_is_followed_at_once(tmp_path: Path) -> None:
+async def test_leader_that_ended_in_order_is_replaced_at_once(tmp_path: Path) -> None:
     """Whose lease would last for longer than a test may."""
 
     async with candidates_on(tmp_path, 10 * TIMEOUT_S) as candidate:
@@ -179,7 +179,7 @@ async def test_a_leader_that_cannot_renew_stops_before_another_one_starts(tmp_pa
         await waiting
 
 
-async def test_a_leader_whose_epoch_is_over_hears_of_it(tmp_path: Path) -> None:
+async def test_leader_is_notified_when_its_epoch_is_over(tmp_path: Path) -> None:
     async with candidates_on(tmp_path) as candidate:
         first = candidate("a")
         await first.acquire()

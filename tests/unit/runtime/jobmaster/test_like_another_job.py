@@ -34,7 +34,7 @@ def test_another_program_sets_its_own_options() -> None:
     assert found.parallelism == 5
 
 
-def test_when_changes_are_forgotten_no_requested_change_is_left_out() -> None:
+def test_requested_changes_are_kept_when_the_list_of_changes_is_truncated() -> None:
     found = like(replace(WISH, pipeline_id="new"), OTHER, replace(NOW, version=9))
     assert "by-the-program" in found.configuration
 

@@ -35,7 +35,7 @@ async def done() -> OperationStatus:
     return DONE
 
 
-async def test_it_is_in_progress_until_it_has_an_outcome() -> None:
+async def test_operation_is_in_progress_until_it_has_an_outcome() -> None:
     async with opened() as store:
         gate = asyncio.Event()
 
@@ -104,7 +104,7 @@ async def test_an_unknown_one_is_not_found() -> None:
                 store.status(kind, job, trigger)
 
 
-async def test_outcomes_are_forgotten_after_their_time_and_running_ones_never(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_outcomes_expire_and_running_operations_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(operations, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
@@ -138,7 +138,7 @@ async def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyP
         assert [trigger for trigger in "abcd" if store.knows(SAVEPOINT, "j", trigger)] == ["c", "d"]
 
 
-async def test_what_runs_is_not_pushed_out_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_running_operations_are_not_displaced_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody has been promised an answer, however many others have come since."""
     monkeypatch.setattr(operations, "MAX_OPERATIONS", 1)
 

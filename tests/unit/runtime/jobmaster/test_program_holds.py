@@ -63,7 +63,7 @@ async def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tm
 
 
 @pytest.mark.row("air.4")
-async def test_the_next_driver_has_what_is_held(tmp_path: Path) -> None:
+async def test_next_driver_has_the_held_programs(tmp_path: Path) -> None:
     async with opened(tmp_path) as (first, second):
         await first.holds.take_over(first.store)
         kept, released = (first.programs.add("job.py", SOURCE + end, 1) for end in (b"", b"\n"))
@@ -80,7 +80,7 @@ async def test_the_next_driver_has_what_is_held(tmp_path: Path) -> None:
         assert archives(tmp_path) == []
 
 
-async def test_what_a_job_runs_is_brought_back(tmp_path: Path) -> None:
+async def test_deleted_program_is_restored_from_a_job_that_runs_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as (driver, _):
         program = driver.programs.add("job.py", SOURCE, 1).id
         driver.running[program] = driver.programs.get(program).archive.read_bytes()

@@ -49,7 +49,7 @@ def test_the_same_content_again_is_the_same_program(store: ProgramStore, tmp_pat
     assert store.add("job.py", PIPELINE + b"\n", 7).id != first.id
 
 
-def test_the_same_content_again_is_stored_again_only_if_its_file_is_damaged_or_gone(store: ProgramStore) -> None:
+def test_same_content_is_stored_again_only_if_its_file_is_damaged_or_missing(store: ProgramStore) -> None:
     stored = store.add("job.py", PIPELINE, 5)
     archive = store.get(stored.id).archive
     content, file = archive.read_bytes(), archive.stat().st_ino
@@ -64,7 +64,7 @@ def test_the_same_content_again_is_stored_again_only_if_its_file_is_damaged_or_g
     assert archive.read_bytes() == content
 
 
-def test_one_entry_among_helpers_is_the_default(store: ProgramStore) -> None:
+def test_only_entry_point_among_helpers_is_the_default(store: ProgramStore) -> None:
     content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
     program = store.get(store.add("job.zip", content, 0).id)
     assert program.default_entry == "main:pipeline"
@@ -82,7 +82,7 @@ def test_a_program_without_the_usual_function_is_kept_without_a_default(store: P
     assert store.get(stored.id).default_entry is None
 
 
-def test_nothing_of_the_upload_is_run(store: ProgramStore, tmp_path: Path) -> None:
+def test_inspection_does_not_run_code_of_the_upload(store: ProgramStore, tmp_path: Path) -> None:
     mark = tmp_path / "ran"
     store.add("job.py", f"open({str(mark)!r}, 'w')\ndef pipeline(s): ...".encode(), 0)
     assert not mark.exists()
@@ -129,7 +129,7 @@ def test_file_names_are_for_display_and_lead_nowhere(
         ("x" * 300 + ".zip", zipped({"m.py": PIPELINE}), "at most 200 characters"),
     ],
 )
-def test_what_cannot_be_a_pipeline_is_refused_and_not_kept(
+def test_upload_that_cannot_be_a_pipeline_is_refused_and_not_kept(
     store: ProgramStore, tmp_path: Path, filename: str, content: bytes, problem: str
 ) -> None:
     if filename == "":
@@ -166,7 +166,7 @@ def test_a_small_zip_that_unpacks_to_much_is_refused_with_the_limit(store: Progr
     assert store.list() == ()
 
 
-def test_one_module_is_no_larger_than_what_is_parsed(store: ProgramStore) -> None:
+def test_module_larger_than_the_parsed_limit_is_refused(store: ProgramStore) -> None:
     source = PIPELINE + b"#" * program_store.MAX_SOURCE_BYTES
     with pytest.raises(InvalidRequest, match="at most 1048576"):
         store.add("job.py", source, 0)

@@ -76,7 +76,9 @@ def test_a_backend_restores_its_own_form_and_the_canonical_one(handles: list[Key
 @pytest.mark.parametrize(
     ("handles", "backend", "written"), [([IN_MEMORY], "rocksdb", "hashmap"), ([ROCKSDB], "hashmap", "rocksdb")]
 )
-def test_another_ones_form_is_refused_with_the_way_out(handles: list[KeyedHandle], backend: str, written: str) -> None:
+def test_native_form_of_another_backend_is_refused_with_a_remedy(
+    handles: list[KeyedHandle], backend: str, written: str
+) -> None:
     with pytest.raises(SubmissionFailed, match="cannot restore from /s") as refused:
         check(handles, backend)
     assert f"native form of the state backend '{written}'" in str(refused.value)
@@ -84,7 +86,7 @@ def test_another_ones_form_is_refused_with_the_way_out(handles: list[KeyedHandle
     assert "only a savepoint in canonical form can change the backend" in str(refused.value)
 
 
-def test_the_metadata_says_who_reads_it() -> None:
+def test_metadata_names_the_backend_that_reads_the_state() -> None:
     assert [snapshot([handle]).state_backend for handle in (IN_MEMORY, ROCKSDB, CANONICAL)] == [
         "hashmap",
         "rocksdb",
@@ -104,14 +106,14 @@ def released(written_by: str | None, *, in_flight: bool) -> CompletedCheckpoint:
 
 @pytest.mark.row("203.13")
 @pytest.mark.parametrize("written_by", ["0.0.9", "9.1.0", VERSION.replace("0.1", "0.10")])
-def test_data_in_flight_is_for_the_release_that_wrote_it(written_by: str) -> None:
+def test_in_flight_data_is_restored_only_by_the_release_that_wrote_it(written_by: str) -> None:
     check_release(released(written_by, in_flight=False), RunRequest("p", savepoint_path="/s"))
     with pytest.raises(SubmissionFailed, match="unaligned checkpoint of release.*take a savepoint"):
         check_release(released(written_by, in_flight=True), RunRequest("p", savepoint_path="/s"))
 
 
 @pytest.mark.parametrize("written_by", [VERSION, f"{VERSION.rpartition('.')[0]}.99", None])
-def test_and_its_patches(written_by: str | None) -> None:
+def test_in_flight_data_is_restored_by_releases_that_differ_in_the_patch_only(written_by: str | None) -> None:
     check_release(released(written_by, in_flight=True), RunRequest("p", savepoint_path="/s"))
 
 
@@ -121,14 +123,14 @@ def graph(kind: str) -> JobGraph:
 
 @pytest.mark.row("air.9")
 @pytest.mark.parametrize(("kind", "drill"), [("sink", True), ("committer", True), ("drill_sink", False)])
-def test_only_a_drill_has_what_a_drill_has(kind: str, drill: bool) -> None:
+def test_operators_of_drills_are_refused_in_other_jobs_and_real_sinks_in_drills(kind: str, drill: bool) -> None:
     with pytest.raises(SubmissionFailed, match=kind):
         check_planned(graph(kind), RunRequest("p", drill=drill))
     check_planned(graph(kind), RunRequest("p", drill=not drill))
 
 
 @pytest.mark.row("air.9")
-def test_a_drill_keeps_nothing_and_ends_with_its_first_failure_whatever_is_said() -> None:
+def test_drill_retains_nothing_and_ends_with_its_first_failure_under_any_options() -> None:
     said = {"execution.checkpointing.externalized-checkpoint-retention": "RETAIN_ON_CANCELLATION"}
     said["restart-strategy.type"] = "fixed-delay"
     assert given_configuration(RunRequest("p", configuration=said)).to_dict() == said
@@ -139,7 +141,7 @@ def test_a_drill_keeps_nothing_and_ends_with_its_first_failure_whatever_is_said(
 
 
 @pytest.mark.row("air.9")
-def test_no_job_starts_from_a_checkpoint_of_a_drill() -> None:
+def test_checkpoint_of_a_drill_starts_no_job() -> None:
     real = snapshot([])
     request = RunRequest("p", savepoint_path="/s")
     check_no_drill(real, request)

@@ -78,14 +78,14 @@ def _waits(seed: int, interval_s: float, seconds: int = 3_000) -> int | None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_large_job_starts_in_its_first_turn_however_many_small_ones_come(seed: int) -> None:
+def test_large_job_starts_in_its_first_turn_among_any_number_of_small_ones(seed: int) -> None:
     waited = _waits(seed, 60)
     assert waited is not None
     assert waited < 120
     assert _waits(seed, 0) is None, "without turns it would wait for ever, so that this test proves something"
 
 
-def test_a_shortage_tells_a_cluster_that_is_too_small_from_one_that_is_busy() -> None:
+def test_shortage_distinguishes_a_cluster_that_is_too_small_from_a_busy_one() -> None:
     assert shortage(20, 8, 6) == "needs 20 slots, the cluster has 8"
     assert shortage(8, 8, 6) == "needs 8 slots, 6 of the cluster's 8 are free"
     assert shortage(1, 0, 0) == "needs 1 slot, the cluster has 0"
@@ -96,15 +96,15 @@ class TestCores:
         workers = [("a", (0, 1)), ("b", (4, 5)), ("a", (0, 1))]
         assert choose_cores(workers, []) == [0, 4, 1]
 
-    def test_a_core_that_another_job_has_is_left_to_it(self) -> None:
+    def test_core_of_another_job_is_not_given_away(self) -> None:
         assert choose_cores([("a", (0, 1, 2))], [("a", 0), ("a", None), ("b", 1)]) == [1]
 
-    def test_no_worker_is_bound_on_a_host_with_more_workers_than_cores_of_any_jobs(self) -> None:
+    def test_workers_are_not_bound_on_a_host_with_more_workers_than_cores(self) -> None:
         assert choose_cores([("a", (0, 1)), ("b", (0, 1))], [("a", 1), ("a", None)]) == [None, 0]
 
     def test_executors_of_one_host_may_have_different_cores(self) -> None:
         assert choose_cores([("a", (0, 1)), ("a", (2, 3)), ("a", (0, 1))], []) == [None, None, None]
         assert choose_cores([("a", (0, 1)), ("a", (2, 3))], []) == [0, 2]
 
-    def test_a_host_that_tells_no_cores_is_left_alone(self) -> None:
+    def test_worker_on_a_host_of_unknown_cores_is_not_bound(self) -> None:
         assert choose_cores([("a", ())], []) == [None]

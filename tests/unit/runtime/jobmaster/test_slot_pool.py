@@ -219,7 +219,7 @@ class TestQuestions:
                 world.pool.peer_message(second.worker.peer, ThreadDump(question.question, ()))
             asked.cancel()
 
-    async def test_one_that_says_nothing_or_is_lost_or_does_not_exist_is_named(self) -> None:
+    async def test_worker_that_does_not_answer_or_is_lost_or_unknown_is_named(self) -> None:
         async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             assert slot.worker is not None
@@ -262,7 +262,7 @@ class TestAcquire:
             assert slot.spare is not None
             assert len(agent.of(SpawnWorker)) == 2
 
-    async def test_slots_that_are_held_come_first_and_free_ones_next(self) -> None:
+    async def test_held_slots_are_used_first_and_free_ones_next(self) -> None:
         async with opened() as world:
             first, second = Owner(), Owner()
             held = await world.pool.acquire(first, 1, [])
@@ -313,7 +313,7 @@ class TestAcquire:
             world.automatic = True
             assert len(await world.pool.acquire(Owner(), 1, [])) == 1
 
-    async def test_the_end_of_a_slot_that_lost_its_agent_is_no_launch_failure(self) -> None:
+    async def test_end_of_a_slot_that_lost_its_agent_does_not_count_as_a_launch_failure(self) -> None:
         async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
@@ -335,7 +335,7 @@ class TestAcquire:
             with pytest.raises(SlotsUnavailableError, match=message):
                 await world.pool.acquire(Owner(), 2, [])
 
-    async def test_a_request_that_waits_for_room_says_why_holds_nothing_and_lets_later_ones_pass(self) -> None:
+    async def test_waiting_request_shows_the_reason_holds_no_slots_and_lets_smaller_ones_start(self) -> None:
         async with opened() as world:
             world.capacity = 8
             (free,) = await world.pool.acquire(Owner(), 1, [])
@@ -359,7 +359,7 @@ class TestAcquire:
             assert len(await requests[0]) == 20
             assert large.waits[-1] == ""
 
-    async def test_a_request_that_has_waited_for_its_turn_gets_what_becomes_free_before_later_ones(self) -> None:
+    async def test_request_whose_turn_has_come_gets_free_slots_before_later_ones(self) -> None:
         clock = Clock()
         async with opened(clock=clock, reservation_interval_s=60, request_timeout_s=600) as world:
             world.capacity = 4
@@ -475,7 +475,7 @@ class TestAcquire:
             world.agent("1")
             assert [slot.slot_id for slot in await first] == ["1"]
 
-    async def test_with_a_least_number_it_is_as_many_as_the_session_can_have(self) -> None:
+    async def test_request_with_a_minimum_gets_as_many_slots_as_the_session_can_have(self) -> None:
         async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
@@ -488,7 +488,7 @@ class TestAcquire:
             assert await world.pool.acquire(owner, 2, wide, least=1) == wide[:2]
 
     @pytest.mark.parametrize("ending", ["cancelled", "served"])
-    async def test_a_held_slot_that_was_given_back_meanwhile_belongs_to_its_next_owner(self, ending: str) -> None:
+    async def test_held_slot_that_was_released_belongs_to_its_next_owner(self, ending: str) -> None:
         async with opened() as world:
             first, second = Owner(), Owner()
             held = await world.pool.acquire(first, 1, [])
@@ -511,7 +511,7 @@ class TestAcquire:
             assert slot.owner is second
             assert world.agents["0"].of(KillWorker) == []
 
-    async def test_what_was_held_stays_the_owners_when_a_request_fails(self) -> None:
+    async def test_held_slots_stay_with_their_owner_when_a_request_fails(self) -> None:
         async with opened() as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
@@ -590,7 +590,7 @@ class TestWorkers:
             assert (log.worker_id, log.slot_id, log.text) == (unexpected.worker_id, "0", "the last line")
             assert "SIGKILL" in log.reason
 
-    async def test_one_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
+    async def test_worker_that_dies_while_starting_is_started_again_after_a_pause(self) -> None:
         async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
@@ -606,7 +606,7 @@ class TestWorkers:
             world.worker("0", agent.of(SpawnWorker)[1].worker)
             await request
 
-    async def test_one_that_starts_slowly_is_waited_for_as_long_as_it_makes_progress(
+    async def test_slowly_starting_worker_is_awaited_while_it_makes_progress(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
         clock = Clock()
@@ -650,7 +650,7 @@ class TestWorkers:
             assert len(await request) == 1
 
     @pytest.mark.parametrize(("failures", "fresh"), [(MAX_FAILURES - 1, False), (MAX_FAILURES, True)])
-    async def test_one_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
+    async def test_worker_in_which_a_job_keeps_failing_is_replaced_before_the_next_attempt(
         self, failures: int, fresh: bool
     ) -> None:
         async with opened() as world:
@@ -679,7 +679,7 @@ class TestWorkers:
             assert slot.spare is not spare
             assert owner.events == []
 
-    async def test_only_the_active_worker_of_a_held_slot_is_heard(self) -> None:
+    async def test_messages_of_the_active_worker_of_a_held_slot_are_the_only_ones_accepted(self) -> None:
         async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
@@ -734,7 +734,7 @@ class TestWorkers:
             reason = "slot 0 was lost: its slot agent was lost: the message X is malformed"
             assert owner.events == [("slot lost", "0", reason)]
 
-    async def test_a_second_agent_of_a_slot_is_sent_away_and_the_first_keeps_it(self) -> None:
+    async def test_second_agent_of_a_slot_is_refused_and_the_first_keeps_the_slot(self) -> None:
         async with opened() as world:
             owner = Owner()
             (slot,) = await world.pool.acquire(owner, 1, [])
@@ -746,7 +746,7 @@ class TestWorkers:
             assert slot.agent is first
             assert owner.events == []
 
-    async def test_a_worker_of_an_unknown_slot_is_sent_away(self) -> None:
+    async def test_worker_of_an_unknown_slot_is_refused(self) -> None:
         async with opened() as world:
             assert world.worker("7-7", "w").closed
 
@@ -764,7 +764,7 @@ class TestRelease:
             assert world.workers[used.worker_id].closed
             assert world.pool.available == 1
 
-    async def test_a_worker_that_does_not_end_behind_its_last_writes_is_killed(
+    async def test_worker_that_does_not_end_after_its_last_writes_is_killed(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ckpt_runtime.jobmaster.slot_pool._RELEASED_WORKER_S", 0.05)
@@ -787,7 +787,7 @@ class TestRelease:
             world.pool.release(slot)
             assert slot.worker is worker
 
-    async def test_it_wakes_a_job_that_waits(self) -> None:
+    async def test_released_slot_wakes_a_waiting_job(self) -> None:
         async with opened() as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             world.automatic = False
@@ -798,7 +798,7 @@ class TestRelease:
 
 
 class TestLosses:
-    async def test_a_lost_agent_costs_its_own_slot_alone(self) -> None:
+    async def test_lost_agent_costs_only_its_own_slot(self) -> None:
         async with opened() as world:
             owner, other = Owner(), Owner()
             lost, kept = await world.pool.acquire(owner, 2, [])
@@ -814,7 +814,7 @@ class TestLosses:
             slots = await world.pool.acquire(owner, 2, [lost, kept])
             assert [slot.slot_id for slot in slots] == ["1", "3"]
 
-    async def test_what_spark_says_of_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
+    async def test_sparks_reason_for_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
         async with opened(loss_grace_s=60) as world:
             owner = Owner()
             await world.pool.acquire(owner, 1, [])
@@ -969,7 +969,7 @@ class TestAdoption:
             await asyncio.wait_for(owner.told.wait(), TIMEOUT_S)
             assert owner.events[-1][:2] == ("worker lost", "1")
 
-    async def test_agents_elsewhere_start_their_own(self) -> None:
+    async def test_agents_on_other_hosts_start_their_own_workers(self) -> None:
         async with opened(machine="m") as world:
             owner = Owner()
             held = await world.pool.acquire(owner, 1, [])
@@ -1016,7 +1016,7 @@ class TestAdoption:
             world.worker("1", agent.of(SpawnWorker)[0].worker)
             assert [slot.slot_id for slot in await request] == ["1"]
 
-    async def test_one_that_reports_in_after_its_agent_was_lost_is_adopted_too(self) -> None:
+    async def test_worker_that_registers_after_the_loss_of_its_agent_is_adopted(self) -> None:
         async with opened(automatic=False, machine="m") as world:
             owner = Owner()
             request = asyncio.create_task(world.pool.acquire(owner, 1, []))
@@ -1053,7 +1053,7 @@ class TestAdoption:
             assert world.agents["0"].of(ShutdownAgent) == [ShutdownAgent()]
             assert all(worker.closed for worker in world.workers.values())
 
-    async def test_a_pool_that_stops_lets_its_orphans_go(self) -> None:
+    async def test_stopping_pool_releases_its_orphans(self) -> None:
         async with opened(machine="m") as world:
             await world.pool.acquire(Owner(), 1, [])
             await settle()
@@ -1065,7 +1065,7 @@ class TestAdoption:
 
 
 class TestSpares:
-    async def test_they_come_after_all_workers_of_their_host(self) -> None:
+    async def test_spares_start_after_all_workers_of_their_host(self) -> None:
         async with opened(automatic=False) as world:
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
@@ -1076,7 +1076,7 @@ class TestSpares:
             assert len(first.of(SpawnWorker)) == len(second.of(SpawnWorker)) == 2
             await request
 
-    async def test_they_wait_until_the_job_has_deployed(self) -> None:
+    async def test_spares_start_after_the_job_has_deployed(self) -> None:
         async with opened(spare_pause_s=0.05) as world:
             (slot,) = await world.pool.acquire(Owner(), 1, [])
             await settle()
@@ -1153,7 +1153,7 @@ class TestIdle:
             await settle()
             assert [slot.slot_id for slot in await again] == ["0"]
 
-    async def test_they_end_when_no_request_waits(self) -> None:
+    async def test_idle_slots_end_when_no_request_waits(self) -> None:
         async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 2, []))
             await settle()
@@ -1165,7 +1165,7 @@ class TestIdle:
             assert world.pool.total == 0
             assert agent.of(ShutdownAgent)
 
-    async def test_a_slot_that_is_still_starting_is_left_alone(self) -> None:
+    async def test_starting_slot_does_not_end_as_idle(self) -> None:
         async with opened_idle(automatic=False) as (world, clock):
             request = asyncio.create_task(world.pool.acquire(Owner(), 1, []))
             await settle()
@@ -1176,7 +1176,7 @@ class TestIdle:
             assert len(await request) == 1
 
 
-async def test_stopping_tells_the_agents_and_waits_for_their_ends() -> None:
+async def test_stop_notifies_the_agents_and_waits_for_their_ends() -> None:
     async with opened() as world:
         await world.pool.acquire(Owner(), 2, [])
         await world.pool.stop()

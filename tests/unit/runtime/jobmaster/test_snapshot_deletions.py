@@ -99,7 +99,7 @@ async def test_a_deletion_that_failed_is_tried_again_by_the_clock() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once() -> None:
+async def test_first_attempt_of_a_deletion_is_reported_once_with_any_outcome() -> None:
     storage = Storage(away())
 
     async with opened() as deletions:
@@ -126,7 +126,7 @@ async def test_the_first_attempt_is_reported_whatever_came_of_it_and_only_once()
         (PermissionError("read-only"), False),
     ],
 )
-async def test_what_cannot_ever_succeed_is_not_tried_again(error: Exception, finished: bool) -> None:
+async def test_deletion_that_cannot_succeed_is_not_repeated(error: Exception, finished: bool) -> None:
     storage = Storage(error)
 
     async with opened() as deletions:
@@ -163,7 +163,7 @@ async def test_the_end_comes_after_everything_that_waits() -> None:
 
 
 @pytest.mark.usefixtures("patient")
-async def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture) -> None:
+async def test_deletions_stop_after_closing(caplog: pytest.LogCaptureFixture) -> None:
     storage = Storage(away())
 
     async with opened() as deletions:
@@ -176,7 +176,7 @@ async def test_after_closing_nothing_is_deleted(caplog: pytest.LogCaptureFixture
 
 
 @pytest.mark.usefixtures("patient")
-async def test_after_closing_no_completion_is_reported() -> None:
+async def test_completions_are_not_reported_after_closing() -> None:
     """What follows would delete the job's directory."""
     told: list[str] = []
 

@@ -48,7 +48,7 @@ def savepoint(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("spelling", ["{0}", "{0}/", "//{0}", "file:{0}", "file://{0}", "{0}/_metadata", "{1}"])
-def test_what_a_job_starts_from_is_known_by_all_its_spellings(tmp_path: Path, savepoint: Path, spelling: str) -> None:
+def test_snapshot_of_a_job_is_recognized_in_all_its_spellings(tmp_path: Path, savepoint: Path, spelling: str) -> None:
     link = tmp_path / "link"
     link.symlink_to(savepoint)
     path = spelling.format(savepoint, link)
@@ -77,7 +77,7 @@ def test_every_checkpoint_in_the_directory_of_a_living_job_is_its_own(tmp_path: 
     assert dispose(str(other), job)
 
 
-def test_while_it_is_not_known_what_a_job_refers_to_nothing_goes(savepoint: Path) -> None:
+def test_snapshots_are_not_deleted_while_the_references_of_a_job_are_unknown(savepoint: Path) -> None:
     with pytest.raises(SnapshotInUse, match="it is unknown which snapshots that job refers to"):
         dispose(str(savepoint), References("j", "not recovered yet", is_known=False))
 
@@ -90,7 +90,7 @@ def test_other_snapshots_may_be_deleted_and_unreadable_ones_do_not_block(tmp_pat
 
 
 @pytest.mark.row("203.12")
-def test_a_directory_that_is_no_snapshot_is_refused(tmp_path: Path) -> None:
+def test_directory_without_a_snapshot_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SnapshotNotFound, match="cannot be disposed of: it is not a checkpoint or savepoint"):
         dispose(str(tmp_path))
     assert dispose(str(tmp_path / "gone")), "which its deletion will say"
@@ -116,9 +116,7 @@ def test_the_checkpoint_of_a_job_that_another_cluster_may_be_running_is_refused(
         ("s3://ha", "is a job of s3://ha, which is unknown"),
     ],
 )
-def test_a_snapshot_that_a_job_has_claimed_is_refused_with_what_is_known_of_it(
-    savepoint: Path, cluster: str, known: str
-) -> None:
+def test_claimed_snapshot_is_refused_with_the_facts_about_its_claim(savepoint: Path, cluster: str, known: str) -> None:
     owner = Claimant("1" * 32, cluster, "file:///checkpoints/x")
     acquire(resolve(str(savepoint)), Claim(owner, savepoint.as_uri()))
     living = [References(owner.job_id, "RUNNING")] if "RUNNING" in known else []
@@ -177,7 +175,7 @@ def test_a_claim_goes_to_the_next_job_when_the_session_of_its_owner_is_dead(save
 
 
 @pytest.mark.row("203.12")
-def test_with_high_availability_the_end_of_a_process_proves_nothing(savepoint: Path) -> None:
+def test_end_of_a_process_proves_nothing_with_high_availability(savepoint: Path) -> None:
     savepoint.joinpath("_metadata").unlink()
     snapshot = write_snapshot(resolve(str(savepoint)))
 

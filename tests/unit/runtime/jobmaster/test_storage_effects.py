@@ -13,9 +13,7 @@ from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.job_record import JobRecord
@@ -69,7 +67,7 @@ async def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: 
         assert files[0].exists()
 
 
-async def test_shared_files_of_checkpoints_go_to_the_jobs_shared_directory_and_savepoints_have_none(
+async def test_shared_files_of_checkpoints_are_in_the_jobs_directory_and_savepoints_have_none(
     tmp_path: Path,
 ) -> None:
     async with opened(tmp_path, max_concurrent=2) as bench:
@@ -80,7 +78,7 @@ async def test_shared_files_of_checkpoints_go_to_the_jobs_shared_directory_and_s
         assert options.shared_directory == ""
 
 
-async def test_a_newer_checkpoint_takes_the_place_of_the_older(tmp_path: Path) -> None:
+async def test_newer_checkpoint_replaces_the_older_one(tmp_path: Path) -> None:
     async with opened(tmp_path) as bench:
         for _ in range(3):
             checkpoint_id, _ = await bench.checkpoint()
@@ -140,7 +138,7 @@ async def test_a_savepoint_gets_a_directory_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [None, "", "relative", "nosuch://x"])
-async def test_a_savepoint_without_a_usable_target_fails_before_any_task_hears_of_it(
+async def test_savepoint_without_a_usable_target_fails_before_any_task_is_triggered(
     tmp_path: Path, target: str | None
 ) -> None:
     async with opened(tmp_path) as bench:
@@ -198,7 +196,7 @@ class TestMetadata:
             checkpoint_id, _ = await bench.checkpoint()
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
 
-    async def test_a_second_attempt_that_is_refused_does_not_tell_what_became_of_the_first(
+    async def test_refused_second_attempt_leaves_the_outcome_of_the_first_unknown(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         refusals = [InvalidLocationError("no such store", "x"), CorruptFileError("foreign", "x"), ValueError("odd")]
@@ -209,7 +207,7 @@ class TestMetadata:
             assert (bench.directory / f"chk-{checkpoint_id}" / "_metadata").exists()
             assert bench.listener.aborted == []
 
-    async def test_without_its_local_directory_the_first_attempt_left_nothing(
+    async def test_attempt_whose_directory_is_missing_is_known_to_have_failed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.write(monkeypatch, AmbiguousWriteError("timeout", "x"), NotFoundError("gone", "x"))
@@ -241,7 +239,7 @@ class TestMetadata:
 
 
 class TestPointers:
-    async def test_one_that_cannot_be_added_fails_the_checkpoint(self, tmp_path: Path) -> None:
+    async def test_pointer_that_cannot_be_added_fails_the_checkpoint(self, tmp_path: Path) -> None:
         async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             bench.pointers.add_errors = [StorageError("no", "x")]
             checkpoint_id, options = await bench.trigger()
@@ -257,7 +255,7 @@ class TestPointers:
             checkpoint_id, _ = await bench.checkpoint()
             assert bench.pointers.present == {checkpoint_id: True}
 
-    async def test_a_second_attempt_that_fails_does_not_tell_what_became_of_the_first(self, tmp_path: Path) -> None:
+    async def test_failed_second_attempt_leaves_the_outcome_of_the_first_unknown(self, tmp_path: Path) -> None:
         async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
             bench.pointers.add_errors = [AmbiguousWriteError("timeout", "x"), *[StorageError("away", "x")] * 3]
             checkpoint_id, _ = await bench.checkpoint()
@@ -265,7 +263,7 @@ class TestPointers:
             assert bench.names() == [f"chk-{checkpoint_id}"]
             assert bench.listener.aborted == []
 
-    async def test_one_that_cannot_be_removed_is_tried_again_before_files_go(self, tmp_path: Path) -> None:
+    async def test_removal_of_a_pointer_is_repeated_before_files_are_deleted(self, tmp_path: Path) -> None:
         async with opened(tmp_path) as bench:
             await bench.checkpoint()
             bench.pointers.remove_errors = [StorageError("no", "x")] * 2
@@ -276,7 +274,7 @@ class TestPointers:
             assert list(bench.pointers.present) == [second]
 
 
-async def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_go_later(
+async def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_are_deleted_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     delete = storage_effects.delete_checkpoint
@@ -335,7 +333,7 @@ def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
 class TestStorageThatIsAway:
     """A mount that is missing shows an empty directory in its place; what was on it comes back with it."""
 
-    async def test_an_aborted_checkpoint_goes_when_it_is_back(self, mount: Mount) -> None:
+    async def test_aborted_checkpoint_is_deleted_when_storage_returns(self, mount: Mount) -> None:
         async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             _, options = await bench.trigger()
             (Path(options.directory.removeprefix("file://")) / "state-0").touch()
@@ -345,7 +343,7 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await once(lambda: bench.names() == [])
 
-    async def test_nothing_is_written_in_its_place(self, mount: Mount) -> None:
+    async def test_files_are_not_written_in_place_of_a_missing_mount(self, mount: Mount) -> None:
         async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             mount.goes_away()
             await bench.trigger()
@@ -354,7 +352,7 @@ class TestStorageThatIsAway:
             assert list(mount.path.iterdir()) == []
 
     @pytest.mark.parametrize("keeps_nothing", [True, False])
-    async def test_the_directory_of_a_job_that_ended_meanwhile_goes_when_it_is_back(
+    async def test_directory_of_an_ended_job_is_deleted_when_storage_returns(
         self, mount: Mount, keeps_nothing: bool
     ) -> None:
         retention = None if keeps_nothing else CheckpointRetention.RETAIN_ON_CANCELLATION
@@ -370,7 +368,7 @@ class TestStorageThatIsAway:
             assert (bench.directory / f"chk-{checkpoint_id}").exists()
             await once(lambda: not bench.directory.exists())
 
-    async def test_what_became_of_a_write_is_not_settled_before_it_is_back(
+    async def test_outcome_of_a_write_stays_unknown_until_storage_returns(
         self, mount: Mount, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = storage_effects.write_metadata
@@ -392,7 +390,7 @@ class TestStorageThatIsAway:
             mount.comes_back()
             await bench.until(lambda: bench.listener.completed == [checkpoint_id])
 
-    async def test_what_a_killed_worker_left_is_sought_when_it_is_back(self, mount: Mount) -> None:
+    async def test_files_left_by_a_killed_worker_are_searched_when_storage_returns(self, mount: Mount) -> None:
         async with opened(mount.path, tolerable_failed_checkpoints=5) as bench:
             checkpoint_id, _ = await bench.trigger()
             left = bench.directory / "shared" / f"chk-{checkpoint_id}-left"
@@ -414,7 +412,7 @@ async def once(holds: Callable[[], bool]) -> None:
             await asyncio.sleep(0.001)
 
 
-async def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Path) -> None:
+async def test_requests_and_timers_are_dropped_after_closing(tmp_path: Path) -> None:
     async with opened(tmp_path, interval_ms=10) as bench:
         bench.shell.tell(on.TriggerRequested("r", CheckpointProperties()))
         bench.shell.close()
@@ -425,7 +423,7 @@ async def test_after_closing_nothing_is_answered_and_no_timer_fires(tmp_path: Pa
 
 
 @pytest.mark.parametrize("event", [SuspendRequested(), LeadershipLost()])
-async def test_what_another_driver_may_be_writing_stays_behind_a_suspended_job(tmp_path: Path, event: JobInput) -> None:
+async def test_files_of_a_suspended_job_that_another_driver_may_write_stay(tmp_path: Path, event: JobInput) -> None:
     async with opened(tmp_path) as bench:
         await bench.checkpoint()
         (bench.directory / "chk-2").mkdir()
@@ -441,7 +439,7 @@ def test_waits_between_retries_grow_to_a_limit(monkeypatch: pytest.MonkeyPatch) 
     assert [storage_effects.backoff_ms(attempt) for attempt in (0, 1, 2, 3, 100)] == [0, 200, 400, 800, 30_000]
 
 
-def test_without_high_availability_every_pointer_counts_as_there() -> None:
+def test_pointers_count_as_stored_without_high_availability() -> None:
     record = JobRecord()
     record.remove(1)
     assert record.contains(1)

@@ -77,7 +77,7 @@ class Unsure(DurableRecord):
 
 
 @pytest.mark.row("530.5")
-async def test_what_was_not_stored_after_all_is_not_in_force(tmp_path: Path) -> None:
+async def test_configuration_that_was_not_stored_is_not_in_force(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, record=Unsure(store, JOB))
@@ -122,7 +122,7 @@ async def test_a_job_of_an_earlier_version_has_version_1_and_what_is_removed_sta
 
 
 @pytest.mark.row("530.9")
-async def test_what_the_cluster_says_of_an_option_counts_again_when_the_job_s_is_removed(tmp_path: Path) -> None:
+async def test_clusters_value_applies_after_the_jobs_option_is_removed(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
         job = world.submit_durably(store, execution__checkpointing__timeout="50 s")

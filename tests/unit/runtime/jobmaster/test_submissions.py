@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, NotReady
 from ckpt_runtime.jobmaster.gateway_values import RunRequest
-from ckpt_runtime.jobmaster.submissions import JobIdRetired, JobStillRunning, Submissions
+from ckpt_runtime.jobmaster.submission import JobIdRetired, JobStillRunning, Submissions
 from ckpt_runtime.storage.ha_store import KEPT_MS, HaStore
 
 JOB, OTHER = "ab" * 16, "cd" * 16
@@ -65,7 +65,7 @@ async def test_a_request_after_its_id_was_retired_starts_nothing(tmp_path: Path)
 
 
 @pytest.mark.row("air.4")
-async def test_the_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
+async def test_next_driver_knows_the_retired_ids(tmp_path: Path) -> None:
     async with opened(tmp_path) as (first, second):
         await first.submissions.take_over(first.store)
         await first.retire()
@@ -90,7 +90,7 @@ async def test_the_id_of_a_living_job_is_not_retired(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True])
-async def test_what_is_being_submitted_is_waited_for(tmp_path: Path, refused: bool) -> None:
+async def test_retirement_of_an_id_waits_for_a_submission_in_progress(tmp_path: Path, refused: bool) -> None:
     async with opened(tmp_path) as (driver, _):
         driver.may_submit.clear()
         request = replace(REQUEST, arguments=("refused",)) if refused else REQUEST
@@ -124,7 +124,7 @@ async def test_a_caller_that_stops_waiting_does_not_end_the_submission_for_other
         assert driver.started == [JOB]
 
 
-async def test_retiring_an_id_waits_for_a_submission_that_starts_meanwhile(tmp_path: Path) -> None:
+async def test_retirement_of_an_id_waits_for_a_submission_that_starts_at_the_same_time(tmp_path: Path) -> None:
     async with opened(tmp_path) as (driver, _):
 
         async def run_again() -> None:

@@ -101,7 +101,7 @@ def test_each_worker_gets_its_part_and_the_archive_and_an_unchanged_graph_once(
     assert gateway.deployment == 9
 
 
-def test_messages_go_to_the_workers_of_their_tasks(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
+def test_messages_are_sent_to_the_workers_of_their_tasks(gateway: TaskGateway, both: list[tuple[Slot, Wire]]) -> None:
     assert gateway.trigger(1, 5, OPTIONS, TASKS[:1])
     gateway.complete(1, TASKS)
     gateway.abort(2, -1, TASKS[1:])
@@ -142,7 +142,7 @@ def test_a_lost_slot_hosts_nothing_that_lives(gateway: TaskGateway, both: list[t
     assert gateway.index_of(both[1][0]) is None
 
 
-def test_before_the_first_deployment_no_task_is_alive() -> None:
+def test_tasks_are_not_alive_before_the_first_deployment() -> None:
     gateway = TaskGateway(b"")
     assert gateway.deployment == -1
     assert not gateway.cancel(0)

@@ -27,7 +27,7 @@ def test_all_buffers_in_flight_together_hold_what_the_target_time_takes() -> Non
     assert debloater(buffers=40).measured(200_000, 200) == 25_000
 
 
-def test_without_smoothing_one_sample_is_enough_to_shrink_and_growth_doubles() -> None:
+def test_one_sample_without_smoothing_shrinks_buffers_at_once_and_growth_doubles() -> None:
     known = debloater()
     assert known.measured(2_000, 200) == 1_000
     assert [known.measured(200_000, 200) for _ in range(9)] == [
@@ -35,7 +35,7 @@ def test_without_smoothing_one_sample_is_enough_to_shrink_and_growth_doubles() -
     ]  # fmt: skip
 
 
-def test_a_consumer_that_stands_still_gets_the_smallest_buffers() -> None:
+def test_consumer_without_throughput_gets_the_smallest_buffers() -> None:
     assert debloater().measured(0, 200) == MIN_BUFFER_BYTES
 
 
@@ -74,7 +74,7 @@ def test_changes_below_the_threshold_are_kept_quiet_until_they_add_up() -> None:
     assert known.measured(187_600, 200) == 93_800
 
 
-def test_the_bounds_are_reached_whatever_the_threshold() -> None:
+def test_bounds_of_the_buffer_size_are_reached_with_any_threshold() -> None:
     known = debloater(threshold=100, max_bytes=1_000)
     assert known.measured(2_000 * 9 // 10, 200) is None
     assert known.measured(0, 200) == MIN_BUFFER_BYTES
@@ -83,13 +83,13 @@ def test_the_bounds_are_reached_whatever_the_threshold() -> None:
 
 
 @pytest.mark.parametrize("active_ms", [0, -0.5])
-def test_no_time_is_no_sample(active_ms: float) -> None:
+def test_measurement_without_elapsed_time_is_ignored(active_ms: float) -> None:
     known = debloater()
     assert known.measured(0, active_ms) is None
     assert known.size == 1 << 20
 
 
-def test_there_is_at_least_one_buffer() -> None:
+def test_debloater_refuses_fewer_than_one_buffer() -> None:
     with pytest.raises(ValueError, match="at least 1, was 0"):
         debloater(buffers=0)
 

@@ -10,13 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ckpt_runtime.network import connections
-from ckpt_runtime.network.agent_messages import (
-    FROM_AGENT,
-    TO_AGENT,
-    Ping,
-    SpawnWorker,
-    WorkerExited,
-)
+from ckpt_runtime.network.agent_messages import FROM_AGENT, TO_AGENT, Ping, SpawnWorker, WorkerExited
 from ckpt_runtime.network.connections import (
     LENGTH_BYTES,
     MAX_MESSAGE_BYTES,

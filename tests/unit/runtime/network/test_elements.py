@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.network.elements import (
     CancelCheckpoint,
     CheckpointBarrier,

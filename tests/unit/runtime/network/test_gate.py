@@ -4,8 +4,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, Watermark
 from ckpt_runtime.network.gate import InputChannel, InputGate
 
@@ -79,7 +78,7 @@ class TestAnnouncements:
         assert not gate.has_announcements
         assert drain(gate) == [(0, Watermark(1)), (0, one), (1, end)]
 
-    def test_nothing_is_announced_that_has_to_stay_in_order(self) -> None:
+    def test_elements_that_stay_in_order_are_not_announced(self) -> None:
         gate = InputGate(lambda: None)
         overtaking, in_order = gate.add_channel(0, 4), gate.add_channel(1, 4, overtakes=False)
         overtaking.put(savepoint(1))
@@ -88,7 +87,7 @@ class TestAnnouncements:
         assert not gate.has_announcements
         assert len(drain(gate)) == 3
 
-    def test_behind_an_aligned_barrier_they_wait_until_that_was_polled_and_keep_their_order(self) -> None:
+    def test_announced_barriers_after_an_aligned_barrier_wait_until_that_was_polled(self) -> None:
         gate = InputGate(lambda: None)
         first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
         two, three, end, other = unaligned(2), unaligned(3), EndOfPartition(), unaligned(2)
@@ -100,7 +99,7 @@ class TestAnnouncements:
         poll_barrier(gate, first)
         assert announcements(gate) == [(0, two), (0, three), (0, end)]
 
-    def test_each_aligned_barrier_withholds_what_is_behind_it(self) -> None:
+    def test_aligned_barrier_withholds_the_elements_after_it(self) -> None:
         gate = InputGate(lambda: None)
         channel = gate.add_channel(0, 4)
         two, four = unaligned(2), unaligned(4)
@@ -114,7 +113,7 @@ class TestAnnouncements:
         poll_barrier(gate, channel)
         assert announcements(gate) == [(0, four)]
 
-    def test_what_was_polled_first_is_announced_no_more(self) -> None:
+    def test_polled_barrier_is_not_announced_again(self) -> None:
         """The producer may append between the subtask's look at the announcements and its poll."""
         gate = InputGate(lambda: None)
         first, second = gate.add_channel(0, 4), gate.add_channel(0, 4)
@@ -126,7 +125,7 @@ class TestAnnouncements:
         gate.barrier_polled(second)
         assert announcements(gate) == []
 
-    def test_what_stands_before_a_barrier_is_rows_and_watermarks_without_older_barriers(self) -> None:
+    def test_data_before_a_barrier_is_rows_and_watermarks_without_older_barriers(self) -> None:
         channel = InputGate(lambda: None).add_channel(0, 4)
         batch = pa.record_batch({"n": [1]})
         for element in (batch, unaligned(1), Watermark(5), batch.serialize(), unaligned(2), Watermark(6)):

@@ -75,7 +75,7 @@ def test_a_handshake_has_its_time(transport: DataTransport, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"CKPT1" + bytes(32) + bytes(32)])
-def test_what_proves_nothing_is_closed(transport: DataTransport, content: bytes) -> None:
+def test_connection_without_a_proof_is_closed(transport: DataTransport, content: bytes) -> None:
     # It may be closed before all of it is sent, or read.
     with suppress(OSError), socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
         stranger.send(content)

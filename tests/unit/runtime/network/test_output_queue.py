@@ -45,14 +45,14 @@ def taken(queue: OutputQueue, credit: int = 1_000) -> list[Any]:
 
 
 @pytest.mark.row("76.2")
-def test_a_barrier_overtakes_rows_and_watermarks_and_tells_which() -> None:
+def test_barrier_overtakes_rows_and_watermarks_and_returns_them() -> None:
     queue = queue_of(b"schema", A, MARK, B, EndOfData(True))
     assert queue.add_barrier(ONE) == [A, MARK, B]
     assert taken(queue) == [ONE, b"schema", A, MARK, B, EndOfData(True)]
 
 
 @pytest.mark.parametrize("stop", [ONE, CancelCheckpoint(1)])
-def test_it_stays_behind_barriers_and_cancellations(stop: Any) -> None:
+def test_overtaking_barrier_stays_after_barriers_and_cancellations(stop: Any) -> None:
     queue = queue_of(A, stop, B, MARK)
     assert queue.add_barrier(TWO) == [B, MARK]
     assert taken(queue) == [A, stop, TWO, B, MARK]
@@ -69,14 +69,14 @@ def test_a_bound_counts_bytes_of_rows_from_the_end(limit: int, overtaken: list[A
 
 
 @pytest.mark.row("76.4")
-def test_a_queued_barrier_turns_and_keeps_what_follows_it() -> None:
+def test_queued_barrier_turns_unaligned_and_keeps_the_elements_after_it() -> None:
     queue = queue_of(A, MARK, ONE, B)
     assert queue.holds_barrier(1)
     assert queue.switch_to_unaligned(1) == [A, MARK]
     assert taken(queue) == [ONE, A, MARK, B]
 
 
-def test_one_that_has_left_turns_nothing() -> None:
+def test_sent_barrier_does_not_turn_unaligned() -> None:
     queue = queue_of(ONE, A)
     assert taken(queue, credit=0) == [ONE]
     assert not queue.holds_barrier(1)
@@ -85,7 +85,7 @@ def test_one_that_has_left_turns_nothing() -> None:
 
 
 @pytest.mark.row("76.8")
-def test_of_two_queued_barriers_each_turns_up_to_the_older_one() -> None:
+def test_two_queued_barriers_turn_unaligned_up_to_the_older_one() -> None:
     queue = queue_of(A, ONE, B, TWO, C)
     assert queue.switch_to_unaligned(2) == [B]
     assert queue.switch_to_unaligned(1) == [A]
@@ -96,7 +96,7 @@ def test_of_two_queued_barriers_each_turns_up_to_the_older_one() -> None:
     assert taken(queue) == [ONE, TWO, A, B, C]
 
 
-def test_a_turn_within_a_bound_counts_what_stands_before_the_barrier() -> None:
+def test_bound_counts_the_data_before_the_barrier() -> None:
     queue = queue_of(A, B, ONE, C)
     assert queue.switch_to_unaligned(1, 4) == [B]
     assert taken(queue) == [A, ONE, B, C]
@@ -128,7 +128,7 @@ Action = tuple[str, int]
         max_size=60,
     )
 )
-def test_what_left_before_a_barrier_and_what_it_overtook_are_all_that_was_before_it(actions: list[Action]) -> None:
+def test_sent_and_overtaken_data_together_are_the_data_before_a_barrier(actions: list[Action]) -> None:
     queue = OutputQueue(5)
     added: list[Any] = []
     before: dict[int, list[Any]] = {}

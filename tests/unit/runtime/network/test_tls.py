@@ -16,8 +16,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import InvalidConfigurationError
-from ckpt_runtime.configuration.option import OptionScope
+from ckpt_runtime.configuration.option import InvalidConfigurationError, OptionScope
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.jobmaster.control_endpoint import ControlEndpoint
 from ckpt_runtime.network.agent_messages import TO_AGENT, Ping, ProcessIdentity, RegisterAgent
@@ -110,7 +109,7 @@ def test_a_lost_peer_is_seen(sound: str, receiver: DataTransport) -> None:
 
 
 @pytest.mark.parametrize("who", REFUSED)
-def test_a_worker_that_is_none_of_this_session_gets_no_channel(
+def test_worker_of_another_session_gets_no_channel(
     receiver: DataTransport, others: dict[str, str], who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     stranger = DataTransport("127.0.0.1", others[who])
@@ -186,7 +185,7 @@ def test_agents_talk_to_the_driver(sound: str) -> None:
     with_endpoint(sound, dial)
 
 
-def test_closing_wakes_who_waits_for_the_driver(sound: str) -> None:
+def test_close_wakes_a_thread_that_waits_for_the_driver(sound: str) -> None:
     def dial(port: int, _: SlotListener) -> None:
         connection = ControlConnection.dial(("127.0.0.1", port), sound)
         ended = threading.Event()
@@ -204,7 +203,7 @@ def test_closing_wakes_who_waits_for_the_driver(sound: str) -> None:
 
 
 @pytest.mark.parametrize("who", REFUSED)
-def test_who_is_none_of_this_session_does_not_register(
+def test_worker_of_another_session_cannot_register(
     sound: str, others: dict[str, str], who: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def dial(port: int, _: SlotListener) -> None:
@@ -277,7 +276,7 @@ def test_a_key_with_a_passphrase_is_refused_without_asking(authority: Authority,
         ({"security.ssl.internal.ca": "/k"}, "security.ssl.internal.enabled=true"),
     ],
 )
-def test_half_of_the_options_is_none(options: dict[str, str], named: str) -> None:
+def test_incomplete_tls_options_are_refused_by_name(options: dict[str, str], named: str) -> None:
     with pytest.raises(InvalidConfigurationError, match=named):
         validate(Configuration(options), OptionScope.CLUSTER)
 
@@ -288,7 +287,7 @@ def test_off_by_default() -> None:
     assert internal_context(SECRET, "client") is None
 
 
-def test_nothing_older_than_tls_1_3_between_workers(sound: str, receiver: DataTransport) -> None:
+def test_connections_between_workers_need_tls_1_3(sound: str, receiver: DataTransport) -> None:
     context = internal_context(sound, "client")
     assert context is not None
     context.minimum_version = ssl.TLSVersion.TLSv1_2

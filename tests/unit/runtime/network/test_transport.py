@@ -54,7 +54,7 @@ def take(gate: InputGate) -> object:
     return element
 
 
-def test_worker_listens_at_the_first_free_port_of_its_range_and_says_when_there_is_none() -> None:
+def test_worker_listens_at_the_first_free_port_of_its_range_and_names_a_full_range() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ckpt_runtime.operators.aggregates.accumulator import Rows
-from ckpt_runtime.operators.aggregates.ordering import ranks
+from ckpt_runtime.operators.aggregates.accumulator import Rows, ranks
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from tests.support.groups import aggregate
 

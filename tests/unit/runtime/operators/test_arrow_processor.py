@@ -113,7 +113,7 @@ class Gives(ArrowStatefulProcessor):
         return self.function(rows, offsets, state)
 
 
-def test_state_that_is_not_returned_stays_and_rows_lie_key_by_key_in_order(harness: type[Harness]) -> None:
+def test_state_that_is_not_returned_stays_and_rows_are_ordered_by_key(harness: type[Harness]) -> None:
     def first(rows: pa.Table, offsets: Any, state: pa.Table) -> Any:
         assert state.to_pydict() == {"k": ["b", "a"], "n": [None, None]}
         assert rows["v"].to_pylist() == [1, 3, 4, 2]

@@ -13,8 +13,8 @@ import pyarrow.dataset as ds
 import pytest
 
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.nodes import Call, Column
+from ckpt_runtime.expressions.types import EvaluationError
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator

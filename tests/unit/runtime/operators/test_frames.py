@@ -128,6 +128,6 @@ def test_what_does_not_fit_the_schema_is_refused(harness: type[Harness], given: 
 
 
 @pytest.mark.parametrize("given", [pd.DataFrame({"k": ["x"], "n": [1]}), [("x", 1)], None])
-def test_what_is_no_iterator_of_frames_is_refused(harness: type[Harness], given: Any) -> None:
+def test_result_that_is_not_an_iterator_of_frames_is_refused(harness: type[Harness], given: Any) -> None:
     with pytest.raises(UserFunctionError, match="it must return (|an iterator of )pandas.DataFrame"):
         harness(operator(lambda key, frames: given)).process(batch("x"))

@@ -10,8 +10,8 @@ import pytest
 from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.graph.specs import GenerateSpec
-from ckpt_runtime.operators import generate
-from ckpt_runtime.operators.generate import GenerateOperator
+from ckpt_runtime.operators import typed_expressions
+from ckpt_runtime.operators.typed_expressions import GenerateOperator
 
 ARRAY: SparkType = {"type": "array", "elementType": "integer", "containsNull": True}
 MAP: SparkType = {"type": "map", "keyType": "string", "valueType": "long", "valueContainsNull": True}
@@ -46,7 +46,7 @@ def rows(emitted: Emitted) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("outer", [False, True])
-def test_slice_of_an_array_with_values_behind_nulls_is_exploded_from_its_own_offset(outer: bool) -> None:
+def test_slice_of_an_array_with_values_under_nulls_is_exploded_from_its_own_offset(outer: bool) -> None:
     offsets, hidden = pa.array([0, 2, 3, 3, 5], pa.int32()), pa.array([7, 8, 9, 1, None], pa.int32())
     column = pa.ListArray.from_arrays(offsets, hidden, mask=pa.array([False, True, False, False])).slice(1)
     emitted = generated(
@@ -64,7 +64,7 @@ def test_slice_of_a_map_is_exploded_to_its_keys_and_values() -> None:
 
 
 def test_result_is_cut_into_batches_but_never_within_a_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "OUTPUT_ROWS", 4)
+    monkeypatch.setattr(typed_expressions, "OUTPUT_ROWS", 4)
     column = pa.array([[1, 2, 3], [4], [5], [], [6] * 9, [7]], pa.list_(pa.int32()))
     emitted = generated(Call("Explode", (Column(0, ARRAY),), "void"), column, [("n", pa.int32())])
     assert [batch.num_rows for batch in emitted.batches] == [4, 1, 9, 1]

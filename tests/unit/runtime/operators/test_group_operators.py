@@ -70,6 +70,19 @@ def test_updated_group_comes_out_with_each_batch_and_its_state_is_removed_withou
     assert job.late == 1
 
 
+@pytest.mark.parametrize("parallelism", [1, 3])
+def test_total_of_no_rows_comes_out_once_with_the_first_checkpoint(parallelism: int) -> None:
+    total = GroupSpec(WINDOWS, ("v",), (COUNT, aggregate("Max", "k", result=pa.string())), "update", total=True)
+    job = GroupJob(total, parallelism)
+    assert [list(row.values()) for row in job.checkpoint()] == [[0, 0, None]]
+    assert job.checkpoint() == []
+    job.restart(parallelism)
+    assert job.checkpoint() == []
+    used = GroupJob(total, parallelism)
+    assert [list(row.values()) for row in used.process(row(20, "a", 0))] == [[0, 1, "a"]]
+    assert used.checkpoint() == []
+
+
 def test_end_of_data_leaves_open_groups_in_state_for_the_job_that_continues() -> None:
     job = GroupJob(windows())
     job.process(row(20, "a", 1))
@@ -136,7 +149,7 @@ def test_sessions_that_touch_are_one_and_those_with_a_moment_between_them_are_tw
 
 
 @BACKENDS
-def test_complete_sessions_never_end_and_tell_the_table_which_ones_became_part_of_earlier_ones(backend: str) -> None:
+def test_complete_sessions_never_end_and_report_the_sessions_that_they_absorbed(backend: str) -> None:
     spec = GroupSpec(SESSIONS, ("k",), (COUNT, SUM), "complete", None, ("start", "end"))
     job, table = GroupJob(spec, backend=backend), GroupJob(TableSpec(spec), backend=backend)
 

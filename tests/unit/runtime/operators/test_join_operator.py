@@ -58,7 +58,7 @@ def test_pairs_come_out_when_both_rows_are_there_in_the_order_of_rows() -> None:
     assert brief(join.left(left(1, 10))) == [(1, 10, 13), (1, 10, 8)]
 
 
-def test_without_bounds_every_pair_of_a_key_matches_for_ever() -> None:
+def test_pairs_of_a_key_match_at_any_distance_without_bounds() -> None:
     join = Subtask(join_spec("inner", None))
     join.left(left(1, 10), left(1, None))
     assert join.watermark(10**9) == [10**9]
@@ -243,7 +243,7 @@ def test_times_at_the_ends_of_64_bits_do_not_wrap() -> None:
     assert join.living() == (2, 2)
 
 
-def test_one_row_that_meets_very_many_gives_them_in_batches_of_bounded_size() -> None:
+def test_row_with_very_many_matches_gives_them_in_bounded_batches() -> None:
     join = Subtask(join_spec("inner", None))
     sizes: list[int] = []
     values: list[int] = []

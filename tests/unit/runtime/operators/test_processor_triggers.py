@@ -117,7 +117,7 @@ def test_gathered_rows_are_part_of_a_checkpoint(harness: type[Harness], after: d
     assert again.take() == []
 
 
-def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: type[Harness]) -> None:
+def test_watermark_and_timers_wait_until_gathered_rows_are_processed(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"), configuration=CHECKPOINT)
     assert run.watermark(10) == [("watermark", 10)]
     run.process(rows(("x", -20), ("x", 9)))
@@ -129,7 +129,7 @@ def test_the_watermark_and_timers_wait_behind_gathered_rows(harness: type[Harnes
     assert said(run.watermark(MAX_WATERMARK)) == [("x", "[31] at 30"), ("watermark", MAX_WATERMARK)]
 
 
-def test_timers_of_the_clock_wait_behind_gathered_rows(harness: type[Harness]) -> None:
+def test_timers_of_the_clock_wait_until_gathered_rows_are_processed(harness: type[Harness]) -> None:
     run = harness(operator("ProcessingTime"), configuration=INTERVAL)
     run.process(rows(("x", -1_500)))
     assert said(run.advance(1_000)) == [("x", "[-1500] at 0")]
@@ -139,7 +139,7 @@ def test_timers_of_the_clock_wait_behind_gathered_rows(harness: type[Harness]) -
     assert said(run.advance(2_000)) == [("x", "[7] at 0"), ("x", "fired 1500")]
 
 
-def test_no_timer_fires_that_stands_for_never(harness: type[Harness]) -> None:
+def test_timer_at_the_end_of_time_does_not_fire(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"))
     run.process(never(50))
     assert said(run.watermark(MAX_WATERMARK)) == [("x", "fired 50"), ("watermark", MAX_WATERMARK)]
@@ -152,7 +152,7 @@ def never(other: int) -> pa.RecordBatch:
 
 
 def test_event_time_may_stay_where_it_was_at_the_end_of_data(harness: type[Harness]) -> None:
-    run = harness(operator("EventTime"), configuration={"execution.stateful-processor.fire-timers-at-end": "false"})
+    run = harness(operator("EventTime"), configuration={"execution.event-time.ends-with-data": "false"})
     run.process(rows(("x", -50), ("x", -10)))
     assert said(run.watermark(20)) == [("x", "fired 10"), ("watermark", 20)]
     assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
@@ -257,7 +257,7 @@ class Walk:
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("time_mode", ["None", "ProcessingTime", "EventTime"])
-def test_every_row_comes_out_whatever_the_trigger_and_in_front_of_its_watermark(
+def test_processor_emits_every_row_before_its_watermark_with_any_trigger(
     harness: type[Harness], time_mode: str, backend: str
 ) -> None:
     walks = product(TRIGGERS, TRIGGERS, (True, False))
@@ -326,7 +326,7 @@ def test_results_with_an_event_time_come_in_front_of_the_watermark_that_reaches_
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
-def test_a_result_at_or_before_the_watermark_behind_the_processor_fails_the_job(
+def test_result_not_after_the_watermark_that_followed_the_processor_fails_the_job(
     harness: type[Harness], trigger: dict[str, str]
 ) -> None:
     run = harness(with_event_time(), configuration=trigger)

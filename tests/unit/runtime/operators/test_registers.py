@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ckpt_runtime.operators.aggregates.accumulator import Rows
-from ckpt_runtime.operators.aggregates.registers import ApproximateDistinct
+from ckpt_runtime.operators.aggregates.registry import ApproximateDistinct
 from ckpt_runtime.state.arrays import read_only
 from tests.support.groups import aggregate
 
@@ -111,7 +111,7 @@ def test_full_registers_of_an_earlier_version_with_few_values_become_entries() -
     assert own.result([stored]).to_pylist() == own.result([pa.array([dense(9, values)], pa.large_binary())]).to_pylist()
 
 
-def test_rank_that_no_sum_of_doubles_holds_beside_the_zeros_is_added_in_the_order_of_the_registers() -> None:
+def test_rank_beyond_the_precision_of_doubles_is_added_in_the_order_of_the_registers() -> None:
     tables = {"thresholds": [0.0], "estimates": [], "biases": []}
     own = accumulator(4, **tables)
     values = [0, 1 << 60]  # ranks 61 and 1 of registers 0 and 1

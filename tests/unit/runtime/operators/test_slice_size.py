@@ -50,7 +50,7 @@ def test_slow_calls_keep_their_batches(row_ms: float) -> None:
 
 
 @pytest.mark.parametrize("call_ms", [3.5, 4.5, 5.5, 6.5, 8.0])
-def test_a_fixed_cost_of_about_one_slice_is_found_whatever_size_came_first(call_ms: float) -> None:
+def test_slice_size_is_found_for_a_large_fixed_cost_from_any_first_size(call_ms: float) -> None:
     for first in (1, 2, 4, 16, 1024):
         assert work_off(SliceSize(first), call_ms, row_ms=0.000_1, buffers=3) == [16_384]
 
@@ -60,14 +60,14 @@ def test_calls_cost_a_tenth_at_most() -> None:
     assert min(slices[:-1]) >= 85
 
 
-def test_it_follows_an_operator_that_becomes_slow_and_fast_again() -> None:
+def test_slice_size_follows_an_operator_that_becomes_slow_and_fast_again() -> None:
     size = SliceSize()
     assert work_off(size, 0.02, 0.000_01) == [16_384]
     assert max(work_off(size, 0.02, 1.0, rows=2_000)) * 1.0 <= SLICE_MS * 1.1
     assert work_off(size, 0.02, 0.000_01) == [16_384]
 
 
-def test_it_follows_an_operator_whose_rows_take_twice_as_long_now() -> None:
+def test_slice_size_follows_an_operator_that_becomes_half_as_fast() -> None:
     size = SliceSize()
     work_off(size, 0.01, 0.1)
     assert max(work_off(size, 0.01, 0.2)[:-1]) * 0.2 <= SLICE_MS * 1.1

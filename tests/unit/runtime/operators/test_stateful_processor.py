@@ -158,7 +158,7 @@ def one(function: Any, harness: type[Harness], mode: str = "None") -> Any:
         (Row(s="a", n=1), ProcessorValueError, r"fields \('s', 'n'\), allowed are \('n', 's'\) in this order"),
     ],
 )
-def test_what_spark_silently_nulls_is_an_error(
+def test_value_that_spark_turns_into_null_is_an_error(
     harness: type[Harness], value: Any, error: type[Exception], text: str
 ) -> None:
     def function(self: Any, _key: Any, _rows: Any) -> Any:
@@ -260,7 +260,7 @@ def test_state_expires(harness: type[Harness]) -> None:
     assert seen == [None, 1, None, 1]
 
 
-def test_what_is_read_is_safe_to_change(harness: type[Harness]) -> None:
+def test_values_read_from_state_are_copies(harness: type[Harness]) -> None:
     def function(self: Any, key: Any, rows: Any) -> Any:
         if not self.state.exists():
             self.state.update(([1, 2],))
@@ -396,7 +396,7 @@ def test_rows_without_event_time_are_never_late(harness: type[Harness]) -> None:
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "b")))] == ["b"]
 
 
-def test_nothing_is_late_in_another_time_mode(harness: type[Harness]) -> None:
+def test_rows_are_not_late_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper("ProcessingTime"))
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]

@@ -11,8 +11,8 @@ import pytest
 from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.specs import MapInArrowSpec, WatermarkSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
+from ckpt_runtime.operators.python_functions import MapInArrowOperator
 from ckpt_runtime.operators.watermark import WatermarkOperator
 from tests.unit.runtime.operators.conftest import Harness
 
@@ -151,7 +151,7 @@ def by_ranges(delay_ms: int = 1000) -> WatermarkOperator:
     return WatermarkOperator(WatermarkSpec("t", delay_ms, by_ranges=True))
 
 
-def test_behind_a_stream_reader_event_time_moves_between_ranges(harness: type[Harness]) -> None:
+def test_event_time_after_a_stream_reader_advances_between_ranges(harness: type[Harness]) -> None:
     """What the reader gives within one has no order, in Spark either."""
     run = harness(by_ranges())
     assert not any(isinstance(event, tuple) for event in run.process(at(10)) + run.process(at(1)))
@@ -206,20 +206,20 @@ def test_a_pipeline_with_another_event_time_continues(harness: type[Harness]) ->
     assert ranges.end_of_range() == [("watermark", 19_000), "end of range"]
 
 
-def test_without_a_watermark_there_is_none_to_restore(harness: type[Harness]) -> None:
+def test_operator_without_a_watermark_restores_none(harness: type[Harness]) -> None:
     lists = harness(WatermarkOperator(WatermarkSpec("t", 0))).lists()
     assert [state.items for state in lists] == [()]
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists).take() == []
 
 
-def test_the_end_of_all_time_is_not_restored_but_the_watermark_before_it(harness: type[Harness]) -> None:
+def test_final_watermark_is_not_restored_but_the_one_before_it(harness: type[Harness]) -> None:
     run = harness(WatermarkOperator(WatermarkSpec("t", 0)))
     run.process(at(3))
     run.watermark(MAX_WATERMARK)
     assert harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=run.lists()).take() == [("watermark", 3000)]
 
 
-def test_at_another_parallelism_the_watermark_starts_again(harness: type[Harness]) -> None:
+def test_watermark_starts_again_at_another_parallelism(harness: type[Harness]) -> None:
     """Rows of a slower subtask may come here; behind this one's watermark they would be late."""
     lists = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 2},)),)
     restored = harness(WatermarkOperator(WatermarkSpec("t", 0)), lists=lists)

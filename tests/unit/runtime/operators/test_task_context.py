@@ -13,8 +13,8 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.specs import MapInArrowSpec, ProcessSpec
-from ckpt_runtime.operators.map_in_arrow import MapInArrowOperator
 from ckpt_runtime.operators.operator import Operator
+from ckpt_runtime.operators.python_functions import MapInArrowOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from ckpt_runtime.operators.task_context import new_task, running
 from tests.unit.runtime.connectors.harness import context, opened
@@ -41,7 +41,7 @@ def test_a_task_is_known_to_its_thread_while_it_runs() -> None:
     assert one.taskAttemptId() != other.taskAttemptId()
 
 
-def test_what_a_task_hands_to_threads_of_its_own_tells_the_same_there() -> None:
+def test_threads_started_by_a_task_have_its_context() -> None:
     with running(new_task(5, 1)), ThreadPoolExecutor(1) as pool:
         task = TaskContext.get()
         assert task is not None

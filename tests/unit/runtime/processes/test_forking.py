@@ -39,7 +39,7 @@ def template() -> Template:
     return Template.forked(serve)
 
 
-def test_a_process_tells_its_beginning_its_end_and_nothing_else_is_open_in_it() -> None:
+def test_forked_process_reports_its_start_and_end_and_has_no_other_descriptors() -> None:
     asked = template()
     reading, writing = os.pipe()
     process = asked.fork(b"begun(); os.write(given[0], str(len(given)).encode()); os._exit(7)", [writing])
@@ -54,7 +54,7 @@ def test_a_process_tells_its_beginning_its_end_and_nothing_else_is_open_in_it() 
     assert asked.process.wait() == 0
 
 
-def test_one_that_is_killed_before_it_has_begun_ends_when_it_does() -> None:
+def test_process_that_is_killed_before_its_start_ends_at_its_start() -> None:
     asked = template()
     process = asked.fork(b"begun(); __import__('time').sleep(600)")
     process.kill()

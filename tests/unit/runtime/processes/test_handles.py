@@ -25,13 +25,13 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.communicate()
 
 
-def test_a_process_says_how_to_hold_it() -> None:
+def test_process_identity_has_machine_pid_and_start_time() -> None:
     own = own_identity()
     assert (own.machine, own.pid) == (handles.machine(), os.getpid())
     assert own.started == started(os.getpid())
 
 
-def test_without_process_descriptors_no_worker_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_are_not_adopted_without_process_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "pidfd_open")
     assert own_identity() == ProcessIdentity("", os.getpid(), 0)
 
@@ -45,12 +45,12 @@ def test_an_adopted_process_is_killed_and_waited_for(sleeper: subprocess.Popen[b
     adopted.wait()
 
 
-def test_another_process_with_the_same_pid_is_not_taken_for_it(sleeper: subprocess.Popen[bytes]) -> None:
+def test_process_that_reuses_a_pid_is_not_mistaken_for_the_earlier_one(sleeper: subprocess.Popen[bytes]) -> None:
     with pytest.raises(ProcessLookupError, match="now belongs to another process"):
         handles.AdoptedProcess(sleeper.pid, started(sleeper.pid) - 1)
 
 
-def test_one_that_is_gone_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
+def test_handle_of_an_ended_process_is_not_found(sleeper: subprocess.Popen[bytes]) -> None:
     began = started(sleeper.pid)
     sleeper.kill()
     sleeper.wait()

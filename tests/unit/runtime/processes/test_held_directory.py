@@ -45,7 +45,7 @@ def holder(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str]
         yield start
 
 
-def test_it_is_private_and_goes_with_its_block_or_its_last_reference(tmp_path: Path) -> None:
+def test_held_directory_is_private_and_removed_with_its_block_or_last_reference(tmp_path: Path) -> None:
     with HeldDirectory("ckpt-x-", tmp_path) as name:
         assert Path(name).stat().st_mode & 0o777 == 0o700
         (Path(name) / "below").mkdir()
@@ -59,7 +59,7 @@ def test_it_is_private_and_goes_with_its_block_or_its_last_reference(tmp_path: P
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_next_one_removes_what_a_killed_process_has_left(
+def test_next_held_directory_removes_those_of_killed_processes(
     tmp_path: Path, holder: Callable[..., tuple[subprocess.Popen[str], str]]
 ) -> None:
     process, theirs = holder()
@@ -75,7 +75,7 @@ def test_the_next_one_removes_what_a_killed_process_has_left(
         assert {entry.name for entry in tmp_path.iterdir()} == {"ckpt-x-of-a-user", "ckpt-y-other", Path(name).name}
 
 
-def test_it_stays_as_long_as_any_process_holds_it(
+def test_held_directory_stays_while_any_process_holds_it(
     tmp_path: Path, holder: Callable[..., tuple[subprocess.Popen[str], str]]
 ) -> None:
     mine = HeldDirectory("ckpt-x-", tmp_path)
@@ -90,7 +90,7 @@ def test_it_stays_as_long_as_any_process_holds_it(
     assert not mine.path.exists()
 
 
-def test_one_that_has_gone_cannot_be_held(tmp_path: Path) -> None:
+def test_removed_directory_cannot_be_held(tmp_path: Path) -> None:
     with HeldDirectory("ckpt-x-", tmp_path) as name:
         os.close(hold(name))
     with pytest.raises(FileNotFoundError):
@@ -114,7 +114,7 @@ def test_a_directory_that_was_taken_for_abandoned_is_made_again(
         assert list(tmp_path.iterdir()) == [Path(name)]
 
 
-def test_how_an_abandoned_one_is_cleaned_is_its_makers_affair(tmp_path: Path) -> None:
+def test_creator_decides_how_an_abandoned_directory_is_cleaned(tmp_path: Path) -> None:
     def keep_results(path: Path) -> None:
         (path / "garbage").unlink(missing_ok=True)
         (path / LOCK).unlink()

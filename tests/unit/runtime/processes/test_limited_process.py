@@ -58,7 +58,7 @@ def test_the_answer_comes_back() -> None:
     assert run("answer = sys.argv[0].encode()[-9:]") == b"served.py"
 
 
-def test_what_is_printed_is_not_kept() -> None:
+def test_output_of_a_limited_process_is_not_kept() -> None:
     """Much more than any pipe or the memory allowed holds."""
     noise = "for stream in (sys.stdout, sys.stderr):\n    for _ in range(4_000):\n        stream.write('x' * 100_000)"
     assert run(noise) == b"done"
@@ -95,7 +95,7 @@ def test_time_is_limited(code: str) -> None:
         run(code, replace(LIMITS, time_s=0.5))
 
 
-def test_what_it_has_started_ends_with_it() -> None:
+def test_children_of_a_limited_process_end_with_it() -> None:
     """Also when that holds its standard error open."""
     child = int(run("answer = str(subprocess.Popen(['sleep', '1000']).pid).encode()"))
     while living([child]):

@@ -73,7 +73,7 @@ def test_processes_come_from_one_template_which_imports_more_for_the_second() ->
 
 
 @pytest.mark.usefixtures("served")
-def test_nothing_of_the_template_or_of_another_process_is_open_in_one(tmp_path: Path) -> None:
+def test_process_inherits_no_descriptors_of_the_template_or_other_processes(tmp_path: Path) -> None:
     """It has the null device twice, its standard error and its answer; the question is closed when it has been read."""
     opened = (
         "links = {}\n"
@@ -128,7 +128,7 @@ def holds(pid: int, text: str) -> bool:
 
 
 @pytest.mark.usefixtures("served")
-def test_the_environment_of_a_process_does_not_stay_in_memory_that_later_ones_inherit(
+def test_environment_of_a_process_is_not_in_memory_that_later_ones_inherit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     secret = secrets.token_hex()
@@ -162,7 +162,7 @@ def test_a_template_that_cannot_import_a_module_starts_nothing_and_keeps_running
     assert run("answer = os.getppid()") == before
 
 
-def test_processes_end_with_the_one_who_asked(tmp_path: Path) -> None:
+def test_processes_end_with_the_process_that_requested_them(tmp_path: Path) -> None:
     (tmp_path / "waiting.py").write_text("import time\ndef main():\n    time.sleep(1000)\n")
     template = ProcessTemplate({**os.environ, "PYTHONPATH": os.pathsep.join((str(tmp_path), "runtime"))})
     with tempfile.TemporaryFile() as file:

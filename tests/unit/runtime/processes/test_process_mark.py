@@ -28,7 +28,7 @@ def mark_of(pid: int) -> str:
     return f"{machine()}/{pid}/{started(pid)}"
 
 
-def test_a_process_that_runs_or_stands_still_is_not_gone(child: subprocess.Popen[bytes]) -> None:
+def test_running_or_stopped_process_does_not_count_as_ended(child: subprocess.Popen[bytes]) -> None:
     own = own_mark()
     assert is_here(own)
     assert not is_gone(own)
@@ -37,7 +37,9 @@ def test_a_process_that_runs_or_stands_still_is_not_gone(child: subprocess.Popen
     assert not is_gone(mark_of(child.pid))
 
 
-def test_a_killed_process_is_gone_before_and_after_its_parent_looks(child: subprocess.Popen[bytes]) -> None:
+def test_killed_process_counts_as_ended_before_and_after_its_parent_waits_for_it(
+    child: subprocess.Popen[bytes],
+) -> None:
     mark = mark_of(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -46,14 +48,14 @@ def test_a_killed_process_is_gone_before_and_after_its_parent_looks(child: subpr
     assert is_gone(mark)
 
 
-def test_who_has_its_pid_now_is_another_process() -> None:
+def test_process_that_reuses_a_pid_is_another_process() -> None:
     own = own_mark()
     assert own is not None
     place, _, began = own.rpartition("/")
     assert is_gone(f"{place}/{int(began) + 1}")
 
 
-def test_elsewhere_nothing_is_proven() -> None:
+def test_malformed_mark_or_mark_of_another_host_proves_nothing() -> None:
     for mark in (None, "", "other-boot/pid:[1]/4194304/1", f"{machine()}/x/1", f"{machine()}/4194304/x", "a/b"):
         assert not is_gone(mark)
     assert is_gone(RELEASED)

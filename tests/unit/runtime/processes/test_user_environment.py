@@ -6,7 +6,7 @@ from ckpt_runtime.client.session_command import TOKEN_VARIABLE
 from ckpt_runtime.processes.user_environment import user_environment
 
 
-def test_what_opens_doors_is_hidden_and_the_users_own_is_not() -> None:
+def test_credentials_of_the_engine_are_hidden_and_the_users_own_are_not() -> None:
     hidden = {
         TOKEN_VARIABLE: "1",
         "PYSPARK_GATEWAY_SECRET": "1",

@@ -17,15 +17,14 @@ from ckpt_runtime.checkpoint.configuration import (
     CheckpointOverrides,
     CheckpointRetention,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStats,
     CheckpointStatsSnapshot,
-    CheckpointType,
+    CheckpointStatsTracker,
     SubtaskStats,
 )
-from ckpt_runtime.checkpoint.statistics_tracker import CheckpointStatsTracker
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration, effective_options
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
@@ -50,7 +49,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
 from ckpt_runtime.jobmaster.job_settings import overridden_options
 from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
-from ckpt_runtime.jobmaster.submissions import JobStillRunning
+from ckpt_runtime.jobmaster.submission import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.process_figures import ProcessFigures
 from ckpt_runtime.processes.thread_dump import ThreadInfo

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.audit import audit_log
 from tests.unit.runtime.rest.conftest import JOB

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.configuration.checkpoint_settings import PATCHABLE, CheckpointSetting
+from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, CheckpointSetting
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.runtime.rest.conftest import JOB, Send
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
@@ -30,7 +30,7 @@ BAD_VALUES: list[Any] = [
 
 @pytest.mark.row("571.1")
 @pytest.mark.row("571.2")
-def test_only_given_fields_change_and_get_shows_them_at_once(send: Send, gateway: FakeGateway) -> None:
+def test_only_given_fields_change_and_get_shows_them(send: Send, gateway: FakeGateway) -> None:
     before = send("GET", f"/jobs/{JOB}/checkpoints/config").json()
     answer = send("PATCH", PATH, json={"checkpointTimeout": 900_000})
     assert answer.status_code == 200
@@ -106,7 +106,7 @@ def test_the_limits_are_those_of_the_table(send: Send, gateway: FakeGateway, set
 
 
 @pytest.mark.row("571.1")
-def test_one_bad_field_refuses_the_good_ones_too(send: Send, gateway: FakeGateway) -> None:
+def test_one_bad_field_refuses_the_whole_patch(send: Send, gateway: FakeGateway) -> None:
     body = {"checkpointInterval": 50, "checkpointTimeout": -1, "checkpoint-interval": 50, "x" * 5000: 1}
     response = send("PATCH", PATH, json=body)
     assert_refused(response, gateway)

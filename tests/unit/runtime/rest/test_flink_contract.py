@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -236,7 +236,7 @@ def test_failed_operations_carry_bytes_that_flinks_command_line_can_read() -> No
     assert answer["operation"]["failureCause"]["serialized-throwable"].startswith("rO0ABXNy")
 
 
-def test_every_difference_is_documented_and_is_one() -> None:
+def test_differences_from_flink_are_documented_and_real() -> None:
     """The lists above hold nothing that the page does not explain, and nothing that is no difference (any more)."""
     assert {line for _, line in DIFFERENCES.values()} | set(NOT_SERVED.values()) <= DOCUMENTED
     recorded = {exchange["name"]: exchange["status"] for exchange in CONTRACT}
@@ -259,7 +259,7 @@ def test_an_unknown_job_is_named_in_flinks_own_words(send: Send) -> None:
 
 
 @pytest.mark.parametrize("path", ["/overview", "/config"])
-def test_the_version_is_that_of_the_flink_whose_api_it_is_and_ours_beside_it(send: Send, path: str) -> None:
+def test_version_is_that_of_flinks_api_and_ours_is_a_second_field(send: Send, path: str) -> None:
     recorded = next(exchange for exchange in CONTRACT if exchange["path"] == path)["response_body"]
     assert recorded["flink-version"] == FLINK_VERSION
     assert send("GET", path).json()["ckpt-version"] == VERSION

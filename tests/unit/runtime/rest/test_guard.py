@@ -6,7 +6,7 @@ import pytest
 
 from ckpt_runtime.configuration.cluster_options import RestAuthentication
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.auth import BindingRefused, check_binding
+from ckpt_runtime.rest.server import BindingRefused, check_binding
 from tests.unit.runtime.rest.conftest import send_to, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 
@@ -45,7 +45,7 @@ def test_requests_without_the_token_are_401(header: str | None) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["Bearer", "bearer", "BEARER"])
-def test_requests_with_it_pass_whatever_host_they_name(scheme: str) -> None:
+def test_requests_with_a_token_pass_with_any_host_name(scheme: str) -> None:
     send = sender(create_app(FakeGateway(), token="secret"))
     headers = {"authorization": f"{scheme} secret", "host": "driver-7.cluster:8081"}
     assert send("GET", "/v1/overview", headers=headers).status_code == 200
@@ -57,7 +57,7 @@ def test_an_empty_token_is_a_mistake() -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost:8081", "127.0.0.1:1", "[::1]:8081", "localhost"])
-def test_without_a_token_loopback_names_are_served(host: str) -> None:
+def test_server_without_a_token_accepts_loopback_names(host: str) -> None:
     send = send_to(FakeGateway())
     assert send("GET", "/overview", headers={"host": host}).status_code == 200
     assert send("GET", "/overview", headers={"host": host, "origin": f"http://{host}"}).status_code == 200
@@ -71,7 +71,7 @@ def test_without_a_token_loopback_names_are_served(host: str) -> None:
         {"host": "localhost:1", "origin": "http://localhost:2"},
     ],
 )  # fmt: skip
-def test_without_a_token_a_browser_cannot_be_made_to_call(headers: dict[str, str]) -> None:
+def test_server_without_a_token_refuses_calls_of_other_pages(headers: dict[str, str]) -> None:
     send = send_to(FakeGateway())
     response = send("DELETE", "/cluster", headers=headers)
     assert response.status_code == 403

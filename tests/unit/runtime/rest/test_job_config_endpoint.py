@@ -135,7 +135,7 @@ class TestStatuses:
 
 @pytest.mark.row("530.4")
 @pytest.mark.row("530.10")
-def test_what_means_the_same_changes_nothing_at_any_version(send: Send) -> None:
+def test_equal_value_in_another_spelling_changes_nothing_at_any_version(send: Send) -> None:
     assert put(send, interval="10s", timeout="60 s").json()["version"] == 2
     for version in (1, 2, 77):
         answer = put(send, version, interval="10000 ms", timeout="1 min").json()
@@ -185,7 +185,7 @@ class TestPatch:
         assert send("GET", PATH).json()["configuration"] == {INTERVAL: "5 s", "my.number": "3"}
 
     @pytest.mark.parametrize(("header", "status"), [("1", 200), ('"1"', 200), ("*", 200), ('"2"', 409), ("x", 400)])
-    def test_with_the_version_that_it_was_made_of(self, send: Send, header: str, status: int) -> None:
+    def test_patch_with_the_version_that_it_is_based_on_is_accepted(self, send: Send, header: str, status: int) -> None:
         assert self.patch(send, {"If-Match": header}, interval="5 s").status_code == status
 
     def test_removal_of_an_unset_option_changes_nothing(self, send: Send) -> None:

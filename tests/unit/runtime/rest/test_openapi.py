@@ -46,7 +46,7 @@ def test_every_function_answers_in_flinks_way() -> None:
     }
 
 
-def test_a_token_is_part_of_it() -> None:
+def test_openapi_document_describes_the_token() -> None:
     secured = sender(create_app(FakeGateway(), token="t"))(
         "GET", "/openapi.json", headers={"authorization": "Bearer t"}
     )

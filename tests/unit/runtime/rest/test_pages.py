@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ckpt_runtime.rest import auth
+from ckpt_runtime.rest import server
 from ckpt_runtime.rest.app import create_app
-from ckpt_runtime.rest.auth import LIFETIME_S, WebSessions, cookie_name
 from ckpt_runtime.rest.handlers.pages import MAX_TOKEN_CHARS
+from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name
 from ckpt_runtime.web.files import page_files
 from tests.unit.runtime.rest.conftest import JOB, Send, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
@@ -59,7 +59,7 @@ def test_pages_are_served_to_everybody_with_a_strict_policy(guarded: Send) -> No
         assert (again.status_code, again.content) == (304, b"")
 
 
-def test_nothing_is_inline_and_nothing_is_fetched_from_elsewhere() -> None:
+def test_pages_have_no_inline_code_and_load_nothing_from_other_hosts() -> None:
     for path in STATIC.iterdir():
         text = path.read_text()
         assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function", text) == []
@@ -82,11 +82,11 @@ def test_browsers_are_led_to_the_pages(guarded: Send, path: str) -> None:
     ["/web/nosuch.js", "/web/../jobs", "/web/%2e%2e/jobs", "/web/..%2fjobs", "/web/app.js/x", "/webx", "/v1/web/",
      "/web//app.js", "/overview", f"/jobs/{JOB}/config", "/web/files.py", "/web/__init__.py"],
 )  # fmt: skip
-def test_nothing_else_is(guarded: Send, path: str) -> None:
+def test_paths_other_than_the_pages_need_a_token(guarded: Send, path: str) -> None:
     assert guarded("GET", path, headers=BROWSER).status_code == 401
 
 
-def test_other_methods_are_not(guarded: Send) -> None:
+def test_methods_other_than_get_need_a_token_on_the_pages(guarded: Send) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         assert guarded(method, "/web/", headers=BROWSER).status_code == 401
     assert guarded("PUT", "/web/login", headers=OWN).status_code == 401
@@ -143,7 +143,9 @@ def test_the_cookie_changes_nothing(guarded: Send) -> None:
         {"origin": f"http://{HOST}/page"},
     ],
 )
-def test_pages_of_others_neither_read_nor_log_in_with_it(guarded: Send, headers: dict[str, str]) -> None:
+def test_pages_of_other_origins_can_neither_read_nor_log_in_with_the_cookie(
+    guarded: Send, headers: dict[str, str]
+) -> None:
     cookie = cookie_of(guarded)
     assert guarded("GET", "/overview", headers=cookie | headers).status_code == 401
     sent = {"host": HOST} | headers
@@ -152,7 +154,7 @@ def test_pages_of_others_neither_read_nor_log_in_with_it(guarded: Send, headers:
     assert guarded("GET", "/overview", headers=cookie).status_code == 200
 
 
-def test_after_a_logout_the_cookie_is_worth_nothing(guarded: Send) -> None:
+def test_cookie_is_invalid_after_a_logout(guarded: Send) -> None:
     cookie = cookie_of(guarded)
     answer = guarded("POST", "/web/logout", headers=OWN | cookie)
     assert answer.status_code == 204
@@ -206,7 +208,7 @@ def test_a_session_ends_with_its_time_and_with_its_driver(monkeypatch: pytest.Mo
         assert not sessions.is_valid(forged)
     now[0] += LIFETIME_S
     assert not sessions.is_valid(value)
-    monkeypatch.setattr(auth, "MAX_ENDED", 2)
+    monkeypatch.setattr(server, "MAX_ENDED", 2)
     ended = [sessions.begin() for _ in range(3)]
     for session in (*ended, "forged"):
         sessions.end(session)
@@ -228,7 +230,7 @@ def test_two_sessions_of_one_host_have_cookies_of_their_own(host: str, name: str
     assert cookie_name(host) == f"ckpt-session-{name}"
 
 
-def test_without_a_token_other_hosts_get_no_pages() -> None:
+def test_server_without_a_token_serves_no_pages_to_other_hosts() -> None:
     send = sender(create_app(FakeGateway(), token=None))
     assert send("GET", "/web/", headers={"host": "evil.example"}).status_code == 403
     answer: httpx.Response = send("GET", "/web/", headers={"host": "localhost:1"})

@@ -109,7 +109,7 @@ def test_a_head_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyP
     assert asyncio.run(run()) == b""
 
 
-def test_a_client_that_sends_no_more_still_gets_its_answer() -> None:
+def test_client_that_has_closed_its_sending_side_still_gets_its_answer() -> None:
     async def run() -> bytes:
         running, port = await server.start(create_app(FakeGateway(), token=None), "127.0.0.1", 0)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

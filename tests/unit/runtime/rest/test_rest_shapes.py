@@ -10,14 +10,15 @@ import pytest
 from msgspec import to_builtins
 from prometheus_client.parser import text_string_to_metric_families
 
-from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointType, SubtaskStats
+from ckpt_runtime.checkpoint.properties import CheckpointType
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, SubtaskStats
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState, SubtaskDetails
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
 from ckpt_runtime.rest import job_answers as answers
-from ckpt_runtime.rest import metrics
+from ckpt_runtime.rest import parameters
 from ckpt_runtime.rest.handlers import jobs as handlers
 from ckpt_runtime.rest.responses import FlinkResponse, serialized_throwable
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -77,7 +78,7 @@ def test_metrics_are_what_prometheus_reads(send: Send, gateway: FakeGateway, mon
     assert values["ckpt_metrics_series_left_out", None] == 3
 
 
-def test_metrics_of_task_managers_are_aggregated_over_the_selected_ones(send: Send) -> None:
+def test_metrics_of_the_selected_task_managers_are_aggregated(send: Send) -> None:
     path = "/taskmanagers/metrics?get=Status.JVM.Memory.Heap.Used&agg=sum&taskmanagers="
     assert send("GET", f"{path}0-1,0-2").json() == [{"id": "Status.JVM.Memory.Heap.Used", "sum": 600}]
     assert send("GET", f"{path}0-0").json() == []
@@ -123,7 +124,7 @@ def test_an_unaligned_checkpoint_shows_what_it_persisted(send: Send, gateway: Fa
 
 
 @pytest.mark.row("203.8")
-def test_a_savepoint_shows_how_far_it_has_come_and_what_it_was_made_of(send: Send, gateway: FakeGateway) -> None:
+def test_savepoint_shows_its_progress_and_its_reused_files(send: Send, gateway: FakeGateway) -> None:
     job = gateway.jobs[JOB]
     number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     vertex = VERTICES[0]
@@ -273,7 +274,7 @@ def test_distributions() -> None:
 
 
 def test_metric_aggregations() -> None:
-    (found,) = metrics.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], metrics.AGGREGATIONS)
+    (found,) = parameters.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], parameters.AGGREGATIONS)
     assert to_builtins(found) == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
     assert text_of(3.0) == "3"
     assert text_of(0.5) == "0.5"

@@ -41,7 +41,7 @@ def url(authority: Authority) -> Iterator[str]:
         yield address
 
 
-def test_both_clients_verify_and_get_in(url: str, authority: Authority) -> None:
+def test_both_clients_verify_the_certificate_and_connect(url: str, authority: Authority) -> None:
     assert url.startswith("https://")
     with CkptClient(url, token="token", verify=str(authority.path)) as client:
         assert client.cluster_overview().slots_total == 8
@@ -72,7 +72,7 @@ def test_a_server_under_another_name_gets_no_token(authority: Authority, url: st
         context.wrap_socket(plain, server_hostname="jobs.example")
 
 
-def test_plain_text_is_no_request(url: str) -> None:
+def test_request_without_tls_is_refused(url: str) -> None:
     with pytest.raises(httpx.TransportError):
         httpx.get(url.replace("https", "http"), headers={"Authorization": "Bearer token"}, trust_env=False)
     with CkptClient(url.replace("https", "http"), retry_timeout_s=0) as client, pytest.raises(Unreachable):
@@ -89,7 +89,7 @@ def test_tls_towards_a_server_without_is_named() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1:DeprecationWarning")
-def test_nothing_older_than_tls_1_2(url: str) -> None:
+def test_rest_server_needs_tls_1_2(url: str) -> None:
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")
@@ -113,7 +113,7 @@ def test_the_command_line(
     assert main(["--url", url, "list"]) == ExitCode.OK
 
 
-def test_without_a_token_pages_of_the_same_origin_may_ask(authority: Authority) -> None:
+def test_server_without_a_token_accepts_pages_of_its_own_origin(authority: Authority) -> None:
     context = rest_context(Configuration(rest_options(authority.issue("open"))))
     with served(create_app(FakeGateway(), token=None), context) as open_to_all:
         verify = ssl.create_default_context(cafile=str(authority.path))

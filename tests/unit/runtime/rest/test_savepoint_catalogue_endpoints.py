@@ -33,7 +33,7 @@ def test_savepoints_are_listed_with_their_known_properties(send: Send) -> None:
 
 
 @pytest.mark.row("air.10")
-def test_the_latest_good_one_is_one_call(send: Send, gateway: FakeGateway) -> None:
+def test_latest_good_savepoint_is_one_call(send: Send, gateway: FakeGateway) -> None:
     assert send("GET", "/savepoints/latest", params={"job": "flights"}).json()["location"] == SNAPSHOT
     gateway.catalogue = gateway.catalogue[1:2]
     assert send("GET", "/savepoints/latest").status_code == 404
@@ -61,7 +61,7 @@ def test_a_mark_is_noted(send: Send) -> None:
         ({"duration": -1}, "duration: -1 is not acceptable"),
     ],
 )
-def test_a_mark_that_is_no_mark_is_refused(send: Send, change: dict[str, object], message: str) -> None:
+def test_document_that_is_not_a_mark_is_refused(send: Send, change: dict[str, object], message: str) -> None:
     response = send("POST", "/savepoints/marks", json={**MARK, **change})
     assert response.status_code == 400
     assert message in response.json()["errors"][0]

@@ -94,7 +94,7 @@ def to_running(job: Job) -> int:
 
 
 @pytest.mark.parametrize("state", TAKES)
-def test_the_next_deployment_has_it(state: JobState) -> None:
+def test_stored_configuration_is_used_by_the_next_deployment(state: JobState) -> None:
     """One deployment, whatever was under way. The one restart of failures is there still, or was used up before."""
     job = TAKES[state]()
     assert job.machine.state is state
@@ -134,7 +134,7 @@ def test_a_preparation_begins_again(state: JobState) -> None:
 
 
 @pytest.mark.parametrize("state", REFUSES)
-def test_what_ends_is_not_changed(state: JobState) -> None:
+def test_configuration_of_an_ending_job_cannot_change(state: JobState) -> None:
     job = REFUSES[state]()
     assert job.machine.state is state
     assert job.step(configured(job, timeout_ms=900)) == [job.one(ChangeAnswered)]
@@ -143,7 +143,7 @@ def test_what_ends_is_not_changed(state: JobState) -> None:
     assert versions(job) == (1, 1)
 
 
-def test_one_that_races_with_the_end_is_answered_with_it() -> None:
+def test_change_that_races_with_the_end_is_answered_with_the_end() -> None:
     job = new().finish()
     assert job.machine.state is JobState.FINISHED
     assert job.step(configured(job, timeout_ms=900)) == []
@@ -152,7 +152,7 @@ def test_one_that_races_with_the_end_is_answered_with_it() -> None:
     assert versions(job) == (1, 1)
 
 
-def test_the_table_is_whole() -> None:
+def test_table_of_states_covers_every_state() -> None:
     ended = {state for state in JobState if state.is_terminal}
     assert set(TAKES) | set(REFUSES) | ended == set(JobState)
 
@@ -189,7 +189,7 @@ def test_running_sources_get_new_rates_and_so_does_each_later_deployment() -> No
 
 
 @pytest.mark.row("ends.4")
-def test_rates_that_change_while_state_is_restored_are_sent_to_the_tasks_behind_their_deployment() -> None:
+def test_rates_changed_during_a_restore_are_sent_to_the_tasks_after_their_deployment() -> None:
     job = new().acquire()
     job.step(job_on.SlotsAcquired(job.machine.attempt))
     assert job.machine.state is JobState.RESTORING

@@ -14,11 +14,9 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.failure_reason import CheckpointFailureReason
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import SubtaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core
@@ -102,7 +100,7 @@ class Job:
         return self.run().each(job_on.TaskFinished)
 
 
-def test_from_slots_to_checkpoints():
+def test_job_proceeds_from_slots_to_checkpoints():
     job = Job().acquire()
     assert job.kinds() == [job_out.StatusChanged, job_out.AcquireSlots]
     assert job.step(job_on.SlotsAcquired(0)) == [core.RecordAttempt(0)]
@@ -123,7 +121,7 @@ def test_early_ends_are_reported_once_all_subtasks_run():
     assert out.InitializeLocation in job.kinds()
 
 
-def test_an_early_end_of_data_of_a_task_that_has_gone_is_nothing():
+def test_early_end_of_data_of_an_ended_task_is_ignored():
     job = Job(interval_ms=None).deploy()
     assert job.step(on.EndOfDataReached(ExecutionId("v", 0, 7))) == []
     assert job.each(job_on.TaskRunning).last == []
@@ -147,7 +145,7 @@ class TestCancelWithSavepoint:
         return isinstance(next(e for e in reversed(timers) if e.timer.kind is TimerKind.PERIODIC), out.ScheduleTimer)
 
     @pytest.mark.row("147.7")
-    def test_no_checkpoint_comes_between_the_two(self):
+    def test_checkpoints_are_not_triggered_between_savepoint_and_cancellation(self):
         job = Job().run()
         tick = job.one(out.ScheduleTimer)
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
@@ -167,7 +165,7 @@ class TestCancelWithSavepoint:
         assert job.machine.state is JobState.CANCELLING
 
     @pytest.mark.row("147.7")
-    def test_when_the_savepoint_fails_checkpoints_continue(self):
+    def test_checkpoints_continue_after_a_failed_savepoint(self):
         job = Job().run()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
         job.step(on.LocationFailed(1, "no"))
@@ -176,7 +174,7 @@ class TestCancelWithSavepoint:
         job.step(on.TriggerRequested("late", CheckpointProperties()))
         assert job.one(out.InitializeLocation)
 
-    def test_a_failure_meanwhile_ends_it(self):
+    def test_failure_of_the_job_ends_a_savepoint_before_cancellation(self):
         job = Job().run()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
         job.step(job_on.TaskFailed(job.task(0), CAUSE))
@@ -186,7 +184,7 @@ class TestCancelWithSavepoint:
         job.again()
         assert self.ticks(job)
 
-    def test_a_stop_meanwhile_goes_first(self):
+    def test_stop_replaces_a_savepoint_before_cancellation(self):
         job = Job().run()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
         job.step(job_on.StopRequested("stop", False, "dir"))
@@ -195,7 +193,7 @@ class TestCancelWithSavepoint:
         assert job.one(out.InitializeLocation).properties.is_synchronous
 
     @pytest.mark.row("147.7")
-    def test_a_stop_that_fails_behind_the_savepoint_starts_no_checkpoints_again(self):
+    def test_stop_that_fails_after_its_savepoint_does_not_resume_checkpoints(self):
         job = Job().run()
         job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
         self.taken(job)
@@ -269,7 +267,7 @@ class TestStop:
         assert (failed.request_id, failed.location) == ("stop", "savepoints/1")
         assert job_out.StopCompleted not in job.kinds()
 
-    def test_one_that_fails_before_it_reaches_a_task(self):
+    def test_stop_that_fails_before_it_reaches_a_task_changes_nothing(self):
         job = Job(tolerable_failed_checkpoints=9).run()
         job.step(job_on.StopRequested("stop", False, "savepoints"))
         job.step(on.LocationFailed(self.location(job), "no directory"))
@@ -300,7 +298,7 @@ class TestPatch:
         assert job.kinds() == [out.ScheduleTimer, ChangeAnswered]
         assert job.core.coordinator.configuration.interval_ms == 200
 
-    def test_one_that_races_with_the_end_hears_of_it_when_it_is_stored(self):
+    def test_patch_that_races_with_the_end_is_answered_when_the_end_is_stored(self):
         job = Job().run()
         job.step(core.PatchRequested("p", CheckpointOverrides(interval_ms=200)))
         job.each(job_on.TaskFinished)
@@ -385,7 +383,7 @@ class TestConfiguration:
         assert job.machine.state is JobState.RUNNING
 
     @pytest.mark.row("530.8")
-    def test_what_needs_no_restart_is_in_force_at_once(self):
+    def test_live_option_is_in_force_at_once(self):
         job = Job().run()
         job.step(configured(job, restarts=False, timeout_ms=900))
         job.step(core.PlanStored("c2"))
@@ -394,7 +392,7 @@ class TestConfiguration:
         assert (job.machine.state, versions(job)) == (JobState.RUNNING, (2, 2))
 
     @pytest.mark.row("530.2")
-    def test_of_two_requests_for_one_version_the_later_is_refused(self):
+    def test_second_of_two_requests_for_one_version_is_refused(self):
         job = Job().run()
         first, second = configured(job), configured(job, timeout_ms=900)
         job.step(first)
@@ -420,7 +418,7 @@ class TestConfiguration:
         assert self.outcome(job) is ChangeOutcome.BUSY
 
     @pytest.mark.row("530.9")
-    def test_overrides_stay_over_it_and_delete_returns_to_it(self):
+    def test_overrides_take_precedence_over_a_change_until_they_are_deleted(self):
         job = Job(overrides=CheckpointOverrides(timeout_ms=77)).run()
         job.step(configured(job, restarts=False, interval_ms=50, timeout_ms=9_000))
         job.step(core.PlanStored("c2"))
@@ -477,7 +475,7 @@ class TestConfiguration:
         job.step(on.LocationFailed(job.one(out.InitializeLocation).checkpoint_id, "no directory"))
         assert job.machine.state is JobState.CLEARING
 
-    def test_a_failure_while_it_waits_deploys_it(self):
+    def test_failure_deploys_a_change_that_waits_for_its_restart(self):
         job = Job(FixedDelay(3, 0), interval_ms=None).run()
         job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
         job.step(configured(job))
@@ -495,7 +493,7 @@ class TestConfiguration:
         assert job.one(ChangeAnswered).message == "The job keeps its configuration: none is free"
         assert versions(job) == (1, 1)
 
-    def test_a_live_change_beside_one_that_waits_for_its_restart(self):
+    def test_live_change_is_applied_while_another_change_waits_for_its_restart(self):
         job = Job(interval_ms=None).run()
         job.step(on.TriggerRequested("s", CheckpointProperties(CheckpointType.SAVEPOINT), "/savepoints"))
         number = job.one(out.InitializeLocation).checkpoint_id
@@ -519,7 +517,7 @@ class TestConfiguration:
         job.each(job_on.TaskFailed, CAUSE)
         assert job.one(core.StoreResult).ended.status is JobStatus.FAILED
 
-    def test_what_is_not_stored_is_not_in_force(self):
+    def test_change_that_is_not_stored_is_not_in_force(self):
         job = Job().run()
         job.step(configured(job, timeout_ms=900))
         job.step(core.ChangeNotStored("c2", "disk full"))

@@ -67,7 +67,7 @@ class Job:
         return effect
 
 
-def test_from_start_to_finish():
+def test_job_passes_all_states_from_start_to_finish():
     job = Job()
     assert job.machine.status is JobStatus.INITIALIZING
     assert job.step(on.Start()) == [out.StatusChanged(JobStatus.CREATED, 1_000_000), out.AcquireSlots(0)]
@@ -119,7 +119,7 @@ class TestFailures:
         assert job.step(on.TaskFailed(ExecutionId("v", 0, 7), CAUSE)) == []
         assert job.machine.state is JobState.RUNNING
 
-    def test_no_restart(self):
+    def test_failure_without_restart_strategy_ends_the_job(self):
         job = Job(NoRestart()).run()
         job.step(on.TaskFailed(job.task(0), CAUSE))
         assert job.machine.status is JobStatus.FAILING
@@ -150,7 +150,7 @@ class TestFailures:
         job.step(on.JobFailed(CAUSE))
         assert job.one(out.CancelTasks).executions == (job.task(0), job.task(1))
 
-    def test_failed_checkpoints_pause_for_longer_and_longer_whatever_the_strategy(self):
+    def test_restarts_after_failed_checkpoints_pause_longer_with_every_strategy(self):
         job = Job(FixedDelay(100, 0))
         pauses = []
         for times in (1, 2, 3, 50, 1):
@@ -160,7 +160,7 @@ class TestFailures:
             job.step(on.RestartTimerFired(job.one(out.ScheduleRestart).generation), after_ms=pauses[-1])
         assert pauses == [1_000, 1_500, 2_250, 60_000, 1_000]
 
-    def test_a_strategy_that_pauses_for_longer_has_its_way_and_one_that_refuses_too(self):
+    def test_longer_pause_or_refusal_of_the_strategy_takes_precedence(self):
         job = Job(FixedDelay(1, 5_000)).run_with(on.JobFailed(CAUSE, failed_checkpoints=1)).each(on.TaskCanceled)
         assert job.one(out.ScheduleRestart).at_rel_ms == 5_000
         job.step(on.RestartTimerFired(job.one(out.ScheduleRestart).generation), after_ms=5_000)
@@ -234,7 +234,7 @@ class TestStopWithSavepoint:
         assert job.last == [out.StopFailed("stop", "no directory"), out.StartPeriodicTrigger()]
         assert job.machine.state is JobState.RUNNING
 
-    def test_one_that_reached_tasks_restarts_the_job_whatever_the_strategy(self):
+    def test_stop_that_fails_after_it_reached_tasks_restarts_the_job_with_any_strategy(self):
         job = Job(NoRestart()).stopping()
         job.step(on.SavepointFailed("stop", "expired", reached_tasks=True))
         assert job.kinds() == [out.StopFailed, out.StatusChanged, out.TasksLeaveRunning, out.CancelTasks]
@@ -308,7 +308,7 @@ class TestRedeploy:
         job.deploy()
         assert len(job.one(out.Deploy).executions) == 3
 
-    def test_without_tasks_it_is_used_later(self):
+    def test_redeployment_without_tasks_is_used_by_the_next_deployment(self):
         job = Job()
         assert job.step(on.RedeployRequested(self.NEW)) == []
         job.step(on.Start())
@@ -316,11 +316,11 @@ class TestRedeploy:
         assert job.step(on.RedeployRequested(KEYS))[-1] == out.AcquireSlots(1)
         assert job.step(on.StateRestored(0)) == []
 
-    def test_a_stop_goes_first(self):
+    def test_stop_takes_precedence_over_another_deployment(self):
         job = Job().stopping()
         assert job.step(on.RedeployRequested(self.NEW)) == []
 
-    def test_while_slots_are_acquired_it_is_begun_again(self):
+    def test_redeployment_while_slots_are_acquired_starts_the_acquisition_again(self):
         job = Job()
         job.step(on.Start())
         assert job.step(on.RedeployRequested(self.NEW)) == [out.AcquireSlots(1)]
@@ -329,7 +329,7 @@ class TestRedeploy:
 
 @pytest.mark.row("530.6")
 class TestRestartStrategy:
-    def test_the_next_failure_asks_the_new_one(self):
+    def test_next_failure_uses_the_new_strategy(self):
         job = Job(NoRestart()).run()
         assert job.step(on.RestartStrategyReplaced(FixedDelay(1, 100))) == []
         job.each(on.TaskFailed, CAUSE)
@@ -413,6 +413,6 @@ def test_state_and_event(state, event):
     assert bool(ended) is (job.machine.state.is_terminal and not state.is_terminal)
 
 
-def test_something_that_is_no_event_is_refused():
+def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedJobEventError):
         Job().step("hello")

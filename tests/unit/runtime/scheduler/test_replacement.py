@@ -89,13 +89,13 @@ class TestBounds:
             "Job vertex [v9] was not found in the JobGraph.",
         ]
 
-    def test_one_to_one_edges_keep_both_ends_alike(self) -> None:
+    def test_vertices_connected_one_to_one_must_have_equal_parallelism(self) -> None:
         graph = chain(2, 2, kind=Partitioning.FORWARD)
         check_bounds(graph, both(3, 3))
         (line,) = refused(graph, {**both(2, 2), "v0": ParallelismBounds(3, 3)})
         assert line.startswith("The job vertices v0 and v1 are connected one to one")
 
-    def test_what_speaks_for_the_whole_job_stays_alone(self) -> None:
+    def test_vertex_that_commits_for_the_whole_job_keeps_parallelism_1(self) -> None:
         graph = chain(2, 1)
         committer = replace(graph.vertices[1], operators=(OperatorNode("u1", "commit", "committer"),))
         graph = replace(graph, vertices=(graph.vertices[0], committer))
@@ -112,7 +112,7 @@ class TestBounds:
 
 
 @pytest.mark.parametrize(("slots", "expected"), [(1, (2, 3)), (3, (3, 3)), (9, (4, 3))])
-def test_as_wide_as_slots_allow(slots: int, expected: tuple[int, ...]) -> None:
+def test_parallelism_is_limited_by_the_available_slots(slots: int, expected: tuple[int, ...]) -> None:
     bounds = {"v0": ParallelismBounds(2, 4), "v1": ParallelismBounds(3, 3)}
     graph = rescaled(chain(1, 1), bounds, slots)
     assert tuple(vertex.parallelism for vertex in graph.vertices) == expected

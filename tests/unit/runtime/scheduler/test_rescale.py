@@ -130,7 +130,7 @@ def test_slots_first_then_a_checkpoint_then_stored_then_deployed() -> None:
     assert job.core.coordinator.state is CoordinatorState.RUNNING
 
 
-def test_what_the_job_has_needs_nothing() -> None:
+def test_rescale_to_the_present_parallelism_is_answered_at_once() -> None:
     job = Job().ask(2)
     assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
 
@@ -143,7 +143,7 @@ def test_fewer_slots_than_wanted_within_the_bounds() -> None:
     assert job.parallelism == (3, 3)
 
 
-def test_no_more_slots_than_the_job_has() -> None:
+def test_rescale_that_gets_no_more_slots_than_the_job_has_does_not_restart_it() -> None:
     job = Job().ask(1, 8).step(core.SlotsReserved("r", 2))
     assert job.kinds() == [core.ReleaseReserve, core.StorePlan]
     job.step(core.PlanStored("r"))
@@ -154,7 +154,7 @@ def test_no_more_slots_than_the_job_has() -> None:
     assert job.last == [core.ReleaseReserve(), core.ChangeAnswered("again", ChangeOutcome.APPLIED)]
 
 
-def test_what_is_declared_alone_is_stored_and_nothing_restarts() -> None:
+def test_bounds_that_change_no_parallelism_are_stored_without_a_restart() -> None:
     job = Job()
     assert job.bounds == (2, 2)
     job.ask(1, 2)
@@ -177,7 +177,7 @@ def test_a_plan_that_is_made_again_keeps_what_was_declared() -> None:
     assert with_bounds_of(GRAPH, GRAPH) is GRAPH
 
 
-def test_what_could_not_be_stored_is_not_declared() -> None:
+def test_bounds_that_could_not_be_stored_are_not_declared() -> None:
     job = Job().ask(1, 2).step(core.ChangeNotStored("r", "another one is stored", final=True))
     assert job.answer.outcome is ChangeOutcome.NOT_STORED
     assert (job.bounds, job.machine.state) == ((2, 2), JobState.RUNNING)
@@ -190,7 +190,7 @@ class TestRefused:
         assert answer.outcome is ChangeOutcome.REFUSED
         assert "exceeds its maximum parallelism 128" in answer.message
 
-    def test_beside_another_rescale(self) -> None:
+    def test_rescale_during_another_rescale_is_refused(self) -> None:
         job = Job().ask(4).ask(3, name="other")
         assert job.last == [core.ChangeAnswered("other", ChangeOutcome.BUSY)]
         job.step(core.SlotsReserved("other", 3))
@@ -234,7 +234,7 @@ class TestTheJobGoesOnAsItWas:
         assert core.ReleaseReserve() in job.last
         assert job.machine.state is JobState.RUNNING
 
-    def test_it_cannot_be_stored(self) -> None:
+    def test_rescale_that_cannot_be_stored_leaves_the_job_unchanged(self) -> None:
         job = Job().to_storing().step(core.ChangeNotStored("r", "disk full"))
         self.assert_given_up(job, "disk full")
 
@@ -253,12 +253,12 @@ class TestTheJobGoesOnAsItWas:
         job.step(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
         assert job.answer.message == "The job keeps its parallelism: it is clearing"
 
-    def test_a_stop_goes_first(self) -> None:
+    def test_stop_takes_precedence_over_another_deployment(self) -> None:
         job = Job().ask(4).step(job_on.StopRequested("stop"))
         assert job.answer.message == "The job keeps its parallelism: it is stopping"
         assert out.InitializeLocation in job.kinds()
 
-    def test_a_cancel_goes_first(self) -> None:
+    def test_cancellation_takes_precedence(self) -> None:
         job = Job().ask(4).step(job_on.CancelRequested())
         assert job.answer.message == "The job keeps its parallelism: it is cancelling"
 
@@ -312,7 +312,7 @@ class TestWhileItIsStored:
         assert job.parallelism == (2, 2)
         assert job.ask(2, name="next").answer.outcome is ChangeOutcome.APPLIED
 
-    def test_a_job_that_is_gone_is_not_rescaled(self) -> None:
+    def test_ended_job_is_not_rescaled(self) -> None:
         job = Job().to_storing().step(core.ChangeUnknown("r", "?")).step(core.ChangeNotStored("r", "!", final=True))
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 

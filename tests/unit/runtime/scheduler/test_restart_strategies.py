@@ -57,7 +57,7 @@ class TestExponentialDelay:
         assert restarts.on_failure(1_000) == 1_500
         assert restarts.on_failure(2_500 + 5_000) == 1_000
 
-    def test_no_reset_before_it(self):
+    def test_backoff_is_not_reset_before_the_threshold(self):
         restarts = Restarts(ExponentialDelay(1_000, reset_threshold_ms=5_000))
         restarts.on_failure(0)
         assert restarts.on_failure(1_000 + 4_999) == 1_500
@@ -96,7 +96,7 @@ class TestReplacement:
         restarts.strategy = ExponentialDelay(10)
         assert restarts.on_failure(400) == 500
 
-    def test_a_refusal_is_no_restart(self):
+    def test_refused_restart_does_not_count(self):
         restarts = Restarts(NoRestart())
         assert restarts.on_failure(0) is None
         restarts.strategy = FixedDelay(attempts=1, delay_ms=5)

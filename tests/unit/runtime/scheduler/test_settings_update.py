@@ -36,7 +36,7 @@ def test_stored_and_applied(update: SettingsUpdate) -> None:
     assert not update.is_busy
 
 
-def test_one_at_a_time(update: SettingsUpdate) -> None:
+def test_second_update_during_another_is_refused(update: SettingsUpdate) -> None:
     assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
     assert update.is_busy
 
@@ -49,7 +49,7 @@ def test_one_at_a_time(update: SettingsUpdate) -> None:
         (core.ChangeNotStored("a", "no", final=True), ChangeOutcome.NOT_STORED),
     ],
 )
-def test_nothing_has_changed(
+def test_refused_or_failed_patch_changes_nothing(
     update: SettingsUpdate, answer: core.OverridesRefused | core.ChangeNotStored, outcome: ChangeOutcome
 ) -> None:
     assert update.answered(answer) == [ChangeAnswered("a", outcome, "no")]
@@ -85,7 +85,7 @@ def test_an_unknown_outcome_is_reported_as_unknown_and_settled_later(update: Set
     assert not update.is_busy
 
 
-def test_a_job_that_is_stored_no_more_ends_the_search(update: SettingsUpdate) -> None:
+def test_lookup_of_an_unknown_outcome_ends_when_the_job_is_no_longer_stored(update: SettingsUpdate) -> None:
     stay_unknown(update)
     assert update.answered(core.ChangeNotStored("a", "gone", final=True)) == []
     assert not update.is_busy
@@ -99,7 +99,7 @@ def test_another_driver_leads(update: SettingsUpdate) -> None:
     assert not update.concerns("a")
 
 
-def test_nothing_unusable_is_stored() -> None:
+def test_unusable_settings_are_not_stored() -> None:
     change = OverridesChange(CheckpointOverrides(timeout_ms=1), SETTINGS)
     with pytest.raises(CheckpointConfigurationError):
         change(None)

@@ -44,7 +44,7 @@ def test_splits_of_one_subtask_wait_for_each_other_before_the_driver_knows_of_th
     assert reader.held == frozenset()
 
 
-def test_splits_wait_behind_their_first_rows_until_the_driver_knows_the_group() -> None:
+def test_splits_wait_after_their_first_rows_until_the_driver_knows_the_group() -> None:
     reader = splits(a=None, b=None)
     assert reader.held == frozenset()
     reader.advance("a", 500)
@@ -216,7 +216,9 @@ class World:
 
 @pytest.mark.parametrize("each", [True, False])
 @pytest.mark.parametrize("seed", range(40))
-def test_no_split_runs_ahead_and_all_are_read_whatever_is_late_and_restarts(seed: int, each: bool) -> None:
+def test_splits_stay_within_the_drift_and_are_read_completely_with_late_reports_and_restarts(
+    seed: int, each: bool
+) -> None:
     world = World(seed, each)
     for _ in range(60_000):
         if not any(world.rows.values()):

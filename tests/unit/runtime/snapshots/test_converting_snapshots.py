@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.convert import convert_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot
@@ -62,7 +62,7 @@ def kinds(snapshot: Snapshot) -> set[type]:
     return {type(handle) for state in states for entry in state.operators.values() for handle in entry.keyed}
 
 
-def test_what_is_made_for_reading_a_database_goes_when_its_states_are_closed() -> None:
+def test_files_made_to_read_a_database_are_removed_when_its_states_are_closed() -> None:
     def made() -> list[Path]:
         return list(Path(tempfile.gettempdir()).glob("ckpt-exported-*"))
 
@@ -76,7 +76,7 @@ def test_what_is_made_for_reading_a_database_goes_when_its_states_are_closed() -
 
 
 @pytest.mark.parametrize("name", ["savepoint", "stop", "checkpoint", "checkpoint-partly-finished", "canonical"])
-def test_there_and_back_nothing_is_lost(name: str, tmp_path: Path) -> None:
+def test_conversion_to_the_other_format_and_back_loses_nothing(name: str, tmp_path: Path) -> None:
     source = open_snapshot(str(DIRECTORY / "format-2" / name))
     canonical = converted(DIRECTORY / "format-2" / name, tmp_path / "canonical", CANONICAL)
     native = converted(tmp_path / "canonical", tmp_path / "native", NATIVE)
@@ -102,7 +102,7 @@ def test_a_backend_of_other_files_is_reached_through_the_canonical_form(tmp_path
     assert rows_of(back) == rows_of(open_snapshot(str(SAVEPOINT)))
 
 
-def test_one_native_form_does_not_become_another_ones(tmp_path: Path) -> None:
+def test_native_savepoint_is_not_converted_to_another_backends_native_form(tmp_path: Path) -> None:
     with pytest.raises(InvalidLocationError, match="native form of the state backend 'hashmap', not of 'files'"):
         converted(SAVEPOINT, tmp_path / "target", NATIVE, NAME)
     assert not (tmp_path / "target").exists()
@@ -124,7 +124,7 @@ def test_a_target_that_exists_stays(tmp_path: Path) -> None:
     assert [path.name for path in target.iterdir()] == ["mine"]
 
 
-def test_nothing_stays_of_a_damaged_snapshot(tmp_path: Path) -> None:
+def test_conversion_of_a_damaged_snapshot_leaves_no_files(tmp_path: Path) -> None:
     damaged = placed(SAVEPOINT, tmp_path)
     file = max(path for path in damaged.iterdir() if path.name != "_metadata")
     file.write_bytes(file.read_bytes()[:-1])
@@ -133,7 +133,7 @@ def test_nothing_stays_of_a_damaged_snapshot(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()
 
 
-def test_a_backend_that_there_is_none_of_is_refused_whatever_the_state(tmp_path: Path) -> None:
+def test_unknown_backend_is_refused_for_any_state(tmp_path: Path) -> None:
     directory = resolve(tmp_path / "without")
     Path(directory.path).mkdir()
     write_metadata(directory, completed(directory).to_json())

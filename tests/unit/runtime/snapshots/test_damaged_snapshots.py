@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.convert import convert_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import Problem, Snapshot, open_snapshot
 from ckpt_runtime.state.backend import BackendParameters

@@ -20,7 +20,7 @@ def file_at(path: str) -> StateFile:
     return StateFile(path, 5, "xxh3-128:" + "0" * 32)
 
 
-def test_what_the_snapshot_refers_to_goes_and_no_foreign_file(base: Location) -> None:
+def test_disposal_deletes_the_files_of_the_snapshot_and_no_others(base: Location) -> None:
     savepoint = initialize_savepoint(base, JOB)
     publish(base.child("absolute"), b"x")
     nested = savepoint.child("nested")
@@ -76,7 +76,7 @@ def test_a_symbolic_link_deletes_nothing_outside(tmp_path: Path) -> None:
     assert has_metadata(savepoint)
 
 
-def test_while_storage_is_away_nothing_counts_as_deleted(tmp_path: Path) -> None:
+def test_deletions_do_not_count_as_done_while_storage_is_unavailable(tmp_path: Path) -> None:
     savepoint = initialize_savepoint(tmp_path / "savepoints", JOB)
     write_snapshot(savepoint)
     disposal = disposal_of(savepoint.url)

@@ -168,7 +168,7 @@ def test_inline_state_is_verified(directory: Location) -> None:
     assert "its checksum is" in problem.reason
 
 
-def test_storage_that_is_away_is_no_damage(directory: Location, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_storage_does_not_count_as_damage(directory: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     write_snapshot(directory)
     snapshot = open_snapshot(directory)
 
@@ -207,7 +207,7 @@ def test_large_metadata_is_tried_in_a_process_of_its_own(directory: Location, mo
         snapshot_module.try_metadata(b"", "n")
 
 
-def test_what_is_no_snapshot_is_refused(directory: Location) -> None:
+def test_path_that_is_not_a_snapshot_is_refused(directory: Location) -> None:
     with pytest.raises(NotFoundError, match="has no _metadata file"):
         open_snapshot(directory)
     with pytest.raises(NotFoundError, match="no file or directory"):
@@ -227,7 +227,7 @@ def test_a_stream_is_read_element_by_element(directory: Location) -> None:
 
 
 @pytest.mark.row("203.13")
-def test_a_document_says_who_wrote_it_and_how(directory: Location) -> None:
+def test_metadata_names_the_release_backend_and_format(directory: Location) -> None:
     write_snapshot(directory)
     document = read_metadata(directory).document
     said = {name: document[name] for name in ("version", "written_by", "state_backend", "format")}

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.cli.framework import ExitCode
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.snapshots.catalogue import (
@@ -26,7 +25,7 @@ from ckpt_runtime.snapshots.catalogue import (
     record_savepoint,
 )
 from ckpt_runtime.snapshots.copying import copy_snapshot
-from ckpt_runtime.storage import disposal, versioned_document
+from ckpt_runtime.storage import checkpoint_storage, versioned_document
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
 from ckpt_runtime.storage.errors import (
     AmbiguousWriteError,
@@ -61,7 +60,7 @@ def savepoint(base: Location, completed_at: int, facts: SavepointFacts | None = 
 
 
 @pytest.mark.row("air.10")
-def test_what_was_taken_by_whom_is_found_by_listing_the_directory(base: Location) -> None:
+def test_listing_of_a_directory_finds_each_savepoint_with_its_requester(base: Location) -> None:
     older, newer = savepoint(base, 2_000, None), savepoint(base, 3_000)
     storage = CheckpointStorage(base, JOB)
     make_directory(storage.location)
@@ -142,7 +141,7 @@ def test_a_mark_that_may_be_on_its_way_is_not_said_to_be_missing(
         mark_savepoint(directory, MarkKind.DRILL, GOOD)
 
 
-def test_the_oldest_marks_go_and_words_are_bounded(tmp_path: Path) -> None:
+def test_oldest_marks_are_dropped_and_texts_are_bounded(tmp_path: Path) -> None:
     directory = savepoint(resolve(tmp_path), 1_000)
     for number in range(MAX_MARKS + 3):
         mark_savepoint(directory, MarkKind.VERIFICATION, Mark(number, True, detail="x" * 5_000))
@@ -152,7 +151,7 @@ def test_the_oldest_marks_go_and_words_are_bounded(tmp_path: Path) -> None:
     assert {len(mark.detail) for mark in entry.verifications} == {1_000}
 
 
-def test_what_is_recorded_late_keeps_the_marks(tmp_path: Path) -> None:
+def test_entry_that_is_recorded_late_keeps_the_marks(tmp_path: Path) -> None:
     """A drill may begin before the driver has written the entry."""
     directory = savepoint(resolve(tmp_path), 1_000, None)
     mark_savepoint(directory, MarkKind.DRILL, GOOD)
@@ -178,8 +177,8 @@ def test_an_interrupted_disposal_is_found_and_continues(base: Location, monkeypa
 
         deletions = 0
         with monkeypatch.context() as patch:
-            patch.setattr(disposal, "delete_file", delete)
-            patch.setattr(disposal, "delete_entry", delete)
+            patch.setattr(checkpoint_storage, "delete_file", delete)
+            patch.setattr(checkpoint_storage, "delete_entry", delete)
             with pytest.raises(StorageError, match="storage is away"):
                 dispose_of(directory.url)
         (left,) = list_savepoints(base)
@@ -246,7 +245,7 @@ def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
         list_savepoints(str(tmp_path / "none"))
 
 
-def test_what_cannot_be_read_now_is_shown_and_no_older_one_is_taken_for_the_latest(tmp_path: Path) -> None:
+def test_unreadable_savepoint_is_shown_and_no_older_one_counts_as_the_latest(tmp_path: Path) -> None:
     older = savepoint(resolve(tmp_path), 1_000)
     odd = tmp_path / "odd"
     odd.mkdir()
@@ -300,7 +299,9 @@ def test_the_commands_show_and_mark(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "damaged or foreign" in entry.verifications[-1].detail
 
 
-def test_a_result_that_cannot_be_noted_counts_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verification_succeeds_although_its_mark_cannot_be_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     directory = savepoint(resolve(tmp_path), 1_000, None)
     Path(directory.path, "catalogue").touch()  # where the entry would lie
     assert main(["snapshot", "verify", directory.url]) in (0, ExitCode.FAILED)

@@ -78,13 +78,15 @@ def test_a_position_is_read_from_text(text: str, position: StartPosition) -> Non
         ("", "is not a position"),
     ],
 )
-def test_a_text_that_is_no_position_is_refused(text: str, problem: str) -> None:
+def test_text_that_is_not_a_position_is_refused(text: str, problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         start_position(text, NOW)
 
 
 @pytest.mark.row("ends.7")
-def test_the_new_savepoint_has_all_other_state_and_lies_alone(savepoint: CompletedCheckpoint, base: Location) -> None:
+def test_new_savepoint_has_all_other_state_and_is_self_contained(
+    savepoint: CompletedCheckpoint, base: Location
+) -> None:
     source, target = resolve(savepoint.directory), base.child("new", "place")
     made = reposition_snapshot(source, target, {"orders": EARLIEST})
     assert made.location == target.url
@@ -135,7 +137,7 @@ def test_a_position_is_refused_with_the_reason(savepoint: CompletedCheckpoint, b
 
 
 @pytest.mark.row("ends.7")
-def test_the_latest_good_savepoint_is_none_whose_position_was_set(
+def test_savepoint_whose_position_was_set_is_never_the_latest_good_one(
     savepoint: CompletedCheckpoint, base: Location
 ) -> None:
     record_savepoint(savepoint.directory, SavepointFacts("totals", "p", 1, "c"))

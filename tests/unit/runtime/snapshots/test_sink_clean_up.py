@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     SubtaskState,
 )
-from ckpt_runtime.connectors.part_names import PartName, owner_of
+from ckpt_runtime.connectors.part_directory import PartName, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.snapshots.clean_up import clean_up_sinks, sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
@@ -77,7 +77,7 @@ def test_files_that_wait_for_a_single_committer_or_for_each_subtask_are_known_fr
     assert pending_names([taken]) == {"single", "each", "old"}
 
 
-def test_only_what_no_snapshot_covers_goes(tmp_path: Path) -> None:
+def test_only_output_that_no_snapshot_covers_is_removed(tmp_path: Path) -> None:
     out, storage = tmp_path / "out", CheckpointStorage(str(tmp_path / "checkpoints"), JOB)
     out.mkdir()
     gone = {hide(out, JOB, 0), hide(out, JOB, 1, checkpoint=9), hide(out, JOB, 2, checkpoint=6)}
@@ -107,7 +107,7 @@ def test_an_unreadable_checkpoint_keeps_what_it_may_cover(tmp_path: Path) -> Non
     assert [file.name for file in out.iterdir()] == [pending]
 
 
-def test_a_directory_that_was_never_made_is_no_error(tmp_path: Path) -> None:
+def test_directory_that_was_never_created_is_not_an_error(tmp_path: Path) -> None:
     storage = CheckpointStorage(str(tmp_path / "checkpoints"), JOB)
     clean_up_sinks(sink_outputs(JOB, graph(tmp_path / "out"), {"out": SinkLineage(SINK)}), storage, savepoint_id=0)
     assert not (tmp_path / "out").exists()

@@ -119,7 +119,7 @@ def test_a_store_that_misses_a_file_for_a_moment_costs_no_sibling_a_file_and_lea
     assert open_snapshot(sibling.directory).verify() == []
 
 
-def test_of_an_ended_job_goes_what_an_earlier_driver_was_deleting(jobs: Jobs) -> None:
+def test_clean_up_deletes_the_checkpoint_whose_deletion_an_earlier_driver_began(jobs: Jobs) -> None:
     shared = [jobs.shared_file(FIRST, number) for number in (1, 2)]
     older, newer = (jobs.checkpoint(FIRST, number + 1, file) for number, file in enumerate(shared))
     Path(shared[0].path.removeprefix("file://")).unlink()
@@ -163,7 +163,7 @@ def test_an_heir_that_never_replaced_its_snapshot_gives_everything_back(jobs: Jo
     assert jobs.claim(retained, THIRD).places
 
 
-def test_what_a_crash_has_left_goes_at_the_end_of_the_job(jobs: Jobs) -> None:
+def test_files_left_by_a_crash_are_deleted_at_the_end_of_the_job(jobs: Jobs) -> None:
     file = jobs.shared_file(FIRST, 1)
     claimed = jobs.checkpoint(FIRST, 1, file)
     claims = jobs.claim(claimed, SECOND)
@@ -173,7 +173,7 @@ def test_what_a_crash_has_left_goes_at_the_end_of_the_job(jobs: Jobs) -> None:
     assert not jobs.root.joinpath(FIRST).exists()
 
 
-def test_only_files_that_the_claim_names_are_deleted(jobs: Jobs, tmp_path: Path) -> None:
+def test_only_files_named_by_the_claim_are_deleted(jobs: Jobs, tmp_path: Path) -> None:
     file, other = jobs.shared_file(FIRST, 1), jobs.shared_file(FIRST, 1)
     claims = jobs.claim(jobs.checkpoint(FIRST, 1, file), SECOND)
     claims.delete([other.path], 1)
@@ -202,7 +202,7 @@ def test_the_checkpoints_of_a_job_that_may_be_running_are_not_claimed(jobs: Jobs
     assert jobs.owner(FIRST) is None
 
 
-def test_a_forged_snapshot_makes_nothing_elsewhere_deletable(jobs: Jobs, tmp_path: Path) -> None:
+def test_forged_snapshot_cannot_name_files_of_others_for_deletion(jobs: Jobs, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_bytes(b"x")
     forged = jobs.checkpoint(FIRST, 1, StateFile(precious.as_uri(), 1, "xxh3-128:" + "0" * 32))

@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import (
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
 )
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.process_mark import RELEASED, own_mark
 from ckpt_runtime.snapshots.catalogue import described, list_savepoints
 from ckpt_runtime.snapshots.job_claims import claim_snapshot, dispose_of_snapshot
 from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
-from ckpt_runtime.storage import disposal
+from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claim, Claimant, ClaimedError, acquire, read_claim
 from ckpt_runtime.storage.errors import StorageError
@@ -79,7 +78,7 @@ def savepoint(root: Path) -> CompletedCheckpoint:
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("process", [None, own_mark(), "another-boot/pid:[1]/7/7"], ids=["nobody", "own", "other"])
-def test_while_the_owner_may_live_nothing_is_touched(
+def test_snapshot_is_not_disposed_of_while_its_owner_may_live(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:
     claimed_by(root, savepoint, process)
@@ -93,7 +92,7 @@ def test_while_the_owner_may_live_nothing_is_touched(
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("process", [None, own_mark()])
-def test_an_ended_job_of_this_cluster_needs_its_claim_no_more(
+def test_ended_job_of_this_cluster_releases_its_claim(
     root: Path, savepoint: CompletedCheckpoint, process: str | None
 ) -> None:
     """But for what its retained checkpoint needs. A job of the same id of another cluster is another one."""
@@ -114,7 +113,9 @@ def test_an_ended_job_of_this_cluster_needs_its_claim_no_more(
 
 @pytest.mark.row("203.12")
 @pytest.mark.parametrize("subsumed", [False, True])
-def test_what_a_dead_owner_has_left_goes_as_a_whole(root: Path, savepoint: CompletedCheckpoint, subsumed: bool) -> None:
+def test_directory_left_by_a_dead_owner_is_deleted_as_a_whole(
+    root: Path, savepoint: CompletedCheckpoint, subsumed: bool
+) -> None:
     claimed_by(root, savepoint, RELEASED)
     if subsumed:  # by the owner, which got no further
         disposal_of(savepoint.directory, claimed=True).execute()
@@ -124,7 +125,7 @@ def test_what_a_dead_owner_has_left_goes_as_a_whole(root: Path, savepoint: Compl
 
 
 @pytest.mark.row("203.12")
-def test_what_a_checkpoint_of_the_dead_owner_needs_stays_and_is_claimed_by_it(
+def test_files_that_a_checkpoint_of_the_dead_owner_needs_stay_and_are_claimed_by_it(
     root: Path, savepoint: CompletedCheckpoint
 ) -> None:
     claimed_by(root, savepoint, RELEASED)
@@ -142,7 +143,9 @@ def test_what_a_checkpoint_of_the_dead_owner_needs_stays_and_is_claimed_by_it(
 
 
 @pytest.mark.row("203.12")
-def test_what_was_left_for_a_checkpoint_goes_when_that_has_gone(root: Path, savepoint: CompletedCheckpoint) -> None:
+def test_files_left_for_a_checkpoint_are_deleted_after_that_checkpoint(
+    root: Path, savepoint: CompletedCheckpoint
+) -> None:
     claimed_by(root, savepoint, RELEASED)
     needed, _ = shared_files(savepoint)
     checkpoint = retained(root, OWNER, needed)
@@ -197,8 +200,8 @@ def test_a_disposal_that_is_interrupted_at_any_step_continues(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(disposal, "delete_file", counting(delete_file))
-        patch.setattr(disposal, "delete_entry", counting(delete_entry))
+        patch.setattr(checkpoint_storage, "delete_file", counting(delete_file))
+        patch.setattr(checkpoint_storage, "delete_entry", counting(delete_entry))
         with pytest.raises(StorageError, match="storage is away"):
             dispose_of_snapshot(savepoint.directory, CLUSTER)
     assert left_to_do == 0

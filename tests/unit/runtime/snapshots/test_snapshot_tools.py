@@ -17,8 +17,7 @@ from ckpt_runtime.checkpoint.state_handles import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.catalogue import find_places
-from ckpt_runtime.snapshots.convert import convert_snapshot
-from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot, copy_snapshot
 from ckpt_runtime.snapshots.inspection import states_of, summarized, verify_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot
@@ -48,7 +47,7 @@ def test_a_kept_snapshot_is_proven_whole(version: str, name: str, tmp_path: Path
 # --- finding
 
 
-def test_snapshots_are_found_at_any_level_and_nothing_else(base: Location) -> None:
+def test_snapshots_and_only_snapshots_are_found_at_any_level(base: Location) -> None:
     places = [("savepoint-1",), ("a" * 32, "chk-3"), ("a" * 32, "chk-10")]
     for names in places:
         make_directory(base.child(*names))
@@ -63,7 +62,7 @@ def test_snapshots_are_found_at_any_level_and_nothing_else(base: Location) -> No
 # --- describing
 
 
-def test_a_summary_says_what_wrote_it() -> None:
+def test_summary_names_the_release_that_wrote_the_snapshot() -> None:
     summary = summarized(open_snapshot(str(SAVEPOINT)))
     assert (summary.kind, summary.format, summary.state_backend, summary.written_by) == (
         "SAVEPOINT",
@@ -94,7 +93,7 @@ def test_states_are_described_with_schemas_sizes_and_counts() -> None:
 # --- reading
 
 
-def test_rows_come_by_key_group_and_ranges_make_up_the_whole() -> None:
+def test_rows_are_ordered_by_key_group_and_ranges_cover_all_of_them() -> None:
     snapshot = open_snapshot(str(SAVEPOINT))
     (state,) = [state for state in keyed_states(snapshot, "kept") if state.name == "seen"]
     everything = list(state.rows(KeyGroupRange(0, 15)))
@@ -114,7 +113,7 @@ def test_states_of_an_operator_that_is_unknown_or_has_none() -> None:
 
 @pytest.mark.row("203.9")
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-def test_state_that_only_its_backend_reads_is_read_through_it(tmp_path: Path, backend: str) -> None:
+def test_state_in_native_files_is_read_by_its_backend(tmp_path: Path, backend: str) -> None:
     ranges = [KeyGroupRange(0, 50), KeyGroupRange(51, 127)]
     snapshot = write_keyed_state(backend, resolve(tmp_path / "snapshot"), ranges)
     states = {state.name: state for state in keyed_states(snapshot)}
@@ -193,7 +192,7 @@ def test_a_damaged_snapshot_is_not_copied_and_nothing_stays(tmp_path: Path, dama
     assert list(tmp_path.iterdir()) == [source], "nor the parents that were made for it"
 
 
-def test_what_exists_is_no_target(tmp_path: Path) -> None:
+def test_existing_directory_is_refused_as_a_target(tmp_path: Path) -> None:
     (tmp_path / "target").mkdir()
     with pytest.raises(AlreadyExistsError):
         copy_snapshot(str(SAVEPOINT), resolve(tmp_path / "target"))
@@ -204,7 +203,7 @@ def test_what_exists_is_no_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("into", ["{}/inner", "{}/deep/inner", "{}-link/inner"])
-def test_a_snapshot_is_no_place_for_another_one(tmp_path: Path, into: str) -> None:
+def test_directory_inside_a_snapshot_is_refused_as_a_target(tmp_path: Path, into: str) -> None:
     source = Path(shutil.copytree(SAVEPOINT, tmp_path / "source"))
     (tmp_path / "source-link").symlink_to(source)
     before = content(source)
@@ -217,7 +216,7 @@ def test_a_snapshot_is_no_place_for_another_one(tmp_path: Path, into: str) -> No
 
 
 @pytest.mark.parametrize("path", ["/etc/passwd", "file:///etc/passwd", "_metadata"])
-def test_what_is_not_self_contained_is_not_copied(tmp_path: Path, path: str) -> None:
+def test_snapshot_that_is_not_self_contained_is_not_copied(tmp_path: Path, path: str) -> None:
     source = resolve(tmp_path / "source")
     make_directory(source)
     write_metadata(source, completed(source, keyed(StateFile(path, 5, checksum_of(b"state")))).to_json())

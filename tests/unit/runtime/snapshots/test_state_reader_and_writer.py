@@ -14,17 +14,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.graph.ddl import parse_ddl
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.snapshots.convert import convert_snapshot
-from ckpt_runtime.snapshots.copying import copy_snapshot
+from ckpt_runtime.snapshots.copying import convert_snapshot, copy_snapshot
 from ckpt_runtime.snapshots.inspection import verify_snapshot
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.state.errors import StateSchemaError, StateValueError, UnsupportedKeyTypeError
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, resolve
 from pyspark_ckpt.columns import TableError
-from pyspark_ckpt.options import OptionError
-from pyspark_ckpt.reading import StateListReader, StateReader, reader_of
-from pyspark_ckpt.writing import StateDataWriter, writer_of
+from pyspark_ckpt.source import OptionError, StateDataWriter, StateListReader, StateReader, reader_of, writer_of
 from tests.support.golden import DIRECTORY, SOURCES
 from tests.support.snapshots import write_keyed_state
 
@@ -88,7 +85,7 @@ def test_every_form_is_read_in_any_number_of_partitions(tmp_path: Path, form: st
         assert rows(reading(str(tmp_path / "s"), operator, state, numPartitions=partitions)) == whole
 
 
-def test_what_is_given_up_leaves_nothing(base: Location) -> None:
+def test_abandoned_write_leaves_no_files(base: Location) -> None:
     target = base.child("target")
     writer = writing(target, kind="value")
     messages = [writer.write(iter([batch((1, 1))])), writer.write(iter([batch((1, 2))]))]
@@ -154,7 +151,7 @@ def test_two_writes_to_one_place_make_one_savepoint(base: Location) -> None:
         ("key struct<id: int>, value struct<v: void>", {"kind": "value"}, StateSchemaError, "is not supported"),
     ],
 )
-def test_what_cannot_be_written_is_refused_before_anything_is(
+def test_rows_that_cannot_be_written_are_refused_before_any_file_is_written(
     tmp_path: Path, columns: str, options: dict[str, str], error: type[Exception], reason: str
 ) -> None:
     with pytest.raises(error, match=reason):

@@ -51,7 +51,7 @@ def test_rows_in_parts_that_overlap_become_a_part_for_each_subtask(base: Locatio
     ]
 
 
-def test_only_files_that_are_referred_to_stay(tmp_path: Path) -> None:
+def test_only_referenced_files_stay(tmp_path: Path) -> None:
     target = resolve(tmp_path / "new")
     state = new_state()
     open_write(target, PREFIX)
@@ -81,7 +81,7 @@ def test_parts_without_a_common_key_group_are_taken_as_they_are(tmp_path: Path) 
     assert content(snapshot) == content(everything)
 
 
-def test_no_rows_make_an_empty_state(tmp_path: Path) -> None:
+def test_table_without_rows_makes_an_empty_state(tmp_path: Path) -> None:
     snapshot = write(resolve(tmp_path / "new"), new_state(), [[], []])
     assert keyed_states(snapshot, "op") == []
     assert verify_snapshot(snapshot) == []
@@ -200,7 +200,7 @@ def test_an_operator_that_had_finished_gets_no_state(tmp_path: Path) -> None:
 # --- failures
 
 
-def test_what_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+def test_abandoned_write_leaves_no_files(tmp_path: Path) -> None:
     target = resolve(tmp_path / "new")
     state = new_state()
     open_write(target, PREFIX)

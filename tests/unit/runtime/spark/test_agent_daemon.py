@@ -68,13 +68,15 @@ def test_spark_s_own_daemon_takes_over_when_an_import_has_started_a_thread(tmp_p
 @pytest.mark.parametrize(
     ("installed", "expected"), [("4.3.0", True), ("4.3.1", False), (None, False)], ids=["same", "another", "none"]
 )
-def test_only_the_release_of_spark_itself_will_do(tmp_path: Path, installed: str | None, expected: bool) -> None:
+def test_daemon_is_used_only_with_the_release_of_spark_itself(
+    tmp_path: Path, installed: str | None, expected: bool
+) -> None:
     found = zipped_version(["", "/nowhere/pyspark.zip", str(zipped(tmp_path, "4.3.0"))])
     assert found == "4.3.0"
     assert is_sparks(installed, found) is expected
 
 
-def test_without_a_zipped_copy_nothing_is_known_of_spark_s_release(tmp_path: Path) -> None:
+def test_release_of_spark_is_unknown_without_a_zipped_copy(tmp_path: Path) -> None:
     (tmp_path / "pyspark.zip").write_bytes(b"no archive")
     assert zipped_version([str(tmp_path)]) is None
     assert zipped_version([str(tmp_path / "pyspark.zip")]) is None

@@ -33,14 +33,14 @@ def test_an_application_that_was_stopped() -> None:
     assert watched(lambda: next(answers)) == "Spark has stopped the application"
 
 
-def test_a_jvm_that_is_gone() -> None:
+def test_end_of_the_jvm_is_reported() -> None:
     def refused() -> bool:
         raise ConnectionRefusedError(111, "Connection refused")
 
     assert watched(refused) == "Spark's JVM is gone ([Errno 111] Connection refused)"
 
 
-def test_nothing_is_reported_of_a_session_that_ends_itself() -> None:
+def test_end_of_a_session_that_ends_itself_is_not_reported() -> None:
     reasons: list[str] = []
 
     def asked() -> bool:

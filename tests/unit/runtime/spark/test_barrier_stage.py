@@ -41,9 +41,9 @@ TRACE = "\n\tat org.apache.spark.scheduler.DAGScheduler.abortStage(DAGScheduler.
         (CALL, "Spark gave no reason"),
     ],
 )
-def test_one_line_tells_what_happened(message: str, told: str) -> None:
+def test_failure_is_described_in_one_line(message: str, told: str) -> None:
     assert stage_failure(message) == told
 
 
-def test_it_stays_short() -> None:
+def test_description_of_a_failure_is_bounded() -> None:
     assert len(stage_failure(CALL + "x" * 10_000)) == 500

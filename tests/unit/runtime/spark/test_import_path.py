@@ -43,7 +43,7 @@ def test_the_zipped_copy_stays_where_it_is_the_only_one(site: Path) -> None:
     assert os.environ["PYTHONPATH"] == os.pathsep.join([*ZIPPED, "/job.zip"])
 
 
-def test_no_inherited_path_stays_none(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_absent_import_path_stays_absent(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     install(site)
     monkeypatch.delenv("PYTHONPATH")
     prefer_installed_pyspark()

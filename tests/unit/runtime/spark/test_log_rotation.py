@@ -24,7 +24,7 @@ def test_a_small_file_stays(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["log"]
 
 
-def test_the_last_part_of_a_large_one_is_kept_and_only_so_many_old_ones(tmp_path: Path) -> None:
+def test_last_part_of_a_large_log_is_kept_with_a_bounded_number_of_old_files(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for number in range(5):
         log.write_bytes(b"old" + b"%d" % number * 100)

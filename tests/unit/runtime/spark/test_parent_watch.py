@@ -62,14 +62,14 @@ def adopt(worker: Worker, agent: subprocess.Popen[bytes]) -> None:
     worker.parent_watch.adopted_by(ProcessIdentity("", agent.pid, started(agent.pid)))
 
 
-def test_one_that_has_worked_ends_with_its_agent() -> None:
+def test_worker_that_has_run_tasks_ends_with_its_agent() -> None:
     worker = Worker(FOREVER_S)
     worker.parent_watch.begin_work()
     worker.lose_agent()
     assert worker.has_ended()
 
 
-def test_one_that_has_not_waits_until_its_lease_is_over() -> None:
+def test_spare_ends_when_its_lease_is_over() -> None:
     worker = Worker(0.001)
     assert not worker.ended.is_set()
     worker.lose_agent()
@@ -85,7 +85,7 @@ def test_an_orphan_refuses_to_work() -> None:
     assert worker.ended.is_set()
 
 
-def test_an_orphan_works_for_the_agent_that_adopts_it_and_ends_with_it(agent: subprocess.Popen[bytes]) -> None:
+def test_orphan_serves_the_agent_that_adopts_it_and_ends_with_it(agent: subprocess.Popen[bytes]) -> None:
     worker = Worker(FOREVER_S)
     worker.lose_agent()
     worker.until_orphaned()
@@ -116,7 +116,7 @@ def test_the_end_of_a_former_agent_that_hung_means_nothing(agent: subprocess.Pop
     assert worker.has_ended()
 
 
-def test_an_adopting_agent_that_is_gone_already_ends_it(agent: subprocess.Popen[bytes]) -> None:
+def test_worker_ends_if_the_adopting_agent_has_already_ended(agent: subprocess.Popen[bytes]) -> None:
     worker = Worker(FOREVER_S)
     began = started(agent.pid)
     agent.kill()

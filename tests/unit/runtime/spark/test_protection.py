@@ -47,7 +47,7 @@ def test_every_session_authenticates_and_talks_to_python_over_files(master: str)
 
 
 @pytest.mark.parametrize("value", ["false", "FALSE", "no", ""])
-def test_a_spark_that_lets_everybody_in_is_refused(value: str) -> None:
+def test_spark_without_authentication_is_refused(value: str) -> None:
     with pytest.raises(UnprotectedSparkError, match=r"spark\.authenticate: "):
         protected(master="local[2]", authenticate=value)
 
@@ -112,5 +112,5 @@ def test_an_application_that_runs_unprotected_or_not_at_all_is_refused(context: 
     "context",
     [Context("spark://host:7077", "app-20261122200612-0000"), Context("local[2]", "local-1"), Context("yarn", "x")],
 )
-def test_one_that_was_taken_in_is_not(context: Context) -> None:
+def test_protected_spark_application_is_accepted(context: Context) -> None:
     check_protected(context)  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ def test_an_installation_with_the_extra_passes() -> None:
     check_runtime()
 
 
-def test_what_is_missing_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
 
     def find_spec(name: str) -> ModuleSpec | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.client.process_id import ProcessId
-from ckpt_runtime.configuration.errors import ConfigurationError
+from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.spark import launch, session
 from ckpt_runtime.spark.launch import SessionInfo, SessionStartError, start_session, stop_session
 from ckpt_runtime.spark.session import TOKEN_VARIABLE, parse_arguments
@@ -218,7 +218,7 @@ def test_a_start_that_fails_shows_the_end_of_the_log(
     assert "line 10" not in str(failed.value)
 
 
-def test_one_that_is_not_ready_in_time_is_killed(
+def test_session_that_is_not_ready_in_time_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log_file: Path
 ) -> None:
     use_spark_submit(tmp_path, monkeypatch, "import signal\nprint(os.getpid(), flush=True)\nsignal.pause()")
@@ -261,7 +261,7 @@ def test_a_start_that_is_interrupted_leaves_no_process(
     assert not (tmp_path / "session.json").exists()
 
 
-def test_stopping_what_is_gone_says_so(tmp_path: Path) -> None:
+def test_stop_of_an_ended_session_reports_its_end(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-ISc", ""])
     gone = ProcessId.of(process.pid)
     process.wait()
@@ -319,7 +319,7 @@ def test_options_come_from_a_file_that_is_read_once(tmp_path: Path) -> None:
     assert not file.exists()
 
 
-def test_of_a_temporary_work_directory_what_jobs_have_retained_stays(tmp_path: Path) -> None:
+def test_retained_checkpoints_in_a_temporary_work_directory_stay(tmp_path: Path) -> None:
     for name in ("first", "second"):
         (tmp_path / name / "uploads").mkdir(parents=True)
         (tmp_path / name / "uploads" / "program").touch()

@@ -85,7 +85,7 @@ async def opened(*, shut_down: bool = True) -> AsyncIterator[SlotListener]:
         await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
 
-async def test_it_says_who_it_is_and_answers_pings() -> None:
+async def test_agent_registers_with_its_identity_and_answers_pings() -> None:
     async with opened() as driver:
         assert driver.agent is not None
         cpus = tuple(sorted(os.sched_getaffinity(0)))
@@ -107,7 +107,7 @@ async def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
         (b"noise", "the driver sent bytes that are not a message"),
     ],
 )
-async def test_it_ends_with_its_workers_when_it_cannot_understand_the_driver(
+async def test_agent_that_cannot_understand_the_driver_ends_with_its_workers(
     use_worker: Callable[[str], Path], body: bytes, told: str
 ) -> None:
     started = use_worker(OBEDIENT)
@@ -200,7 +200,7 @@ async def test_the_exit_of_a_worker_is_reported_with_its_code(use_worker: Callab
             assert await driver.exited() == WorkerExited(f"w{number}", 7)
 
 
-async def test_a_worker_that_is_gone_before_it_reads_is_reported_like_any_other(
+async def test_worker_that_ends_before_it_reads_its_parameters_is_reported(
     use_worker: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     use_worker(FAILING)
@@ -235,7 +235,7 @@ import os, signal, sys, tempfile
 sys.path[:0] = [".", "runtime"]
 tempfile.tempdir = sys.argv[1]
 from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent
-from ckpt_runtime.network.agent_messages import SpawnWorker
+from ckpt_runtime.network.control_messages import SpawnWorker
 
 class Starter:
     def start(self, start):
@@ -247,7 +247,9 @@ SlotAgent(AgentParameters("127.0.0.1", 1, "secret", "3"), Starter())._execute_co
 
 class TestTemporaryFiles:
     @pytest.mark.parametrize("by", ["kill", "shutdown"])
-    async def test_they_go_with_their_worker(self, use_worker: Callable[[str], Path], elsewhere: Path, by: str) -> None:
+    async def test_temporary_files_are_removed_with_their_worker(
+        self, use_worker: Callable[[str], Path], elsewhere: Path, by: str
+    ) -> None:
         started = use_worker(WRITING)
 
         async with opened() as driver:
@@ -261,7 +263,7 @@ class TestTemporaryFiles:
                 await until(lambda: not os.listdir(elsewhere))
         assert list(elsewhere.iterdir()) == []
 
-    async def test_those_of_an_agent_that_was_killed_go_with_the_next_worker_of_any(
+    async def test_temporary_files_of_a_killed_agent_are_removed_by_the_next_worker(
         self, use_worker: Callable[[str], Path], elsewhere: Path
     ) -> None:
         started = use_worker(WRITING)
@@ -274,7 +276,7 @@ class TestTemporaryFiles:
             await until(started.exists)
             assert [Path(json.loads(started.read_text())["directory"]).name] == os.listdir(elsewhere)
 
-    async def test_those_of_a_worker_that_is_kept_stay(
+    async def test_temporary_files_of_a_kept_worker_stay(
         self, use_worker: Callable[[str], Path], elsewhere: Path
     ) -> None:
         started = use_worker(WRITING + "open(os.path.dirname(__file__) + '/free', 'w').close()")
@@ -325,7 +327,9 @@ class TestTemporaryFiles:
             waited_for.set()
 
     @pytest.mark.skipif(not handles.machine(), reason="no process descriptors here")
-    async def test_an_adopting_agent_removes_them_and_nothing_else(self, tmp_path: Path, elsewhere: Path) -> None:
+    async def test_adopting_agent_removes_the_temporary_files_of_its_worker_only(
+        self, tmp_path: Path, elsewhere: Path
+    ) -> None:
         own, other = elsewhere / "ckpt-worker-x", elsewhere / "other"
         own.mkdir()
         other.mkdir()
@@ -389,7 +393,7 @@ class TestAdoption:
         for process in strangers:
             process.communicate()
 
-    async def test_one_that_is_gone_is_reported_as_ended(self) -> None:
+    async def test_ended_orphan_is_reported_as_ended(self) -> None:
         async with opened() as driver:
             driver.send(AdoptWorker("w1", ProcessIdentity("", os.getpid(), 0), ""))
             assert await driver.exited() == WorkerExited("w1", None)
@@ -414,7 +418,7 @@ class TestAdoption:
 
 
 @pytest.mark.parametrize("by", ["shutdown", "hang-up"])
-async def test_its_workers_never_outlive_it(use_worker: Callable[[str], Path], by: str) -> None:
+async def test_workers_end_with_their_agent(use_worker: Callable[[str], Path], by: str) -> None:
     started = use_worker(OBEDIENT)
 
     async with opened(shut_down=by == "shutdown") as driver:

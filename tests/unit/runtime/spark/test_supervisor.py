@@ -96,7 +96,7 @@ class Kept:
 @pytest.mark.parametrize(
     ("ending", "code"), [("exit", 7), ("crash", -signal.SIGSEGV), ("kill", -signal.SIGKILL), ("term", -signal.SIGTERM)]
 )
-def test_everything_that_a_worker_has_started_ends_with_it(tmp_path: Path, ending: str, code: int) -> None:
+def test_processes_started_by_a_worker_end_with_it(tmp_path: Path, ending: str, code: int) -> None:
     kept = Kept(tmp_path, ending)
     if ending in ("kill", "term"):
         assert living(kept.left) == kept.left

@@ -34,7 +34,7 @@ def test_a_backend_that_was_registered_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("name", ["memory", "tests.support.pipelines.file_backend:FileKeyedStateBackend", ""])
-def test_another_name_is_refused_and_nothing_is_imported_by_it(name: str) -> None:
+def test_unknown_backend_name_is_refused_and_imports_nothing(name: str) -> None:
     with pytest.raises(UnsupportedBackendError, match=r"state\.backend\.type.*is not available, use .*'hashmap'"):
         create_backend(name, PARAMETERS)
 

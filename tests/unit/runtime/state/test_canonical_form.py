@@ -205,7 +205,7 @@ def writer_of(key_groups: KeyGroupRange = ALL) -> CanonicalWriter:
     return CanonicalWriter(cast(Any, InlineFiles()), "op", key_groups)
 
 
-def test_what_parquet_cannot_hold_is_refused_by_name() -> None:
+def test_type_that_parquet_cannot_hold_is_refused_by_name() -> None:
     empty = pa.schema([("key.k", pa.int64()), ("value.v", pa.struct([]))])
     with pytest.raises(StateSchemaError, match=r"state 's' of operator 'op' has no canonical form.*value.v: struct<>"):
         writer_of().write_batches("s", descriptor_of("value", KEY, empty), empty, [])
@@ -371,7 +371,7 @@ def test_each_flipped_byte_is_refused_or_harmless() -> None:
         assert rows <= 20
 
 
-def test_parts_that_do_not_go_together_are_refused() -> None:
+def test_parts_that_do_not_belong_together_are_refused() -> None:
     with pytest.raises(CorruptStateError, match="two parts with key group 0"):
         canonical_states("op", [valid(), valid([1])])
     other = descriptor_of("value", KEY, pa.schema([("key.k", pa.int64())]))
@@ -395,7 +395,7 @@ class Away(InlineReader):
         return super().read(file, offset, length)
 
 
-def test_storage_that_is_away_is_no_damage() -> None:
+def test_unavailable_storage_does_not_count_as_damage() -> None:
     (state,) = canonical_states("op", [valid()])
     with pytest.raises(PermissionError, match="away"):
         list(state.batches(Away(), ALL, MAX))

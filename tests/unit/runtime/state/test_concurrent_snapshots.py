@@ -47,7 +47,7 @@ def content(backend: MemoryKeyedStateBackend, int_key: pa.Schema) -> Any:
 
 
 @pytest.mark.parametrize("overlapping", [1, 3, 6])
-def test_writing_beside_updates(snapshots: Snapshots, int_key: pa.Schema, overlapping: int) -> None:
+def test_snapshot_is_written_while_state_is_updated(snapshots: Snapshots, int_key: pa.Schema, overlapping: int) -> None:
     backend = snapshots.backend()
     pending: list[tuple[int, Any]] = []
     with ThreadPoolExecutor(2) as pool:

@@ -72,7 +72,7 @@ def test_values_have_their_types_and_released_columns_ask_for_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 100_000])
-def test_a_copy_made_beside_updates_shows_the_moment(size: int) -> None:
+def test_copy_made_during_updates_has_the_state_of_its_moment(size: int) -> None:
     owner = Owner(size)
     generator = np.random.default_rng(7)
     taken: list[list[AnyArray]] = []

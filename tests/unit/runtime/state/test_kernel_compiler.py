@@ -38,7 +38,7 @@ def run(cache: str, home: Path) -> str:
     return done.stdout
 
 
-def test_cache_lies_in_a_versioned_folder(tmp_path: Path) -> None:
+def test_kernel_cache_is_in_a_versioned_folder(tmp_path: Path) -> None:
     assert run(str(tmp_path / "cache"), tmp_path).strip() == "10"
     folders = list((tmp_path / "cache").iterdir())
     assert len(folders) == 1

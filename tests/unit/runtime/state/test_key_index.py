@@ -50,7 +50,7 @@ def shuffled(keys: Iterable[int], seed: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize("first", [0, 10**12, -70_000, LEAST, GREATEST - 99_999])
-def test_keys_that_lie_close_together(first: int) -> None:
+def test_dense_keys_keep_their_order_of_insertion(first: int) -> None:
     model = Model()
     keys = shuffled(range(first, first + 100_000))
     for start in range(0, len(keys), 20_000):
@@ -93,7 +93,7 @@ def test_keys_that_grow_in_both_directions() -> None:
 
 @pytest.mark.parametrize("far", [1 << 40, -(1 << 40), LEAST, GREATEST], ids=str)
 @pytest.mark.parametrize("close", [10, 1_000, 50_000])
-def test_a_key_far_from_the_others(close: int, far: int) -> None:
+def test_key_far_from_the_others_takes_little_memory(close: int, far: int) -> None:
     model = Model()
     model.add(range(close))
     model.add([5, far, 7, far])
@@ -102,7 +102,7 @@ def test_a_key_far_from_the_others(close: int, far: int) -> None:
     assert bytes_held(model.index) < 10_000_000
 
 
-def test_keys_far_from_each_other_that_are_filled_up_later() -> None:
+def test_sparse_keys_that_become_dense_take_little_memory() -> None:
     model = Model()
     model.add(range(0, 250_000, 100))
     model.add(range(0, 250_000, 2))
@@ -120,7 +120,7 @@ def test_nulls_have_a_slot_of_their_own_in_every_form() -> None:
     assert model.keys()[0] is None
 
 
-def test_nulls_alone() -> None:
+def test_only_null_keys_share_one_slot() -> None:
     model = Model()
     for _ in range(3):
         model.add([None] * 5_000)

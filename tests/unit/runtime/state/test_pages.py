@@ -10,7 +10,8 @@ import pytest
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError, reading
-from ckpt_runtime.state.memory.pages import ROWS_TAKEN, SectionWriter, read_block
+from ckpt_runtime.state.memory.pages import ROWS_TAKEN, SectionWriter
+from ckpt_runtime.state.memory.parts import read_block
 
 
 @pytest.mark.parametrize("strange", [3, 8, -1])
@@ -40,7 +41,7 @@ def test_every_block_holds_the_rows_of_its_key_group_in_their_order() -> None:
 
 
 @pytest.mark.parametrize("error", [MemoryError("0 bytes left"), pa.ArrowMemoryError("malloc of size 8 failed")])
-def test_a_lack_of_memory_is_no_damage(error: Exception) -> None:
+def test_lack_of_memory_does_not_count_as_damage(error: Exception) -> None:
     with pytest.raises(type(error)), reading("a block"):
         raise error
     with pytest.raises(CorruptStateError, match="a block cannot be read: too short"), reading("a block"):

@@ -64,7 +64,7 @@ def test_rows_are_read_back_by_number_from_any_number_of_segments() -> None:
         ]
 
 
-def test_no_segment_grows_without_bound() -> None:
+def test_segments_have_a_bounded_size() -> None:
     segments = RowSegments(INTS.schema)
     batch = pa.RecordBatch.from_arrays(
         [pa.array(np.arange(50_000)), pa.nulls(50_000, pa.timestamp("ms"))], INTS.schema.names
@@ -109,7 +109,7 @@ def test_matches_and_forgetting_follow_the_plain_form(seed: int, keeps_matched: 
         assert len(side) == plain.living()
 
 
-def test_rows_of_a_key_keep_their_order_over_a_snapshot_and_unclaimed_ones_are_passed_on(
+def test_rows_of_a_key_keep_their_order_in_a_snapshot_and_unclaimed_ones_are_kept(
     all_snapshots: Snapshots,
 ) -> None:
     backend = all_snapshots.backend()
@@ -166,7 +166,7 @@ def test_a_descriptor_that_does_not_say_how_rows_end_is_corrupt(snapshots: Snaps
         snapshots.restored([handle]).row_buffers([INTS])
 
 
-def test_consumed_rows_are_the_only_ones_of_their_keys_and_are_gone() -> None:
+def test_consumed_rows_of_a_key_are_removed() -> None:
     spec = RowBufferSpec("ints", INTS.schema, ("k",), "t", keeps_matched=False)
     buffers = RowBuffers([spec])
     (side,) = buffers.sides

@@ -14,11 +14,11 @@ import pytest
 from pyspark.sql import Row
 
 from ckpt_runtime.state.errors import StateSchemaError, StateValueError, StateValueTypeError
-from ckpt_runtime.state.java_text import java_text
 from ckpt_runtime.state.values import (
     check_readable,
     check_supported,
     from_arrow,
+    java_text,
     row_coercer,
     state_from_arrow,
     to_arrow,

@@ -61,7 +61,7 @@ def test_results_and_errors_are_the_calls_own() -> None:
     calls.shutdown()
 
 
-def test_no_more_threads_than_asked_for_work_at_a_time() -> None:
+def test_pool_runs_at_most_the_configured_number_of_threads() -> None:
     calls = pool(3)
     meeting = threading.Barrier(3)
     names = {calls.submit(lambda: (meeting.wait(LONG_S), threading.current_thread().name)[1]) for _ in range(30)}
@@ -79,7 +79,7 @@ def test_a_call_that_hangs_fails_by_its_deadline_and_the_next_is_served(hang: Ha
     assert calls.hanging == 1
 
 
-def test_its_outcome_counts_as_unknown() -> None:
+def test_outcome_of_a_hanging_call_counts_as_unknown() -> None:
     assert issubclass(StorageTimeoutError, AmbiguousWriteError)
     assert not issubclass(PoolExhaustedError, AmbiguousWriteError)
 
@@ -102,7 +102,7 @@ def test_beyond_the_limit_nothing_is_begun_until_a_call_comes_back(hang: Hang) -
     assert calls.submit(lambda: "again").result(LONG_S) == "again"
 
 
-def test_what_waits_behind_calls_that_hang_fails_by_its_deadline(hang: Hang) -> None:
+def test_call_that_waits_for_hanging_calls_fails_by_its_deadline(hang: Hang) -> None:
     calls = pool(1, SHORT_S, max_hanging=1)
     first = calls.submit(hang.in_time)
     waiting = calls.submit(hang.in_time)
@@ -112,7 +112,7 @@ def test_what_waits_behind_calls_that_hang_fails_by_its_deadline(hang: Hang) -> 
     assert calls.hanging <= 2
 
 
-def test_when_as_many_calls_hang_as_may_the_next_is_refused(hang: Hang) -> None:
+def test_call_beyond_the_limit_of_hanging_calls_is_refused(hang: Hang) -> None:
     calls = pool(max_hanging=1)
     with pytest.raises(StorageTimeoutError):
         calls.submit(hang).result(LONG_S)
@@ -132,7 +132,7 @@ def test_too_many_that_wait_are_refused(hang: Hang) -> None:
     assert [call.result(LONG_S) for call in (first, *waiting)] == ["late", "served", "served"]
 
 
-def test_what_an_idle_thread_is_about_to_take_does_not_count_as_waiting() -> None:
+def test_call_that_an_idle_thread_is_about_to_take_does_not_count_as_waiting() -> None:
     calls = pool(2, max_waiting=2)
     meeting = threading.Barrier(3)
     for _ in range(2):
@@ -150,7 +150,7 @@ def test_what_an_idle_thread_is_about_to_take_does_not_count_as_waiting() -> Non
     calls.shutdown()
 
 
-def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) -> None:
+def test_close_cancels_waiting_calls_and_refuses_new_ones(hang: Hang) -> None:
     calls = pool()
     running = threading.Event()
     first, waiting = calls.submit(lambda: (running.set(), hang.in_time())[1]), calls.submit(int)
@@ -164,7 +164,7 @@ def test_after_the_end_what_waits_is_cancelled_and_nothing_is_begun(hang: Hang) 
     assert first.result(LONG_S) == "late"
 
 
-def test_nothing_of_a_call_that_came_back_is_kept_until_its_deadline() -> None:
+def test_result_of_a_returned_call_is_not_kept() -> None:
     class Content:
         pass
 
@@ -236,7 +236,7 @@ def test_the_address_of_a_url_is_its_scheme_and_host_or_bucket(url: str, address
     assert address_of(url) == address
 
 
-def test_addresses_beyond_the_limit_share_a_pool_and_idle_ones_are_forgotten(hang: Hang) -> None:
+def test_addresses_beyond_the_limit_share_a_pool_and_idle_addresses_are_forgotten(hang: Hang) -> None:
     paths = AddressPools(LONG_S, WeakSet())
     assert paths("s3://0/a") is paths("s3://0/b")
     calls = [paths(f"s3://{number}/a").submit(hang.in_time) for number in range(16)]

@@ -94,7 +94,7 @@ def places(written: WrittenChannelState) -> list[PersistedElement]:
 
 
 @pytest.mark.row("76.3")
-def test_all_channels_of_a_subtask_lie_in_one_file_each_in_its_order(job: Location) -> None:
+def test_channels_of_a_subtask_are_in_one_file_each_in_its_order(job: Location) -> None:
     mark = InFlightWatermark(-(1 << 62))
     written = write(
         job,
@@ -128,14 +128,14 @@ def test_the_format_never_changes(local_job: Location) -> None:
     assert frame_header("", 0, ElementKind.WATERMARK, watermark_body(InFlightWatermark(-2))).hex() == mark_header
 
 
-def test_no_elements_make_no_file(job: Location) -> None:
+def test_channel_state_without_elements_makes_no_file(job: Location) -> None:
     written = write(job, [captured(), captured(edge=1)], [captured()])
     assert (written.inputs, written.outputs, written.file, written.written_bytes) == ((), (), None, 0)
     assert (written.input_places, written.output_places) == (((), ()), ((),))
     assert list_names(job.child("shared")) == []
 
 
-def test_small_content_lies_in_the_handles_once(job: Location) -> None:
+def test_small_content_is_stored_in_the_handles_once(job: Location) -> None:
     written = write(
         job,
         [captured(rows(1), InFlightWatermark(7)), captured(rows(2), peer=1)],
@@ -158,7 +158,7 @@ def test_the_threshold_counts_new_bytes_to_the_byte(job: Location) -> None:
 
 
 @pytest.mark.row("76.11")
-def test_what_is_stored_already_is_referred_to_and_neighbours_are_joined(job: Location) -> None:
+def test_stored_content_is_reused_and_adjacent_parts_are_joined(job: Location) -> None:
     first = write(job, [captured(rows(1), rows(2), rows(3), rows(4))])
     one, two, three, four = places(first)
     second = write(job, [captured(two, three, rows(9), one, four)], number=2)
@@ -214,7 +214,7 @@ def test_foreign_and_inline_elements_are_copied_by_any_checkpoint(job: Location)
 
 
 @pytest.mark.row("76.7")
-def test_what_is_not_read_back_yet_is_referred_to_with_a_new_offset(job: Location) -> None:
+def test_unread_content_is_reused_with_a_new_offset(job: Location) -> None:
     groups = KeyGroupRange(0, 9)
     segments = [
         replace(write(job, [captured(rows(i), rows(i + 1))]).inputs[0].segments[0], key_groups=groups) for i in (1, 3)
@@ -263,7 +263,7 @@ print(count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 @pytest.mark.row("76.7")
-def test_reading_keeps_no_more_than_an_element_in_memory(local_job: Location) -> None:
+def test_reading_keeps_one_element_in_memory(local_job: Location) -> None:
     batch = rows(*range(40_000)).serialize()
     written = write(local_job, [captured(*[batch] * 150)])
     assert written.written_bytes > 100 << 20
@@ -349,14 +349,16 @@ class TestDamage:
         ("offset", "length"),
         [(0, 10**9), (10**9, 1), (-1, 5), (0, -1), (1 << 70, 1), (True, 5), (0, 1.5), ("0", 5), (None, None)],
     )
-    def test_handles_that_point_elsewhere(self, local_job: Location, offset: object, length: object) -> None:
+    def test_handles_that_refer_to_other_places_are_refused(
+        self, local_job: Location, offset: object, length: object
+    ) -> None:
         written, _ = self.two_files(local_job)
         stream = written.inputs[0]
         bad = replace(stream, segments=(replace(stream.segments[0], offset=offset, length=length),))
         with pytest.raises(CorruptFileError, match=self.path(written).name):
             ChannelStateReader(local_job, bad)
 
-    def test_places_that_point_elsewhere_are_not_copied(self, local_job: Location) -> None:
+    def test_other_places_in_handles_are_not_copied(self, local_job: Location) -> None:
         written, _ = self.two_files(local_job)
         assert written.file is not None
         for offset, length in ((0, 10**9), (10**9, 1), (-1, 5)):
@@ -405,7 +407,7 @@ class TestDamage:
         with pytest.raises(CorruptFileError, match="wrong length"):
             ChannelStateReader(local_job, replace(stream, segments=(bad,)))
 
-    def test_what_is_copied_is_verified_and_nothing_is_left(self, local_job: Location) -> None:
+    def test_copied_content_is_verified_and_damage_leaves_no_file(self, local_job: Location) -> None:
         written, _ = self.two_files(local_job)
         good = bytearray(self.path(written).read_bytes())
         good[-1] ^= 1

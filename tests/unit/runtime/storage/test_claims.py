@@ -29,7 +29,7 @@ def place(tmp_path: Path) -> Location:
 
 
 @pytest.mark.row("203.12")
-def test_one_of_several_jobs_gets_a_place_and_the_others_hear_of_it(place: Location) -> None:
+def test_one_of_several_jobs_claims_a_place_and_the_others_are_refused(place: Location) -> None:
     claimants = [Claimant(f"{number:032x}", "file:///ha", f"file:///{number}") for number in range(6)]
 
     def acquire(claimant: Claimant) -> Claimant:
@@ -54,7 +54,7 @@ def test_a_job_of_the_same_id_in_another_cluster_is_another_job(place: Location)
     claims.acquire(place, Claim(namesake, place.url))
 
 
-def test_its_own_job_renews_a_claim_and_forgets_no_file(place: Location) -> None:
+def test_job_renews_its_claim_and_keeps_its_files(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, "file:///old", ("a", "b")))
     claims.acquire(place, Claim(FIRST, "file:///new", ("b", "c")))
     assert claims.read_claim(place) == Claim(FIRST, "file:///new", ("a", "b", "c"), number=1)
@@ -89,7 +89,7 @@ def test_a_lost_answer_is_settled_by_reading(place: Location, monkeypatch: pytes
             claims.acquire(place, Claim(FIRST, place.url))
 
 
-def test_a_damaged_claim_is_no_free_place(place: Location) -> None:
+def test_damaged_claim_does_not_count_as_free(place: Location) -> None:
     claims.acquire(place, Claim(FIRST, place.url))
     file = Path(claims.claim_file(place).path)
     file.write_bytes(file.read_bytes().replace(b"1111", b"1112"))
@@ -109,7 +109,7 @@ def test_checkpoints_where_a_job_wrote_them_are_claimed_together(path: str, plac
     assert claims.place_of_snapshot(resolve(path)).path == place
 
 
-def test_shared_files_lie_in_the_place_of_their_job_and_others_in_their_directory() -> None:
+def test_claim_covers_shared_files_in_the_place_of_their_job_and_others_in_their_directory() -> None:
     assert claims.place_of_file(resolve(f"/c/{'a' * 32}/shared/chk-1-x")).path == f"/c/{'a' * 32}"
     assert claims.place_of_file(resolve("/s/savepoint-1/x")).path == "/s/savepoint-1"
 
@@ -224,7 +224,7 @@ def crowd(place: Location, seed: int, monkeypatch: pytest.MonkeyPatch) -> tuple[
 
 
 @pytest.mark.row("203.12")
-def test_no_two_living_jobs_ever_have_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_living_jobs_never_claim_one_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     won = died = 0
     for seed in range(SEEDS):
         (directory := tmp_path / str(seed)).mkdir()

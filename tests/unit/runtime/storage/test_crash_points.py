@@ -8,16 +8,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckpt_runtime.storage import crash_points
+from ckpt_runtime.storage import driver_pools
 
-PROGRAM = "from ckpt_runtime.storage.crash_points import crash_point; crash_point('here'); print('alive')"
+PROGRAM = "from ckpt_runtime.storage.driver_pools import crash_point; crash_point('here'); print('alive')"
 
 
 def run(file: Path | None) -> subprocess.CompletedProcess[str]:
-    environment = {name: value for name, value in os.environ.items() if name != crash_points.VARIABLE}
+    environment = {name: value for name, value in os.environ.items() if name != driver_pools.VARIABLE}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if file is not None:
-        environment[crash_points.VARIABLE] = str(file)
+        environment[driver_pools.VARIABLE] = str(file)
     return subprocess.run(
         [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=False, timeout=60
     )

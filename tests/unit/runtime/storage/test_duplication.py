@@ -64,7 +64,7 @@ def test_a_hard_link_where_blocks_cannot_be_shared(files: Files, monkeypatch: py
     assert copy == StateFile(path.name, len(CONTENT), files.file.checksum)
 
 
-def test_what_was_refused_is_not_tried_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_means_of_duplication_is_not_tried_again(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
     def refused(*arguments: Any) -> None:
@@ -117,7 +117,7 @@ def test_a_source_of_another_length_is_refused(files: Files, copies_only: bool) 
     assert files.left == []
 
 
-def test_what_is_copied_is_compared_with_its_checksum(files: Files) -> None:
+def test_copy_is_compared_with_its_checksum(files: Files) -> None:
     files.source.write_bytes(b"?" + CONTENT[1:])
     with pytest.raises(CorruptFileError, match="chk-1-x: damaged, its checksum is"):
         files.duplicate(copies_only=True)
@@ -125,7 +125,7 @@ def test_what_is_copied_is_compared_with_its_checksum(files: Files) -> None:
 
 
 @pytest.mark.parametrize("copies_only", [False, True])
-def test_a_source_that_is_gone(files: Files, copies_only: bool) -> None:
+def test_duplication_of_a_missing_file_fails(files: Files, copies_only: bool) -> None:
     files.source.unlink()
     with pytest.raises(NotFoundError, match="chk-1-x"):
         files.duplicate(copies_only=copies_only)
@@ -133,7 +133,7 @@ def test_a_source_that_is_gone(files: Files, copies_only: bool) -> None:
 
 
 @pytest.mark.parametrize("copies_only", [False, True])
-def test_no_other_error_is_taken_for_a_means_that_is_missing(
+def test_other_errors_do_not_count_as_a_missing_means_of_duplication(
     files: Files, monkeypatch: pytest.MonkeyPatch, copies_only: bool
 ) -> None:
     def full(*_: Any, **__: Any) -> None:
@@ -155,7 +155,7 @@ def test_only_files_are_duplicated(files: Files, copies_only: bool) -> None:
     assert files.left == []
 
 
-def test_of_a_symbolic_link_the_content_is_taken(files: Files, tmp_path: Path) -> None:
+def test_content_of_a_symbolic_link_is_copied(files: Files, tmp_path: Path) -> None:
     files.source.rename(tmp_path / "elsewhere")
     files.source.symlink_to(tmp_path / "elsewhere")
     copy, _ = files.duplicate()
@@ -164,7 +164,7 @@ def test_of_a_symbolic_link_the_content_is_taken(files: Files, tmp_path: Path) -
     assert path.read_bytes() == CONTENT
 
 
-def test_from_one_file_system_to_another_in_pieces(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_is_copied_to_another_file_system_in_pieces(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(duplication, "_CHUNK_BYTES", 1000)
     with memory_allowed():
         target = resolve("memory://bucket/savepoint")

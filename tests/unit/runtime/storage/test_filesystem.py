@@ -274,7 +274,7 @@ def test_a_write_that_may_still_arrive_is_ambiguous(write: Any) -> None:
         write(file, b"content")
 
 
-def test_a_refused_write_is_no_ambiguous_one() -> None:
+def test_refused_write_does_not_count_as_ambiguous() -> None:
     file = Location(LyingFileSystem(stores=False, error=PermissionError("denied")), "/x", "lying")
     with pytest.raises(StorageError, match="denied") as caught:
         publish(file, b"content")
@@ -292,7 +292,7 @@ def test_a_directory_entry_that_may_be_lost_is_ambiguous(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parametrize("url", ["/a/b", "memory://a/b"])
-def test_a_location_is_the_same_whichever_thread_resolved_it(url: str) -> None:
+def test_location_is_the_same_in_every_thread_that_resolves_it(url: str) -> None:
     found: list[Location] = []
     thread = threading.Thread(target=lambda: found.append(resolve(url)))
     thread.start()
@@ -323,19 +323,19 @@ class TestOnlyRegularFilesAreOpened:
             yield path
 
     @pytest.mark.timeout(120)
-    def test_by_their_content(self, special: Path) -> None:
+    def test_special_files_are_refused_when_their_bytes_are_read(self, special: Path) -> None:
         for read in (lambda file: read_bytes(file, 100), lambda file: read_range(file, 0, 10)):
             with pytest.raises(StorageError, match=str(special)):
                 read(resolve(special))
 
     @pytest.mark.timeout(120)
-    def test_as_metadata(self, special: Path) -> None:
+    def test_special_files_are_refused_as_metadata(self, special: Path) -> None:
         for url in (special, special.parent):
             with pytest.raises(StorageError, match=str(special)):
                 read_metadata(resolve(url))
 
     @pytest.mark.timeout(120)
-    def test_as_state(self, special: Path) -> None:
+    def test_special_files_are_refused_as_state(self, special: Path) -> None:
         file = StateFile(special.name, 0, checksum_of(b""))
         with pytest.raises(StorageError, match=str(special)):
             StateFileReader(resolve(special.parent), file).verify()
@@ -354,7 +354,9 @@ class TestNoPlaceThatEndsWithItsProcess:
                 check("memory://x")
 
     @pytest.mark.parametrize("url", ["data:,x", "dir://x", "http://x/y", "local://x", "zip://x", "MEMORY://x"])
-    def test_nor_is_any_other_that_something_has_loaded(self, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_loaded_file_system_that_ends_with_the_process_is_refused(
+        self, url: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(filesystem, "_volatile_allowed", False)
         scheme = url.partition(":")[0].lower()
         if scheme not in ("http", "zip"):
@@ -374,7 +376,7 @@ class TestWhoMayRead:
     def mode(path: Path) -> int:
         return path.stat().st_mode & 0o777
 
-    def test_what_holds_state_is_its_owners_alone(self, tmp_path: Path) -> None:
+    def test_directories_of_state_are_private_to_their_user(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o755)
         directory = resolve(tmp_path / "checkpoints" / "job" / "chk-1")
         make_directory(directory, exist_ok=False)
@@ -393,7 +395,7 @@ class TestWhoMayRead:
         make_directory(resolve(tmp_path / "a" / "out"), private=False)
         assert self.mode(tmp_path / "a" / "out") == 0o777
 
-    def test_a_directory_that_is_there_is_left_alone(self, tmp_path: Path) -> None:
+    def test_existing_directory_keeps_its_rights(self, tmp_path: Path) -> None:
         tmp_path.chmod(0o750)
         make_directory(resolve(tmp_path))
         assert self.mode(tmp_path) == 0o750

@@ -85,7 +85,7 @@ def test_a_job_is_stored_once(store: HaStore) -> None:
     assert store.jobs.get(JOB) == PLAN
 
 
-def test_an_attempt_that_crashed_before_the_plan_is_no_job(store: HaStore, root: Location) -> None:
+def test_attempt_that_crashed_before_the_plan_does_not_count_as_a_job(store: HaStore, root: Location) -> None:
     store.jobs.put(PLAN, b"archive")
     VersionedDocument(root.child("default", "jobs", JOB, "plan")).delete()
     assert store.jobs.list_ids() == []
@@ -135,7 +135,7 @@ def test_concurrent_changes_are_all_kept(store: HaStore) -> None:
     assert {f"acme.{number}" for number in range(8)} < set(found.configuration)
 
 
-def test_of_two_drivers_that_change_a_job_at_once_one_loses(store: HaStore, root: Location) -> None:
+def test_one_of_two_drivers_that_change_a_job_at_once_is_refused(store: HaStore, root: Location) -> None:
     store.jobs.put(PLAN)
     zombie = HaStore(root)
 
@@ -148,7 +148,7 @@ def test_of_two_drivers_that_change_a_job_at_once_one_loses(store: HaStore, root
     assert store.jobs.get(JOB).version == 7
 
 
-def test_what_is_written_again_as_it_is_stops_what_is_on_its_way(store: HaStore, root: Location) -> None:
+def test_rewrite_of_an_unchanged_document_stops_a_delayed_write(store: HaStore, root: Location) -> None:
     store.jobs.put(PLAN)
 
     def settled_meanwhile(job: StoredJob) -> StoredJob:
@@ -211,7 +211,7 @@ def test_job_ids_cannot_leave_the_directory(store: HaStore, job_id: str) -> None
             call(job_id)
 
 
-def test_a_disposal_takes_the_place_of_a_pointer_until_it_is_settled(store: HaStore) -> None:
+def test_disposal_replaces_a_pointer_until_it_is_settled(store: HaStore) -> None:
     pointers = store.pointers(JOB)
     pointers.add(3, CheckpointPointer("d", True))
     pointers.add(4, CheckpointPointer("e", True))
@@ -315,7 +315,7 @@ def test_the_counters_move_forward_only(store: HaStore, root: Location) -> None:
         counters.get()
 
 
-def test_what_a_new_leader_has_adopted_no_earlier_one_can_change_however_late_its_fence_is(root: Location) -> None:
+def test_earlier_leader_cannot_change_adopted_documents_although_its_fence_is_late(root: Location) -> None:
     old, new = HaStore(root, epoch=3), HaStore(root, epoch=4)
     old.jobs.put(PLAN)
     old.pointers(JOB).add(1, CheckpointPointer("d", True))
@@ -383,9 +383,7 @@ def test_a_late_writer_cannot_bring_back_a_removed_document(root: Location) -> N
     assert document.read() is None
 
 
-def test_reading_survives_a_revision_that_is_replaced_meanwhile(
-    root: Location, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_read_survives_a_revision_that_is_replaced(root: Location, monkeypatch: pytest.MonkeyPatch) -> None:
     document = VersionedDocument(root.child("moving"))
     document.write(0, {"n": 1})
     moved = False
@@ -528,7 +526,7 @@ def test_a_claim_holds_though_the_address_cannot_be_written(store: HaStore, monk
     assert b"app-a" in read_bytes(store.root.child("leader.json"), 1_000)
 
 
-def test_leases_of_former_leaders_go(store: HaStore) -> None:
+def test_leases_of_former_leaders_are_deleted(store: HaStore) -> None:
     for epoch in range(3):
         store.leader.renew(store.leader.claim("http://a", "app", str(epoch), after=epoch), 1)
     assert [name for name in list_names(store.root) if name.startswith("lease-")] == [f"lease-{3:020d}.json"]

@@ -168,6 +168,6 @@ def test_a_later_version_is_refused_by_number() -> None:
         {"a": 1 << 64},
     ],
 )
-def test_what_is_no_json_is_not_written(document: dict[Any, Any]) -> None:
+def test_value_that_is_not_json_is_not_written(document: dict[Any, Any]) -> None:
     with pytest.raises(ValueError, match=r"JSON|text key"):
         encode(document)

@@ -25,6 +25,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.filesystem import (
+    ATTEMPTS,
     Location,
     check_bucket,
     delete_empty_directory,
@@ -39,7 +40,6 @@ from ckpt_runtime.storage.filesystem import (
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.publish import publish, replace
-from ckpt_runtime.storage.retrying import ATTEMPTS
 from ckpt_runtime.storage.state_files import StateFileWriter
 from tests.support.object_store import ObjectStore, Wanted, keys, unfinished_uploads
 
@@ -138,7 +138,7 @@ def test_a_refused_put_certainly_had_no_effect(s3: ObjectStore, directory: Locat
     assert not isinstance(refused.value, AmbiguousWriteError)
 
 
-def test_a_refusal_after_a_lost_answer_is_no_refusal(s3: ObjectStore, directory: Location) -> None:
+def test_refusal_after_a_lost_answer_leaves_the_outcome_unknown(s3: ObjectStore, directory: Location) -> None:
     """The credentials end between an attempt that was written and its repetition, and nothing can be read."""
     file = directory.child("file")
     with (
@@ -150,7 +150,9 @@ def test_a_refusal_after_a_lost_answer_is_no_refusal(s3: ObjectStore, directory:
     assert read_bytes(file, 100) == b"content"
 
 
-def test_a_refusal_after_attempts_without_an_answer_is_no_refusal(s3: ObjectStore, directory: Location) -> None:
+def test_refusal_after_attempts_without_an_answer_leaves_the_outcome_unknown(
+    s3: ObjectStore, directory: Location
+) -> None:
     file = directory.child("file")
     with (
         s3.failing(puts("file"), times=1, takes_effect=True, silent=True),
@@ -359,7 +361,7 @@ def test_a_listing_in_several_pages_is_complete(directory: Location, monkeypatch
     assert not exists(directory)
 
 
-def test_what_others_write_and_delete_is_seen_at_once(directory: Location) -> None:
+def test_files_that_others_write_and_delete_are_seen_at_once(directory: Location) -> None:
     assert list_names(directory) == []
     assert not exists(directory.child("file"))
     other = "from s3fs import S3FileSystem; import sys; getattr(S3FileSystem(), sys.argv[1])(*sys.argv[2:])"
@@ -386,7 +388,7 @@ def test_a_state_file_given_up_is_never_seen_and_leaves_no_upload(directory: Loc
     assert keys(directory.url) == []
 
 
-def test_a_state_file_that_can_neither_be_written_nor_deleted_tells_the_first(
+def test_state_file_that_can_be_neither_written_nor_deleted_raises_the_first_error(
     s3: ObjectStore, directory: Location
 ) -> None:
     with s3.failing(everything("/")), pytest.raises(StorageError, match="cannot write s3://"):

@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from msgspec import convert, to_builtins
 
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, initialize_savepoint
-from ckpt_runtime.storage.disposal import (
+from ckpt_runtime.storage.checkpoint_storage import (
+    CheckpointStorage,
     delete_checkpoint,
     delete_job_directory,
     delete_state_file,
+    initialize_savepoint,
     release_job_directory,
 )
 from ckpt_runtime.storage.errors import (
@@ -120,7 +121,7 @@ def test_metadata_is_found_by_its_directory_and_by_its_own_name(directory: Locat
         write_metadata(savepoint, {})
 
 
-def test_what_is_no_snapshot_is_refused_by_name(directory: Location) -> None:
+def test_path_that_is_not_a_snapshot_is_refused_by_name(directory: Location) -> None:
     make_directory(directory.child("empty"))
     publish(directory.child("file"), b"x")
     publish(directory.child("empty", "other"), b"x")
@@ -155,7 +156,7 @@ def test_a_moved_savepoint_is_read_where_it_lies(tmp_path: Path) -> None:
     reader.close()
 
 
-def test_a_checkpoint_is_deleted_as_a_whole_and_nothing_beside_it(directory: Location) -> None:
+def test_checkpoint_is_deleted_as_a_whole_and_files_outside_it_stay(directory: Location) -> None:
     storage = CheckpointStorage(directory, JOB)
     storage.initialize()
     for checkpoint_id in (1, 11):
@@ -172,7 +173,7 @@ def test_a_checkpoint_is_deleted_as_a_whole_and_nothing_beside_it(directory: Loc
     assert list_names(directory) == []
 
 
-def test_while_storage_is_away_nothing_is_made_in_its_place_and_nothing_counts_as_deleted(tmp_path: Path) -> None:
+def test_unavailable_storage_is_not_replaced_by_a_directory_and_no_deletion_counts(tmp_path: Path) -> None:
     storage = CheckpointStorage(resolve(tmp_path), JOB)
     for call in (lambda: storage.initialize_checkpoint(1), lambda: delete_checkpoint(storage, 1)):
         with pytest.raises(StorageError, match=f"{JOB} is not there: its storage is away"):

@@ -57,7 +57,7 @@ def test_content_comes_back_in_whole_and_in_part(directory: Location) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 20 << 10])
-def test_small_content_lies_in_the_handle(directory: Location, size: int) -> None:
+def test_small_content_is_stored_in_the_handle(directory: Location, size: int) -> None:
     content = os.urandom(size)
     file = write(directory, content, threshold=20 << 10)
     assert file.path == ""
@@ -99,7 +99,7 @@ def test_an_aborted_file_leaves_nothing(directory: Location) -> None:
 
 
 @pytest.mark.parametrize(("failures", "left"), [(1, 0), (10, 1)])
-def test_what_cannot_be_deleted_at_once_is_tried_again(
+def test_failed_deletion_is_repeated(
     failures: int, left: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     directory, unlink, asked = resolve(str(tmp_path)), os.unlink, []
@@ -146,7 +146,7 @@ def test_every_flipped_byte_and_every_truncation_is_refused_by_name(directory: L
 
 
 @pytest.mark.row("203.10")
-def test_an_answer_that_is_too_short_is_no_damage_and_a_file_that_is_shorter_is(
+def test_short_answer_does_not_count_as_damage_and_a_short_file_does(
     directory: Location, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(directory, bytes(1000))
@@ -227,7 +227,7 @@ def small_disk(tmp_path: Path) -> Iterator[Location]:
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_full_disk_fails_by_name_and_aborting_frees_it(small_disk: Location) -> None:
+def test_full_disk_is_named_and_an_abort_frees_it(small_disk: Location) -> None:
     writer = StateFileWriter(small_disk, 0)
     with pytest.raises(StorageError, match="cannot write") as caught:
         for _ in range(64):

@@ -45,14 +45,14 @@ class Failing(AbstractFileSystem):
     ],
     ids=repr,
 )
-def test_what_a_file_system_raises(tmp_path: Path, failure: BaseException, to_blame: bool) -> None:
+def test_errors_of_file_systems_are_mapped(tmp_path: Path, failure: BaseException, to_blame: bool) -> None:
     location = Location(Failing(failure), str(tmp_path / "file"), "other")
     with pytest.raises(errors.StorageError) as raised:
         read_bytes(location, 100)
     assert errors.storage_failed(raised.value) is to_blame
 
 
-def test_what_is_there_is_not_what_was_asked_for(tmp_path: Path) -> None:
+def test_path_of_another_kind_than_expected_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"x" * 11)
     with pytest.raises(errors.StorageError, match="more than the 10 allowed") as raised:
         read_bytes(resolve(str(tmp_path / "file")), 10)
@@ -62,7 +62,7 @@ def test_what_is_there_is_not_what_was_asked_for(tmp_path: Path) -> None:
     assert not errors.storage_failed(raised.value)
 
 
-def test_a_mount_that_is_away_is_to_blame(tmp_path: Path) -> None:
+def test_missing_mount_is_named_as_the_cause(tmp_path: Path) -> None:
     with pytest.raises(errors.StorageError, match="its storage is away") as raised:
         make_directory(resolve(str(tmp_path / "away" / "mine")), parents=False)
     assert errors.storage_failed(raised.value)

@@ -19,5 +19,5 @@ def test_strings_count_their_bytes() -> None:
     assert BatchSizer().of(batch) == batch.nbytes > 1000
 
 
-def test_no_columns_are_no_bytes() -> None:
+def test_batch_without_columns_has_no_bytes() -> None:
     assert BatchSizer().of(pa.RecordBatch.from_arrays([], names=[])) == 0

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.expressions.errors import EvaluationError
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
+from ckpt_runtime.expressions.types import EvaluationError
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
 from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator
@@ -62,7 +62,7 @@ def filtered(taker: Taker, *trees: Expression, kinds: dict[str, Any]) -> Operato
 
 
 @pytest.mark.parametrize("takes_dictionaries", [True, False])
-def test_a_projection_behind_a_filter_sees_the_rows_that_pass_alone(takes_dictionaries: bool) -> None:
+def test_projection_after_a_filter_evaluates_only_the_rows_that_pass(takes_dictionaries: bool) -> None:
     taker = Taker(takes_dictionaries)
     kinds = {"word": pa.string(), "upper": pa.string(), "inverse": pa.int64()}
     chain = filtered(taker, WORD, call("Upper", "string", WORD), INVERSE, kinds=kinds)
@@ -86,7 +86,7 @@ def test_an_error_of_a_row_that_passes_is_raised() -> None:
         chain.head.process_batch(rows([0, 1], [0, 0]), 0)
 
 
-def test_another_operator_behind_a_filter_gets_plain_text() -> None:
+def test_other_operator_after_a_filter_gets_plain_text() -> None:
     taker = Taker(takes_dictionaries=False)
     chain = opened(ConditionOperator(ConditionSpec(call("IsNotNull", "boolean", WORD))), taker)
     chain.head.process_batch(rows([1, 2, 3], [1, None, 0]), 0)

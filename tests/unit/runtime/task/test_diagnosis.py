@@ -16,9 +16,9 @@ from ckpt_runtime.network.control_messages import (
     ThreadDump,
     WorkerAnswer,
 )
-from ckpt_runtime.operators.helper_thread import HelperThread
+from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.task.deployed_job import TaskThread, Wakeup
-from ckpt_runtime.task.diagnosis import Diagnosis, StackSampler
+from ckpt_runtime.task.worker import Diagnosis, StackSampler
 from tests.support.patience import deadline
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -93,7 +93,7 @@ def test_a_thread_that_waits_is_off_cpu_and_one_that_computes_is_on_cpu(kit: Tas
     assert any(stack.on_cpu for stack in stacks if "compute" in _functions(stack.frames))
 
 
-def test_a_thread_that_helps_counts_for_the_subtask_whose_thread_has_started_it(kit: TaskKit, kept: list[Held]) -> None:
+def test_helper_thread_counts_for_the_subtask_that_started_it(kit: TaskKit, kept: list[Held]) -> None:
     helping, done = threading.Event(), threading.Event()
 
     def write() -> None:
@@ -115,7 +115,7 @@ def test_a_thread_that_helps_counts_for_the_subtask_whose_thread_has_started_it(
     assert {stack.subtask for stack in sampler.stacks()} == {held.bench.subtask.index}
 
 
-def test_questions_are_answered_by_their_numbers_and_a_job_of_elsewhere_has_no_stacks() -> None:
+def test_answers_carry_the_numbers_of_their_questions_and_unknown_jobs_have_no_stacks() -> None:
     answers: list[WorkerAnswer] = []
     sent = threading.Event()
 

@@ -40,7 +40,7 @@ def test_channels_without_elements_are_no_in_flight_data() -> None:
 
 
 class TestPersistedBuffers:
-    def test_an_older_checkpoint_under_way_that_keeps_it_elsewhere_makes_the_file_go(self, buffer: Any) -> None:
+    def test_pending_older_checkpoint_that_stores_a_buffer_elsewhere_makes_its_file_unused(self, buffer: Any) -> None:
         known = PersistedBuffers()
         known.written(1, [(buffer, place(1))])
         known.completed(1)
@@ -55,7 +55,7 @@ class TestPersistedBuffers:
         assert known.place_of(buffer, 3) == place(1)
 
     @pytest.mark.row("76.11")
-    def test_only_a_completed_checkpoint_is_referred_to(self, buffer: Any) -> None:
+    def test_only_files_of_completed_checkpoints_are_reused(self, buffer: Any) -> None:
         known = PersistedBuffers()
         known.written(1, [(buffer, place(1))])
         assert known.place_of(buffer, 3) is None
@@ -71,7 +71,9 @@ class TestPersistedBuffers:
         known.completed(2)
         assert known.place_of(buffer, 3) == place(1)
 
-    def test_a_later_one_replaces_and_those_below_it_are_forgotten(self, buffer: Any, kit: TaskKit) -> None:
+    def test_later_checkpoint_replaces_the_buffer_and_earlier_ones_are_forgotten(
+        self, buffer: Any, kit: TaskKit
+    ) -> None:
         known, other = PersistedBuffers(), kit.rows(9)
         known.written(1, [(other, place(1))])
         known.written(2, [(buffer, place(2))])
@@ -97,7 +99,7 @@ class TestPersistedBuffers:
         assert known._places == {}
         assert known._written == {}
 
-    def test_one_that_is_gone_before_completion_is_not_remembered(self, kit: TaskKit) -> None:
+    def test_buffer_that_is_freed_before_completion_is_not_remembered(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
         gone = kit.rows(1).serialize()
         known.written(1, [(gone, place(1))])

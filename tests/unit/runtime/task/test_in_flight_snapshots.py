@@ -93,7 +93,7 @@ def storage(tmp_path: Path) -> Storage:
 
 
 @pytest.mark.row("76.3")
-def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: Storage, kit: TaskKit) -> None:
+def test_in_flight_data_of_a_subtask_is_one_file_apart_from_its_state(storage: Storage, kit: TaskKit) -> None:
     message, batch = kit.rows(1).serialize(), kit.rows(2)
     frozen = Frozen()
     written = storage.write(
@@ -113,7 +113,7 @@ def test_all_in_flight_data_of_a_subtask_is_one_file_beside_its_state(storage: S
     assert frozen.released == 1
 
 
-def test_rows_with_dictionaries_are_stored_as_plain_ones_and_referred_to_later(storage: Storage, kit: TaskKit) -> None:
+def test_rows_with_dictionaries_are_stored_plain_and_reused_later(storage: Storage, kit: TaskKit) -> None:
     texts = [pa.array(values).dictionary_encode() for values in (["a", "b", "a"], ["c", None])]
     batches = [pa.record_batch({"s": text, "t": pa.StructArray.from_arrays([text], ["u"])}) for text in texts]
     stream = storage.write(1, [CapturedChannel(0, None, list(batches))]).state.inputs[0]
@@ -129,7 +129,7 @@ def test_rows_with_dictionaries_are_stored_as_plain_ones_and_referred_to_later(s
 
 
 @pytest.mark.row("76.11")
-def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit: TaskKit) -> None:
+def test_in_flight_data_of_a_completed_checkpoint_is_reused(storage: Storage, kit: TaskKit) -> None:
     first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
     schema = kit.rows(1).schema
     storage.write(1, [CapturedChannel(0, schema, [first])])
@@ -149,7 +149,7 @@ def test_what_a_completed_checkpoint_holds_is_referred_to(storage: Storage, kit:
     assert storage.content(4, full.state.inputs[0]) == [first, second]
 
 
-def test_small_data_lies_in_the_handles_and_is_never_referred_to(storage: Storage, kit: TaskKit) -> None:
+def test_small_data_is_stored_in_the_handles_and_never_reused(storage: Storage, kit: TaskKit) -> None:
     message = kit.rows(1).serialize()
     written = storage.write(1, [CapturedChannel(0, kit.rows(1).schema, [message])], threshold=1 << 20)
     assert (written.files.locations, storage.files()) == ([], [])
@@ -178,7 +178,7 @@ def test_failing_to_write_in_flight_data_leaves_no_file(
     assert frozen.released == 1
 
 
-def test_a_full_disk_at_the_second_file_takes_the_first_with_it(
+def test_full_disk_at_the_second_file_removes_the_first(
     storage: Storage, kit: TaskKit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_room(*_: Any, **__: Any) -> Any:

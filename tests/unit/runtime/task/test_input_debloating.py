@@ -36,7 +36,7 @@ def spend(metrics: SubtaskMetrics, activity: Activity, ms: int) -> None:
     metrics.timer.enter(None, ms * 1_000_000)
 
 
-def test_it_is_off_unless_asked_for() -> None:
+def test_debloating_is_off_by_default() -> None:
     assert input_debloating(Configuration({}), channels(2), [True, False]) is None
 
 
@@ -87,7 +87,7 @@ def test_idle_time_does_not_count(waits: bool, busy_ms: int, backpressured_ms: i
     assert wishes(inputs) == [size]
 
 
-def test_without_input_nothing_is_learnt() -> None:
+def test_debloater_without_input_measures_nothing() -> None:
     inputs = channels(1)
     debloating = input_debloating(Configuration(ON), inputs, [True])
     assert debloating is not None
@@ -122,7 +122,7 @@ def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: TaskK
     assert channel.buffer_size.latest == pytest.approx(1_000 * ROW_BYTES / 14, abs=1)
 
 
-def test_nothing_is_measured_when_it_is_off(kit: TaskKit) -> None:
+def test_subtask_without_debloating_measures_nothing(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.put(0, kit.rows(1, 2)).run()
     assert wishes(bench.gate.channels) == [None]

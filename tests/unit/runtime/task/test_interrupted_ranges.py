@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
 from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.checkpoint.state_handles import OperatorListState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.connectors import split_host
-from ckpt_runtime.connectors.datasource_values import values_of
+from ckpt_runtime.connectors.datasource_rows import values_of
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA
 from ckpt_runtime.graph.job_graph import Partitioning
@@ -339,7 +339,7 @@ def test_a_savepoint_with_drain_waits_for_the_rows(kit: TaskKit, by: str) -> Non
 
 
 @pytest.mark.row("147.5")
-def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit: TaskKit) -> None:
+def test_savepoint_without_drain_after_the_end_of_data_keeps_the_remaining_rows(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(EndOfData(True), EndOfPartition()).step(4)
     lab.subtask.trigger_checkpoint(kit.barrier(7, CheckpointType.SYNC_SAVEPOINT))
     assert lab.snapshots == [7]
@@ -349,7 +349,7 @@ def test_a_savepoint_without_drain_behind_the_end_of_data_keeps_what_is_left(kit
     assert stopped + Lab(kit, Given(state=lab.lists)).run().rows == expected(1)
 
 
-def test_the_end_of_event_time_stays_behind_the_rows(kit: TaskKit) -> None:
+def test_final_watermark_stays_after_the_rows(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).step(2).put(Watermark(MAX_WATERMARK), EndOfData(True))
     lab.host.wall_ms += split_host._GREATEST_TAKE_MS
     lab.run()
@@ -385,7 +385,7 @@ def between_ends(lab: Lab) -> list[list[tuple[int, ...]]]:
     ids=["each", "the last", "late", "both late", "in two buffers"],
 )
 @pytest.mark.parametrize("at_once", [False, True])
-def test_an_end_of_a_range_comes_behind_all_rows_of_it_and_no_other(
+def test_end_of_a_range_follows_all_of_its_rows_and_no_others(
     kit: TaskKit, elements: tuple[Any, ...], at_once: bool
 ) -> None:
     """Wherever the enumerator's watermarks stand among the partitions, which wait for full buffers."""
@@ -399,12 +399,12 @@ def test_an_end_of_a_range_comes_behind_all_rows_of_it_and_no_other(
     assert isinstance(lab.out.elements[-1], EndOfRange)
 
 
-def test_rows_that_came_with_their_range_end_it(kit: TaskKit) -> None:
+def test_rows_that_arrive_with_their_range_end_it(kit: TaskKit) -> None:
     lab = Lab(kit).put(carried(0), carried(1), Watermark(2)).run()
     assert between_ends(lab) == [[(n, 0, row) for row in range(3)] for n in range(2)] + [[]]
 
 
-def test_without_the_enumerators_word_more_of_the_range_may_come(kit: TaskKit) -> None:
+def test_range_without_an_end_from_the_enumerator_may_continue(kit: TaskKit) -> None:
     lab = Lab(kit).put(range_of(0)).run()
     assert between_ends(lab) == [expected(1)]
     lab.put(Watermark(SIZE)).run()
@@ -413,7 +413,7 @@ def test_without_the_enumerators_word_more_of_the_range_may_come(kit: TaskKit) -
 
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("cut", range(1, 14))
-def test_what_is_restored_of_a_range_comes_in_front_of_its_end(kit: TaskKit, ordered: bool, cut: int) -> None:
+def test_restored_rows_of_a_range_precede_its_end(kit: TaskKit, ordered: bool, cut: int) -> None:
     """The enumerator says again how far it has come."""
     lab = Lab(kit, Given(ordered=ordered)).put(range_of(0), range_of(1)).step(cut).put(kit.barrier(1))
     while not lab.snapshots:
@@ -506,7 +506,7 @@ def test_a_trigger_of_the_coordinator_waits_for_the_end_of_a_partition(
 
 
 @pytest.mark.parametrize("what", ["rows instead", "a reader that commits"])
-def test_a_trigger_of_the_coordinator_waits_for_what_must_be_read_as_a_whole(kit: TaskKit, what: str) -> None:
+def test_coordinators_trigger_waits_for_a_partition_that_must_be_read_as_a_whole(kit: TaskKit, what: str) -> None:
     given, sent = (Given(), carried(0)) if what == "rows instead" else (Given(source=Committed), range_of(0))
     lab = Lab(kit, given).put(sent, Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition())
     lab.tick(2)
@@ -539,7 +539,7 @@ def test_an_open_partition_is_closed_with_the_subtask(kit: TaskKit) -> None:
     assert Reader.closed == closed + 1
 
 
-def test_what_waits_in_a_gate(kit: TaskKit) -> None:
+def test_waiting_input_of_a_gate_is_recognized(kit: TaskKit) -> None:
     def found(*elements: Any) -> WaitingInput:
         gate = InputGate(lambda: None)
         channel = gate.add_channel(0, 4)

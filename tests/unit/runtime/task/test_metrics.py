@@ -28,14 +28,14 @@ def test_an_interval_in_progress_counts_up_to_now() -> None:
     assert timer.until(5_000) == timer.closed == TimeSpent(busy=100, idle=100, backpressured=700)
 
 
-def test_a_reader_whose_clock_is_behind_the_writers_counts_no_negative_time() -> None:
+def test_reader_with_a_slow_clock_counts_no_negative_time() -> None:
     timer = ActivityTimer()
     timer.enter(Activity.BUSY, 100)
     assert timer.until(90) == TimeSpent()
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_call_that_does_not_return_is_busy_time_of_its_subtask_alone(kit: TaskKit, shared: bool) -> None:
+def test_call_that_does_not_return_is_busy_time_of_its_own_subtask(kit: TaskKit, shared: bool) -> None:
     wakeup, inside, leave = Wakeup(), threading.Event(), threading.Event()
 
     def hold() -> None:

@@ -22,7 +22,7 @@ def forward(out: Any, timeout_ms: int = 0, now: Any = lambda: 0.0) -> ResultPart
     )  # fmt: skip
 
 
-def test_it_opens_from_the_tail_so_that_operators_may_emit_while_opening(kit: TaskKit) -> None:
+def test_chain_opens_from_its_tail_so_that_operators_may_emit(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3)
     bench.head.at["open"] = lambda: bench.head.output.emit(kit.rows(1))
     bench.subtask.open()
@@ -53,7 +53,7 @@ def test_empty_batches_stop_at_the_operator_that_made_them(kit: TaskKit) -> None
     assert bench.out.elements == []
 
 
-def test_what_an_operator_emits_while_finishing_reaches_the_ones_behind_it_first(kit: TaskKit) -> None:
+def test_rows_emitted_by_finish_reach_later_operators_before_they_finish(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2).open()
     bench.head.at["finish"] = lambda: bench.head.output.emit(kit.rows(7))
     bench.chain.finish()
@@ -204,7 +204,7 @@ def test_closing_continues_after_a_failure_and_happens_once(kit: TaskKit) -> Non
     assert len(bench.calls) == 3
 
 
-def test_operators_behind_the_one_that_failed_to_open_are_closed_too(kit: TaskKit) -> None:
+def test_operators_after_one_that_failed_to_open_are_closed(kit: TaskKit) -> None:
     bench = kit.Bench(operators=3)
     bench.operators[1].raises_in.add("open")
     with pytest.raises(RuntimeError, match="open of op1"):
@@ -225,7 +225,9 @@ def test_keyed_backends_are_closed_with_their_operators(kit: TaskKit, monkeypatc
     assert closed == ["op"]
 
 
-def test_keyed_backends_hear_what_becomes_of_checkpoints(kit: TaskKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keyed_backends_are_notified_of_completed_and_aborted_checkpoints(
+    kit: TaskKit, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard: list[tuple[str, int]] = []
     for call in ("notify_complete", "notify_aborted"):
         monkeypatch.setattr(MemoryKeyedStateBackend, call, lambda _, number, call=call: heard.append((call, number)))

@@ -9,7 +9,7 @@ from tests.unit.runtime.task.conftest import TaskKit
 
 
 @pytest.mark.row("76.2")
-def test_an_unaligned_barrier_leaves_at_once_whatever_waits_for_credit(kit: TaskKit) -> None:
+def test_unaligned_barrier_is_sent_before_data_that_waits_for_credit(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.grant(1)
     for value in (1, 2, 3):
@@ -23,7 +23,7 @@ def test_an_unaligned_barrier_leaves_at_once_whatever_waits_for_credit(kit: Task
     assert wire.take() == [[2], [3], Watermark(5)]
 
 
-def test_nothing_leaves_before_the_receiver_is_there(kit: TaskKit) -> None:
+def test_output_is_not_sent_before_the_receiver_has_connected(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.subpartition.overtake(kit.unaligned(1), None)
     assert wire.take() == []
@@ -32,7 +32,7 @@ def test_nothing_leaves_before_the_receiver_is_there(kit: TaskKit) -> None:
     assert wire.take() == [kit.unaligned(1)]
 
 
-def test_the_schema_goes_in_front_of_the_first_rows_even_if_a_barrier_overtook_it(kit: TaskKit) -> None:
+def test_schema_precedes_the_first_rows_also_after_an_overtaking_barrier(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.subpartition.send_batch(kit.rows(1))
     wire.subpartition.overtake(kit.unaligned(1), None)
@@ -74,7 +74,7 @@ def test_the_producer_is_woken_when_nothing_is_left(kit: TaskKit) -> None:
     assert wire.woken == 1
 
 
-def test_a_lost_connection_wakes_the_producer_and_tells_why(kit: TaskKit) -> None:
+def test_lost_connection_wakes_the_producer_with_the_reason(kit: TaskKit) -> None:
     wire = kit.Wire()
     wire.error = ConnectionError("gone")
     wire.subpartition.failed()

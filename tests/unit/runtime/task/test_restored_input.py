@@ -100,7 +100,7 @@ def test_files_are_opened_when_their_turn_comes(stored: Stored, kit: TaskKit) ->
     assert restored.is_empty
 
 
-def test_no_more_than_one_element_is_in_memory(stored: Stored, kit: TaskKit) -> None:
+def test_restore_has_one_element_in_memory(stored: Stored, kit: TaskKit) -> None:
     big = [kit.rows(*range(start, start + 50_000)) for start in range(0, 500_000, 50_000)]
     restored = stored.restored(stored.stream(*big))
     del big
@@ -127,7 +127,9 @@ def test_rows_are_clipped_to_the_key_groups_that_are_meant(stored: Stored, kit: 
 
 
 @pytest.mark.row("76.7")
-def test_what_has_not_been_read_is_referred_to_behind_the_rest_in_work(stored: Stored, kit: TaskKit) -> None:
+def test_checkpoint_during_a_restore_reuses_unread_data_after_the_rest_of_the_current_buffer(
+    stored: Stored, kit: TaskKit
+) -> None:
     first, second = stored.stream(kit.rows(1), kit.rows(2), peer=3), stored.stream(kit.rows(4), edge=1)
     restored = stored.restored(first, second, keys=[*KEYS, *KEYS])
     assert [kit.kept(c) for c in restored.unread(0, None)] == [[self_of(first)], [self_of(second)]]
@@ -160,7 +162,7 @@ def test_damage_is_named_with_the_file(stored: Stored, kit: TaskKit) -> None:
         stored.restored(stream).poll()
 
 
-def test_a_file_that_is_missing_is_named_and_is_no_damage(stored: Stored, kit: TaskKit) -> None:
+def test_missing_file_is_named_and_does_not_count_as_damage(stored: Stored, kit: TaskKit) -> None:
     stream = stored.stream(kit.rows(1))
     (file,) = stored.shared.iterdir()
     away = file.rename(file.with_name("away"))
@@ -187,7 +189,7 @@ class TestSchema:
 
 class TestInASubtask:
     @pytest.mark.row("76.5")
-    def test_it_comes_before_anything_of_the_channels(self, stored: Stored, kit: TaskKit) -> None:
+    def test_restored_data_precedes_new_data_of_the_channels(self, stored: Stored, kit: TaskKit) -> None:
         restored = stored.restored(stored.stream(kit.rows(1), kit.rows(2)), stored.stream(kit.rows(3), peer=1))
         bench = kit.Bench(channels=2, restored=restored).open()
         bench.put(0, kit.rows(10)).put(1, kit.rows(11)).run()
@@ -203,7 +205,7 @@ class TestInASubtask:
         assert bench.called("watermark") == [(5,), (6,)]
 
     @pytest.mark.row("76.7")
-    def test_a_checkpoint_meanwhile_has_the_rest_in_work_then_what_is_unread_then_the_channel(
+    def test_checkpoint_during_a_restore_has_the_current_buffer_then_unread_data_then_the_channel(
         self, stored: Stored, kit: TaskKit
     ) -> None:
         stream = stored.stream(kit.rows(*range(300)), kit.rows(300))
@@ -228,7 +230,7 @@ class TestInASubtask:
         assert bench.host.written[0].in_flight.is_empty
 
     @pytest.mark.row("76.1")
-    def test_it_counts_for_the_bound_of_in_flight_data(self, stored: Stored, kit: TaskKit) -> None:
+    def test_restored_data_counts_for_the_bound_of_in_flight_data(self, stored: Stored, kit: TaskKit) -> None:
         bench = kit.Bench(restored=stored.restored(stored.stream(kit.rows(1), kit.rows(2)))).open()
         bench.put(0, kit.unaligned(1, limit=kit.rows(1).serialize().size + 30))
         bench.subtask.step()

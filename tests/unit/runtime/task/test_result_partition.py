@@ -73,14 +73,14 @@ class TestBuffers:
         assert out.elements == [[1, 2]]
         assert part.flush_at is None
 
-    def test_a_full_buffer_goes_at_once(self, kit: TaskKit) -> None:
+    def test_full_buffer_is_sent_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=4)
         part.emit(kit.rows(1))
         part.emit(kit.rows(2))
         assert out.elements == [[1, 2]]
 
-    def test_without_a_timeout_every_batch_goes_at_once(self, kit: TaskKit) -> None:
+    def test_batch_without_a_buffer_timeout_is_sent_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_timeout_ms=0)
         part.emit(kit.rows(1))
@@ -93,13 +93,13 @@ class TestBuffers:
         assert flat(out) == list(range(100))
         assert max(batch.num_rows for batch in out.batches) <= 8
 
-    def test_wide_rows_are_cut_by_bytes_and_a_huge_row_stands_alone(self, kit: TaskKit) -> None:
+    def test_wide_rows_are_split_by_bytes_and_a_huge_row_has_its_own_buffer(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000, buffer_bytes=100)
         part.emit(pa.record_batch({"s": ["x" * 1_000, "y" * 1_000, "z" * 1_000]}))
         assert [batch.num_rows for batch in out.batches] == [1, 1, 1]
 
-    def test_a_control_element_stays_behind_all_rows(self, kit: TaskKit) -> None:
+    def test_control_element_follows_all_earlier_rows(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.REBALANCE, outs)
         part.emit(kit.rows(1))
@@ -154,7 +154,7 @@ class TestBuffers:
         assert not any(out.held for out in outs)
         assert part.flush_at is None
 
-    def test_only_the_latest_watermark_is_sent_behind_the_rows_before_it(self, kit: TaskKit) -> None:
+    def test_latest_watermark_is_sent_after_the_rows_before_it(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out])
         part.emit_watermark(5)
@@ -176,7 +176,7 @@ class TestBuffers:
 
     @pytest.mark.parametrize("channels", [1, 2])
     @pytest.mark.parametrize("partitioning", [p for p in Partitioning if p is not Partitioning.FORWARD])
-    def test_no_end_of_a_range_goes_where_channels_meet(
+    def test_end_of_a_range_is_not_sent_where_channels_meet(
         self, kit: TaskKit, partitioning: Partitioning, channels: int
     ) -> None:
         outs = [kit.Sent() for _ in range(channels)]
@@ -186,7 +186,7 @@ class TestBuffers:
         part.flush()
         assert [element for out in outs for element in out.elements if element != [1]] == []
 
-    def test_an_end_of_a_range_stands_between_its_rows_and_the_next_ones(self, kit: TaskKit) -> None:
+    def test_end_of_a_range_is_between_its_rows_and_the_next_ones(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out])
         part.emit(kit.rows(1))
@@ -213,7 +213,7 @@ class TestBuffers:
 class TestLimitedBytes:
     """One channel's consumer wants smaller buffers (FLIP-183). Rows have 8 bytes."""
 
-    def test_that_channels_buffers_become_smaller_and_no_other_channels(self, kit: TaskKit) -> None:
+    def test_smaller_buffer_size_applies_to_its_channel_only(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.BROADCAST, outs, buffer_rows=100)
         part.limit_bytes(1, 32)
@@ -232,7 +232,7 @@ class TestLimitedBytes:
             part.emit(kit.rows(start, start + 1))
         assert [batch.num_rows for batch in out.batches] == [4] * 5
 
-    def test_rows_gathered_before_go_with_the_next_ones(self, kit: TaskKit) -> None:
+    def test_rows_gathered_before_are_sent_with_the_next_ones(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000)
         part.emit(kit.rows(*range(20)))

@@ -33,7 +33,7 @@ def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: TaskKit) -> 
     assert [value for _, values in bench.called("batch") for value in values] == list(range(1_000))
 
 
-def test_a_row_slower_than_a_slice_is_one(kit: TaskKit) -> None:
+def test_row_slower_than_a_slice_is_a_slice(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 60
     bench.put(0, kit.rows(*range(300))).run()
@@ -67,7 +67,7 @@ def test_mails_and_announcements_come_between_slices(kit: TaskKit) -> None:
     assert bench.host.snapshot_ids == [1]
 
 
-def test_the_next_slice_waits_for_output_room(kit: TaskKit) -> None:
+def test_next_slice_waits_for_output_room(kit: TaskKit) -> None:
     bench = kit.Bench(capacity=1).open()
     bench.row_ms = 1
     bench.put(0, kit.rows(*range(300))).run()
@@ -79,7 +79,7 @@ def test_the_next_slice_waits_for_output_room(kit: TaskKit) -> None:
     assert sum(sizes(bench)) == 300
 
 
-def test_a_channel_that_stays_in_order_has_its_buffers_taken_whole(kit: TaskKit) -> None:
+def test_channel_in_order_is_read_by_whole_buffers(kit: TaskKit) -> None:
     bench = kit.Bench(inputs=[(0, False)]).open()
     bench.row_ms = 50
     bench.put(0, kit.rows(*range(400)), kit.rows(*range(300))).run()

@@ -14,9 +14,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle, OperatorListState, OperatorStateMode
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFiles
@@ -115,7 +114,7 @@ def test_a_write_that_fails_releases_all_states_and_leaves_no_part_of_its_file(t
     assert [broken.released, later.released] == [1, 1]
 
 
-def test_nothing_of_an_earlier_operator_stays_when_a_later_one_fails(tmp_path: Path) -> None:
+def test_snapshot_files_of_earlier_operators_are_removed_when_a_later_one_fails(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="disk full"):
         write(
             str(tmp_path),
@@ -141,7 +140,7 @@ def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
 
 
 @pytest.mark.parametrize("threshold", [0, 1 << 20])
-def test_what_was_written_is_restored_clipped_to_the_subtasks_key_groups(tmp_path: Path, threshold: int) -> None:
+def test_state_is_restored_clipped_to_the_key_groups_of_the_subtask(tmp_path: Path, threshold: int) -> None:
     values = {key: key * 10 for key in range(200)}
     backend = backend_with(values)
     written = write(str(tmp_path), [OperatorSnapshot("op", (), backend.snapshot(1, CheckpointProperties()))], threshold)
@@ -195,7 +194,7 @@ def _fails_to_restore(handles: list[KeyedStateHandle], directory: Path) -> State
     return caught.value
 
 
-def test_a_file_that_is_missing_may_come_back_and_is_no_damage(tmp_path: Path) -> None:
+def test_missing_file_may_return_and_does_not_count_as_damage(tmp_path: Path) -> None:
     snapshot, away = tmp_path / "snapshot", tmp_path / "away"
     snapshot.mkdir()
     handles = _written(snapshot)
@@ -205,7 +204,7 @@ def test_a_file_that_is_missing_may_come_back_and_is_no_damage(tmp_path: Path) -
     restored(handles, snapshot)
 
 
-def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_of_the_storage_does_not_count_as_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handles = _written(tmp_path)
 
     def fail(*_: Any) -> bytes:
@@ -215,7 +214,7 @@ def test_storage_that_answers_an_error_is_no_damage(tmp_path: Path, monkeypatch:
     assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
 
 
-def test_a_local_disk_that_is_full_is_no_damage() -> None:
+def test_full_local_disk_does_not_count_as_damage() -> None:
     expected = pytest.raises(StateUnavailableError, match="operator 'op' .*No space left")
     with expected as caught, naming_operator("op", "state"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/local/db")
@@ -249,7 +248,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
         {"length": -1},
     ],
 )
-def test_a_handle_that_points_elsewhere_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_handle_that_refers_to_another_place_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (handle,) = _written(tmp_path)
     with pytest.raises(StateRestoreError, match="operator 'op'"):
         restored([structs.replace(handle, file=structs.replace(handle.file, **change))], tmp_path)
@@ -263,7 +262,7 @@ def test_a_descriptor_of_a_later_version_is_refused(tmp_path: Path) -> None:
         restored([later], tmp_path)
 
 
-def test_without_handles_the_backend_starts_empty() -> None:
+def test_backend_without_handles_starts_empty() -> None:
     backend = restored((), "")
     assert backend.value_state("s", KEY, VALUE).get((1,)) is None
 

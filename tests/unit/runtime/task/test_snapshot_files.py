@@ -13,9 +13,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.snapshots.snapshot import StoredFiles
@@ -86,7 +85,7 @@ def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_private_files_lie_with_their_snapshot_and_shared_ones_with_the_job(job: Job) -> None:
+def test_private_files_are_in_the_snapshot_and_shared_ones_in_the_jobs_directory(job: Job) -> None:
     files = NewFiles(job.options(7, CheckpointProperties()), 3)
     handles = []
     for opened, content in ((files.private, b"private"), (files.shared, b"shared"), (files.shared, b"ab")):
@@ -136,7 +135,7 @@ def test_a_local_file_that_never_changes_is_linked(job: Job, properties: Checkpo
     assert (names(directory), path.exists()) == ([], True)
 
 
-def test_what_others_link_keeps_its_rights(job: Job) -> None:
+def test_file_that_is_linked_for_a_snapshot_keeps_its_rights(job: Job) -> None:
     path = table(job.root)
     for name in ("snapshot", "of-somebody"):
         (job.root / name).hardlink_to(path)
@@ -163,7 +162,7 @@ def test_a_small_local_file_is_inside_its_handle(job: Job) -> None:
     assert (file.inline, names(job.shared)) == (b"entries" * 100, [])
 
 
-def test_a_storage_that_is_away_is_named(job: Job) -> None:
+def test_unavailable_storage_is_named(job: Job) -> None:
     files = NewFiles(job.options(7, CheckpointProperties()), 20)
     job.shared.rmdir()
     with pytest.raises(StorageError, match="shared/chk-7-"):
@@ -219,7 +218,7 @@ def test_a_savepoint_duplicates_what_is_in_storage_and_writes_what_is_not(job: J
     assert [state.get((key,)) for key in range(20)] == [(2,) if key == 3 else (1,) for key in range(20)]
 
 
-def test_nothing_is_duplicated_that_was_not_notified_or_where_the_job_is_not_incremental(job: Job) -> None:
+def test_only_notified_files_of_incremental_jobs_are_duplicated(job: Job) -> None:
     job.put(1, 1)
     job.write(1, CheckpointProperties())
     assert job.write(2, SAVEPOINT).files.duplicated_bytes == 0, "not notified"
@@ -255,7 +254,7 @@ def test_duplicates_are_discarded_with_their_snapshot_and_no_source_is(job: Job)
     assert (names(job.root / "chk-2"), names(job.shared)) == ([], before)
 
 
-def test_small_content_stays_where_it_is(job: Job) -> None:
+def test_small_content_stays_in_the_handle(job: Job) -> None:
     files = NewFiles(job.options(3, SAVEPOINT), 100)
     small = StateFile("", 1, "c", b"x")
     assert files.duplicate_all({"small": small}) == {"small": small}
@@ -263,7 +262,7 @@ def test_small_content_stays_where_it_is(job: Job) -> None:
 
 
 @pytest.mark.row("203.8")
-def test_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> None:
+def test_without_the_option_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> None:
     backend = create_keyed_backend("hashmap", job.parameters(), (), "", owned=True)
     state = backend.value_state("s", KEY, VALUE)
     for key in range(20):
@@ -273,6 +272,31 @@ def test_the_backend_in_memory_writes_all_of_its_state_each_time(job: Job) -> No
         backend.notify_complete(number)
         assert (written.reused_bytes, written.files.duplicated_bytes) == (0, 0)
         assert written.written_bytes == written.state.bytes > 0
+
+
+@pytest.mark.row("203.11")
+def test_with_the_option_the_backend_in_memory_writes_what_has_changed(job: Job) -> None:
+    parameters = replace(job.parameters(), configuration={"execution.checkpointing.incremental": "true"})
+    backend = create_keyed_backend("hashmap", parameters, (), "", owned=True)
+    state = backend.value_state("s", KEY, VALUE)
+    for key in range(1000):
+        state.put((key,), (1,))
+    first = job.write(1, CheckpointProperties(), backend.snapshot(1, CheckpointProperties()))
+    backend.notify_complete(1)
+    state.put((1,), (2,))
+    second = job.write(2, CheckpointProperties(), backend.snapshot(2, CheckpointProperties()))
+    assert second.written_bytes < first.written_bytes / 10 < second.reused_bytes
+    savepoint = job.write(3, SAVEPOINT, backend.snapshot(3, SAVEPOINT))
+    assert savepoint.written_bytes < first.written_bytes / 10 < savepoint.files.duplicated_bytes
+    unshared = job.write(4, CheckpointProperties(full=True), backend.snapshot(4, CheckpointProperties(full=True)))
+    assert (unshared.reused_bytes, unshared.written_bytes) == (0, unshared.state.bytes)
+    (job.shared / names(job.shared)[0]).unlink()
+    rewritten = job.write(5, SAVEPOINT, backend.snapshot(5, SAVEPOINT))
+    for number, taken in ((3, savepoint), (4, unshared), (5, rewritten)):
+        handles = taken.state.operators["op"].keyed
+        found = create_keyed_backend("hashmap", job.parameters(), handles, str(job.root / f"chk-{number}"), owned=True)
+        restored = found.value_state("s", KEY, VALUE)
+        assert [restored.get((key,)) for key in range(1000)] == [(1 + (key == 1),) for key in range(1000)]
 
 
 class Careless:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
@@ -31,7 +31,7 @@ class TestSnapshot:
             ("op1", (1,), None), ("op0", (1,), None),
         ]  # fmt: skip
 
-    def test_keyed_state_is_frozen_behind_the_operators_own_part(self, kit: TaskKit) -> None:
+    def test_keyed_state_is_frozen_after_the_operators_own_part(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         backend = MemoryKeyedStateBackend(KeyGroupRange(0, 127), 128, "op0")
         bench.chain.contexts[0] = kit.context("op0", bench.host, lambda _: None, keyed_state=backend)
@@ -53,7 +53,7 @@ class TestSnapshot:
         assert sorted(bench.out.elements[2:]) == [[10], [20]]
         assert bench.host.snapshot_ids == [1]
 
-    def test_measures_tell_delay_alignment_and_rows_between_the_barriers(self, kit: TaskKit) -> None:
+    def test_measures_have_delay_alignment_and_rows_between_the_barriers(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.host.wall_ms = 1_000
         one = kit.barrier(1, timestamp=700)
@@ -66,7 +66,7 @@ class TestSnapshot:
         assert measures.alignment_ms == 50
         assert measures.processed_bytes == 16
 
-    def test_a_clock_that_is_behind_the_coordinators_gives_no_negative_delay(self, kit: TaskKit) -> None:
+    def test_slow_clock_gives_no_negative_delay(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, kit.barrier(1, timestamp=5_000)).run()
         assert bench.host.snapshots[0][2].start_delay_ms == 0
@@ -85,7 +85,7 @@ class TestSnapshot:
         assert bench.out.elements == [CancelCheckpoint(1), two]
         assert bench.host.snapshot_ids == [2]
 
-    def test_what_an_operator_raises_in_its_snapshot_fails_the_step(self, kit: TaskKit) -> None:
+    def test_error_in_the_snapshot_of_an_operator_fails_the_step(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add("snapshot")
         with pytest.raises(RuntimeError, match="snapshot of op0"):
@@ -102,12 +102,12 @@ class TestTrigger:
         assert bench.out.elements == [[1], one]
         assert bench.host.snapshot_ids == [1]
 
-    def test_it_reaches_a_source_that_has_no_room(self, kit: TaskKit) -> None:
+    def test_trigger_reaches_a_source_without_output_room(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[], capacity=0).open()
         bench.mail(lambda: bench.subtask.trigger_checkpoint(kit.barrier(1))).run()
         assert bench.host.snapshot_ids == [1]
 
-    def test_the_same_trigger_twice_is_one_snapshot(self, kit: TaskKit) -> None:
+    def test_repeated_trigger_takes_one_snapshot(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[]).open()
         bench.subtask.trigger_checkpoint(kit.barrier(1))
         bench.subtask.trigger_checkpoint(kit.barrier(1))
@@ -122,7 +122,7 @@ class TestTrigger:
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_TASK_NOT_READY")]
 
     @pytest.mark.row("147.1")
-    def test_one_whose_inputs_have_all_ended_snapshots_on_trigger(self, kit: TaskKit) -> None:
+    def test_subtask_whose_inputs_have_ended_takes_its_snapshot_on_the_trigger(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         for channel in range(2):
             bench.put(channel, EndOfData(True), EndOfPartition())
@@ -130,7 +130,7 @@ class TestTrigger:
         bench.subtask.trigger_checkpoint(kit.barrier(1))
         assert bench.host.snapshot_ids == [1]
 
-    def test_one_whose_inputs_are_still_ending_waits_for_their_ends(self, kit: TaskKit) -> None:
+    def test_subtask_whose_inputs_are_ending_waits_for_their_ends(self, kit: TaskKit) -> None:
         """Its predecessors have finished, but what they sent at last may still be on its way."""
         bench = kit.Bench(channels=2).open()
         bench.put(0, EndOfData(True), EndOfPartition()).run()
@@ -149,7 +149,7 @@ class TestAbort:
         assert bench.out.elements == [CancelCheckpoint(1), [10]]
         assert bench.host.snapshots == []
 
-    def test_a_barrier_behind_its_own_cancellation_is_obsolete(self, kit: TaskKit) -> None:
+    def test_barrier_after_its_own_cancellation_is_obsolete(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, CancelCheckpoint(1)).put(1, kit.barrier(1), kit.rows(4)).run()
         assert bench.out.elements == [CancelCheckpoint(1), [4]]
@@ -165,12 +165,12 @@ class TestAbort:
         assert bench.called("prepare") == [(2,)]
         assert bench.host.declined == []
 
-    def test_it_heals_a_lost_completion_first(self, kit: TaskKit) -> None:
+    def test_abort_first_applies_a_lost_completion(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.notify_aborted(3, 2)
         assert bench.calls == [("op0", "complete", 2), ("op0", "aborted", 3)]
 
-    def test_of_a_checkpoint_already_taken_only_tells_the_operators(self, kit: TaskKit) -> None:
+    def test_abort_of_a_taken_checkpoint_only_notifies_the_operators(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, kit.barrier(1)).run()
         bench.subtask.notify_aborted(1, None)
@@ -186,7 +186,7 @@ class TestAbort:
 
 
 class TestEndOfData:
-    def test_it_ends_when_the_last_channel_has(self, kit: TaskKit) -> None:
+    def test_subtask_ends_when_its_last_channel_has_ended(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, Watermark(MAX_WATERMARK), EndOfData(True)).run()
         assert not bench.subtask.data_ended
@@ -195,13 +195,13 @@ class TestEndOfData:
         assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True)]
         assert bench.host.ends_of_data == 1
 
-    def test_without_drain_of_one_channel_nothing_finishes(self, kit: TaskKit) -> None:
+    def test_operators_do_not_finish_if_one_channel_ended_without_drain(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, EndOfData(True)).put(1, EndOfData(False)).run()
         assert bench.called("finish") == []
         assert bench.out.elements == [EndOfData(False)]
 
-    def test_it_stays_until_a_checkpoint_taken_afterwards_is_complete(self, kit: TaskKit) -> None:
+    def test_subtask_stays_until_a_later_checkpoint_is_complete(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         two = kit.barrier(2)
         bench.put(0, kit.barrier(1), EndOfData(True)).run()
@@ -214,7 +214,7 @@ class TestEndOfData:
         assert bench.out.elements[-2:] == [two, EndOfPartition()]
         assert bench.called("close") == [()]
 
-    def test_it_never_ends_before_its_inputs(self, kit: TaskKit) -> None:
+    def test_subtask_never_ends_before_its_inputs(self, kit: TaskKit) -> None:
         """Or a checkpoint of the moment would have it finished and what sends to it running, which nobody restores."""
         bench = kit.Bench(channels=2).open()
         for channel in range(2):
@@ -237,7 +237,7 @@ class TestEndOfData:
         assert bench.host.states == ["FINISHED"]
 
     @pytest.mark.row("147.2")
-    def test_of_three_pending_checkpoints_the_middle_one_ends_it(self, kit: TaskKit) -> None:
+    def test_middle_one_of_three_pending_checkpoints_ends_the_subtask(self, kit: TaskKit) -> None:
         """Whatever is notified first ends it; what comes later finds nothing to do."""
         bench = kit.Bench().open()
         bench.put(0, kit.rows(1), EndOfData(True), kit.barrier(42), kit.barrier(43), kit.barrier(44))
@@ -255,7 +255,7 @@ class TestEndOfData:
         assert bench.out.elements[-1] == EndOfPartition()
 
     @pytest.mark.row("147.7")
-    def test_a_sink_may_open_transactions_behind_its_finish(self, kit: TaskKit) -> None:
+    def test_sink_may_open_transactions_after_its_finish(self, kit: TaskKit) -> None:
         """42 and 43 are committed, 44 is aborted when the subtask closes; that 44 completes later harms nothing."""
         bench = kit.Bench().open()
         sink = bench.head
@@ -286,7 +286,7 @@ class TestEndOfData:
         bench.subtask.notify_complete(44)
         assert (bench.host.errors, transactions) == ([], ended)
 
-    def test_an_abort_that_heals_the_final_completion_ends_it(self, kit: TaskKit) -> None:
+    def test_abort_that_applies_the_lost_final_completion_ends_the_subtask(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.put(0, EndOfData(True), kit.barrier(2), EndOfPartition()).run()
         bench.subtask.notify_aborted(3, 2)
@@ -335,7 +335,7 @@ class TestNoFinalCheckpoint:
         return bench.open()
 
     @pytest.mark.row("147.3")
-    def test_it_ends_with_its_data(self, kit: TaskKit) -> None:
+    def test_subtask_without_final_checkpoint_ends_with_its_data(self, kit: TaskKit) -> None:
         bench = self.bench(kit, False, False, source=[kit.rows(1), SourceStatus.END_OF_INPUT]).run()
         assert bench.host.states == ["FINISHED"]
         assert bench.host.waits is False
@@ -343,12 +343,12 @@ class TestNoFinalCheckpoint:
         assert bench.out.elements == [[1], Watermark(MAX_WATERMARK), EndOfData(True), EndOfPartition()]
 
     @pytest.mark.row("147.3")
-    def test_one_operator_that_needs_it_is_enough(self, kit: TaskKit) -> None:
+    def test_one_operator_that_needs_a_final_checkpoint_makes_the_subtask_wait(self, kit: TaskKit) -> None:
         bench = self.bench(kit, False, True, source=[SourceStatus.END_OF_INPUT]).run()
         assert (bench.host.states, bench.host.waits) == ([], True)
 
     @pytest.mark.row("147.3")
-    def test_it_ends_behind_its_inputs(self, kit: TaskKit) -> None:
+    def test_subtask_without_final_checkpoint_ends_after_its_inputs(self, kit: TaskKit) -> None:
         bench = self.bench(kit, False, channels=2)
         bench.put(0, EndOfData(True), EndOfPartition()).put(1, EndOfData(True)).run()
         assert (bench.host.states, bench.host.waits) == ([], False)
@@ -375,7 +375,7 @@ class TestNoFinalCheckpoint:
         assert bench.host.states == ["FINISHED"]
 
     @pytest.mark.row("147.3")
-    def test_one_that_waits_for_its_output_to_leave_takes_part_meanwhile(self, kit: TaskKit) -> None:
+    def test_subtask_that_waits_for_its_output_takes_part_in_checkpoints(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.bench(kit, False, wires=[wire], channels=1)
         two = kit.unaligned(2, timeout_ms=60_000)
@@ -390,7 +390,9 @@ class TestNoFinalCheckpoint:
 
     @pytest.mark.row("147.3", "147.5")
     @pytest.mark.parametrize("drain", [True, False])
-    def test_of_a_stop_it_waits_for_the_savepoint(self, kit: TaskKit, drain: bool) -> None:
+    def test_subtask_without_final_checkpoint_waits_for_the_savepoint_of_a_stop(
+        self, kit: TaskKit, drain: bool
+    ) -> None:
         """Were it gone when the savepoint fails, the job could not go on from what it had done."""
         bench = self.bench(kit, False, source=[kit.rows(1)])
         bench.subtask.trigger_checkpoint(kit.barrier(4, CheckpointType.SYNC_SAVEPOINT, drain=drain))
@@ -401,13 +403,13 @@ class TestNoFinalCheckpoint:
         assert bench.host.states == ["FINISHED"]
 
     @pytest.mark.row("147.3")
-    def test_behind_sources_that_stop_without_draining_it_waits_too(self, kit: TaskKit) -> None:
+    def test_subtask_after_sources_stopped_without_drain_waits_for_the_savepoint(self, kit: TaskKit) -> None:
         bench = self.bench(kit, False)
         bench.put(0, EndOfData(False), EndOfPartition()).run()
         assert (bench.host.states, bench.host.waits) == ([], True)
 
     @pytest.mark.row("147.7")
-    def test_where_checkpoints_end_with_the_first_one_all_end_by_the_last(self, kit: TaskKit) -> None:
+    def test_subtasks_end_with_the_last_checkpoint_if_checkpoints_stop_at_the_first_end(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         bench.head.requires_final_checkpoint = False
         bench.subtask.checkpoints.end_with_all = True

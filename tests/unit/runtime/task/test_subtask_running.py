@@ -12,7 +12,7 @@ from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from tests.unit.runtime.task.conftest import TaskKit
 
 
-def test_it_opens_its_operators_and_runs(kit: TaskKit) -> None:
+def test_subtask_opens_its_operators_and_runs(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2)
     assert bench.subtask.state is TaskState.INITIALIZING
     bench.subtask.open()
@@ -62,7 +62,7 @@ def test_watermarks_of_all_channels_are_combined(kit: TaskKit) -> None:
     assert bench.called("watermark") == [(4,), (10,)]
 
 
-def test_an_end_of_a_range_goes_through_the_chain_between_its_rows_and_the_next_ones(kit: TaskKit) -> None:
+def test_end_of_a_range_passes_the_chain_between_its_rows_and_the_next_ones(kit: TaskKit) -> None:
     bench = kit.Bench(operators=2).open()
     bench.put(0, kit.rows(1), EndOfRange(), kit.rows(2)).run()
     calls = [call[1] for call in bench.calls if call[1] in ("batch", "end of range")]
@@ -70,7 +70,7 @@ def test_an_end_of_a_range_goes_through_the_chain_between_its_rows_and_the_next_
 
 
 class TestSource:
-    def test_it_is_polled_until_it_has_nothing_and_again_after_its_pause(self, kit: TaskKit) -> None:
+    def test_source_is_polled_until_it_has_no_rows_and_again_after_its_pause(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(1), kit.rows(2), SourceStatus.NOTHING_AVAILABLE, kit.rows(3)]).open()
         bench.run()
         assert bench.out.elements == [[1], [2]]
@@ -82,7 +82,7 @@ class TestSource:
         bench.run()
         assert bench.out.elements == [[1], [2], [3]]
 
-    def test_mails_do_not_wait_for_more_than_a_few_slow_rows_of_the_operators_behind_it(self, kit: TaskKit) -> None:
+    def test_mails_wait_for_at_most_a_few_slow_rows_of_later_operators(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(*range(300)), kit.rows(*range(300, 500))], operators=2).open()
         bench.row_ms = 1.0
         waited = []
@@ -98,7 +98,7 @@ class TestSource:
         bench.subtask.step()
         assert bench.head.script == []
 
-    def test_its_end_drains_the_chain(self, kit: TaskKit) -> None:
+    def test_end_of_the_source_drains_the_chain(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[kit.rows(1), SourceStatus.END_OF_INPUT], operators=2).open()
         bench.run()
         assert bench.called("finish") == [(), ()]
@@ -108,7 +108,7 @@ class TestSource:
         assert not bench.subtask.has_work
         assert bench.subtask.wait_ms() is None
 
-    def test_it_refuses_rows(self, kit: TaskKit) -> None:
+    def test_source_refuses_input_rows(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[]).open()
         source = super(kit.Recorder, bench.head)
         with pytest.raises(TypeError, match="source 'op0' has no input"):
@@ -116,7 +116,7 @@ class TestSource:
 
 
 class TestOperatorInTheBackground:
-    def test_nothing_is_taken_or_polled_while_an_operator_is_full_and_mails_are(self, kit: TaskKit) -> None:
+    def test_full_operator_stops_input_and_polls_but_not_mails(self, kit: TaskKit) -> None:
         for bench in (kit.Bench(operators=2).open(), kit.Bench(source=[kit.rows(1)], operators=2).open()):
             bench.subtask.chain.operators[1].full = True  # type: ignore[attr-defined]
             seen: list[str] = []
@@ -134,7 +134,7 @@ class TestOperatorInTheBackground:
             assert bench.out.elements == [[1]]
             assert not bench.subtask.backpressured
 
-    def test_it_ends_when_its_operators_have_committed(self, kit: TaskKit) -> None:
+    def test_subtask_ends_when_its_background_operators_have_committed(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.END_OF_INPUT], operators=2).open()
         committing = bench.subtask.chain.operators[1]
         committing.requires_final_checkpoint = bench.head.requires_final_checkpoint = False
@@ -150,7 +150,7 @@ class TestOperatorInTheBackground:
 
 
 class TestBackpressure:
-    def test_nothing_is_taken_or_polled_without_room(self, kit: TaskKit) -> None:
+    def test_subtask_without_output_room_takes_no_input_and_polls_no_source(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=1).open()
         bench.put(0, kit.rows(1), kit.rows(2)).run()
         assert bench.out.elements == [[1]]
@@ -160,7 +160,7 @@ class TestBackpressure:
         bench.run()
         assert bench.out.elements == [[1], [2]]
 
-    def test_mails_are_taken_all_the_same(self, kit: TaskKit) -> None:
+    def test_mails_are_processed_without_output_room(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=0).open()
         seen: list[bool] = []
         bench.mail(lambda: seen.append(True)).run()
@@ -228,7 +228,7 @@ class TestTimers:
         assert not bench.subtask.step()
         assert bench.subtask.wait_ms() == 500
 
-    def test_none_fires_after_the_end_of_data(self, kit: TaskKit) -> None:
+    def test_timers_do_not_fire_after_the_end_of_data(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.set_timer(0, 1_100)
         bench.put(0, EndOfData(True)).run()
@@ -241,7 +241,7 @@ class TestTimers:
 
 class TestFailure:
     @pytest.mark.parametrize("call", ["batch", "watermark", "timer"])
-    def test_what_an_operator_raises_ends_the_step(self, kit: TaskKit, call: str) -> None:
+    def test_error_of_an_operator_ends_the_step(self, kit: TaskKit, call: str) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add(call)
         bench.subtask.set_timer(0, 0 if call == "timer" else 10_000)
@@ -275,7 +275,7 @@ class TestFailure:
 
 
 class TestCancel:
-    def test_it_closes_without_finishing(self, kit: TaskKit) -> None:
+    def test_canceled_subtask_closes_its_operators_without_finishing_them(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.mail(bench.subtask.cancel).run()
         assert bench.host.states == ["CANCELED"]
@@ -289,7 +289,7 @@ class TestCancel:
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]
 
-    def test_one_that_never_opened_can_be_canceled(self, kit: TaskKit) -> None:
+    def test_subtask_that_never_opened_can_be_canceled(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]

@@ -63,7 +63,7 @@ def test_data_and_mails_wake_a_sleeping_thread(kit: TaskKit) -> None:
 
 @pytest.mark.parametrize("call", ["open", "batch"])
 @pytest.mark.parametrize("error", [ValueError("x"), SystemExit(3)])
-def test_what_user_code_raises_fails_its_subtask_alone(kit: TaskKit, call: str, error: BaseException) -> None:
+def test_error_of_user_code_fails_its_own_subtask_only(kit: TaskKit, call: str, error: BaseException) -> None:
     first, second = Woken(kit), Woken(kit)
 
     def raise_error() -> None:
@@ -83,7 +83,7 @@ def test_what_user_code_raises_fails_its_subtask_alone(kit: TaskKit, call: str, 
     assert second.bench.subtask.state is TaskState.CANCELED
 
 
-def test_a_timer_in_the_distant_future_lets_the_thread_sleep(kit: TaskKit) -> None:
+def test_timer_in_the_distant_future_lets_the_thread_sleep(kit: TaskKit) -> None:
     woken = Woken(kit)
     thread = TaskThread("t", [woken.bench.subtask], woken.wakeup)
     thread.start()
@@ -133,20 +133,20 @@ def test_a_subtask_canceled_before_the_start_is_never_opened(kit: TaskKit) -> No
 
 
 class TestWakeup:
-    def test_one_between_preparing_and_waiting_is_not_lost(self) -> None:
+    def test_wakeup_between_preparing_and_waiting_is_not_lost(self) -> None:
         wakeup = Wakeup()
         wakeup.prepare()
         wakeup.wake()
         wakeup.wait(None)
 
-    def test_one_from_before_does_not_count(self) -> None:
+    def test_wakeup_before_preparing_does_not_count(self) -> None:
         wakeup = Wakeup()
         wakeup.wake()
         wakeup.prepare()
         wakeup.wait(0)
         assert not wakeup._event.is_set()
 
-    def test_one_after_cancelling_is_free(self) -> None:
+    def test_wakeup_after_a_cancelled_wait_sets_nothing(self) -> None:
         wakeup = Wakeup()
         wakeup.prepare()
         wakeup.cancel()

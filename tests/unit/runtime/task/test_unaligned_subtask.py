@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.statistics import CheckpointType
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
@@ -39,7 +38,7 @@ class TestRecording:
         assert bench.host.snapshot_ids == [1]
 
     @pytest.mark.row("76.2")
-    def test_channels_without_a_sign_are_recorded_until_theirs_comes(self, kit: TaskKit) -> None:
+    def test_channels_are_recorded_until_their_barrier_arrives(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=3).open()
         one = kit.unaligned(1)
         bench.put(0, kit.rows(10), one).put(1, kit.rows(11))
@@ -56,7 +55,7 @@ class TestRecording:
         assert bench.out.elements[0] == one
         assert sorted(e[0] for e in bench.out.elements[1:]) == [10, 11, 12, 13, 14, 20, 21]
 
-    def test_nothing_is_recorded_any_more_afterwards(self, kit: TaskKit) -> None:
+    def test_channels_are_not_recorded_after_the_last_barrier(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         assert bench.subtask.checkpoints.records
@@ -103,7 +102,7 @@ class TestRecording:
         bench.put(1, kit.rows(300), kit.unaligned(1)).run()
         assert inputs(bench, kit) == {1: [list(range(done, 300)), [300]]}
 
-    def test_the_end_of_a_channel_stands_for_its_barrier(self, kit: TaskKit) -> None:
+    def test_end_of_a_channel_counts_as_its_barrier(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
         bench.put(1, kit.rows(11)).run()
@@ -154,7 +153,7 @@ class TestTurning:
         assert inputs(bench, kit) == {1: [[12]]}
         assert bench.subtask.wait_ms() is None
 
-    def test_one_whose_barriers_all_come_in_time_stays_aligned(self, kit: TaskKit) -> None:
+    def test_checkpoint_whose_barriers_arrive_in_time_stays_aligned(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         one = kit.unaligned(1, timeout_ms=100)
         bench.put(0, kit.rows(1), one).put(1, kit.rows(2), one).run()
@@ -163,7 +162,7 @@ class TestTurning:
         assert not bench.host.snapshots[0][2].unaligned
 
     @pytest.mark.row("76.9")
-    def test_an_announcement_waits_for_the_savepoint_in_front_of_it(self, kit: TaskKit) -> None:
+    def test_announcement_waits_for_an_earlier_savepoint(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         savepoint, two = kit.barrier(1, CheckpointType.SAVEPOINT), kit.unaligned(2)
         bench.put(0, kit.rows(1), savepoint, kit.rows(2), two).run()
@@ -200,7 +199,7 @@ class TestTurning:
         assert bench.host.written[0].in_flight.is_empty
         assert wire.take()[-1] == one
 
-    def test_a_clock_behind_the_coordinators_does_not_delay_what_is_unaligned_at_once(self, kit: TaskKit) -> None:
+    def test_slow_clock_does_not_delay_a_subtask_of_an_unaligned_checkpoint(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1)).run()
@@ -212,7 +211,7 @@ class TestTurning:
 
 class TestOutputs:
     @pytest.mark.row("76.2")
-    def test_what_a_barrier_overtakes_on_the_sending_side_is_kept_by_channel(self, kit: TaskKit) -> None:
+    def test_data_that_a_barrier_overtakes_in_outputs_is_kept_by_channel(self, kit: TaskKit) -> None:
         wires = [kit.Wire(), kit.Wire()]
         wires[0].grant(1)
         bench = kit.Bench(wires=wires).open()
@@ -244,7 +243,7 @@ class TestOutputs:
         wires[1].grant(9)
         assert wires[1].take() == [one, [1], [2]]
 
-    def test_one_that_has_left_in_time_keeps_nothing_and_is_seen_before_going_to_sleep(self, kit: TaskKit) -> None:
+    def test_barrier_sent_in_time_keeps_no_data_and_is_noticed_before_the_thread_sleeps(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = kit.Bench(wires=[wire]).open()
         bench.put(0, kit.rows(1), kit.unaligned(1, timeout_ms=100)).run()
@@ -300,7 +299,7 @@ class TestEnd:
         bench.mail(lambda: bench.subtask.notify_complete(1)).run()
         return bench
 
-    def test_it_waits_until_all_that_was_overtaken_has_left(self, kit: TaskKit) -> None:
+    def test_ended_subtask_waits_until_overtaken_data_is_sent(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         bench.put(0, EndOfPartition()).run()
@@ -313,14 +312,14 @@ class TestEnd:
         assert bench.subtask.state is TaskState.FINISHED
         assert wire.take() == [kit.unaligned(1), [1], EndOfData(True), EndOfPartition()]
 
-    def test_a_checkpoint_meanwhile_keeps_them_again(self, kit: TaskKit) -> None:
+    def test_next_checkpoint_keeps_the_unsent_data_again(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         bench.put(0, kit.unaligned(2)).run()
         assert bench.host.snapshot_ids == [1, 2]
         assert outputs(bench, kit, 1) == {0: [[1]]}
 
-    def test_one_whose_barrier_leaves_last_is_handed_over_before_the_end(self, kit: TaskKit) -> None:
+    def test_checkpoint_whose_barrier_is_sent_last_is_stored_before_the_end(self, kit: TaskKit) -> None:
         wire = kit.Wire()
         bench = self.ended(kit, wire)
         bench.put(0, EndOfPartition()).run()
@@ -361,7 +360,7 @@ class TestAbort:
         bench.chain.contexts[0] = kit.context("op0", bench.host, lambda _: None, keyed_state=backend)
         return bench.open(), held
 
-    def test_while_aligning_it_resumes_what_was_blocked(self, kit: TaskKit) -> None:
+    def test_abort_while_aligning_resumes_the_blocked_channels(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1, timeout_ms=100), kit.rows(10)).run()
         assert bench.called("batch") == []
@@ -371,7 +370,7 @@ class TestAbort:
         assert bench.called("batch") == [(0, [10]), (0, [11])]
         assert (held, bench.host.snapshots, bench.host.declined) == ([], [], [])
 
-    def test_while_recording_it_lets_go_of_frozen_state_and_of_what_was_recorded(self, kit: TaskKit) -> None:
+    def test_abort_while_recording_releases_frozen_state_and_recorded_data(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1)).run()
         bench.put(1, kit.rows(11)).run()
@@ -383,7 +382,7 @@ class TestAbort:
         assert bench.called("batch") == [(0, [11]), (0, [12])]
         assert (bench.host.snapshots, bench.host.declined) == ([], [])
 
-    def test_while_its_barrier_waits_in_the_output_it_lets_go_as_well(self, kit: TaskKit) -> None:
+    def test_abort_while_the_barrier_is_queued_releases_the_snapshot(self, kit: TaskKit) -> None:
         bench, held = self.frozen(kit)
         one = kit.unaligned(1, timeout_ms=100)
         bench.put(0, kit.rows(1), one).put(1, one).run()
@@ -393,7 +392,7 @@ class TestAbort:
         assert bench.subtask.wait_ms() is None
 
     @pytest.mark.parametrize("end", ["cancel", "fail"])
-    def test_the_end_of_the_subtask_lets_go_of_open_snapshots(self, kit: TaskKit, end: str) -> None:
+    def test_end_of_the_subtask_releases_open_snapshots(self, kit: TaskKit, end: str) -> None:
         bench, held = self.frozen(kit)
         bench.put(0, kit.unaligned(1)).run()
         assert held == [1]
@@ -423,7 +422,7 @@ class TestAbort:
 
 
 class TestMeasures:
-    def test_they_count_until_the_last_barrier(self, kit: TaskKit) -> None:
+    def test_measures_count_until_the_last_barrier(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.host.wall_ms = 1_300
         bench.put(0, kit.unaligned(1)).run()

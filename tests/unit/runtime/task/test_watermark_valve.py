@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
-from ckpt_runtime.task.watermark_valve import WatermarkValve
+from ckpt_runtime.task.subtask import WatermarkValve
 
 
-def test_nothing_is_known_until_every_channel_has_spoken() -> None:
+def test_watermark_is_unknown_until_every_channel_has_sent_one() -> None:
     valve = WatermarkValve([0, 0])
     assert valve.advance(0, 10) == []
     assert valve.advance(0, 20) == []
@@ -18,7 +18,7 @@ def test_nothing_is_known_until_every_channel_has_spoken() -> None:
     assert valve.advance(1, 30) == [20]
 
 
-def test_a_channel_that_goes_back_is_ignored() -> None:
+def test_decreasing_watermark_of_a_channel_is_ignored() -> None:
     valve = WatermarkValve([0])
     assert valve.advance(0, 10) == [10]
     assert valve.advance(0, 10) == []
@@ -42,7 +42,7 @@ def test_a_channel_that_goes_back_is_ignored() -> None:
         ([0, 0, 1], [(0, 9), (1, 5), (2, 7), *((n, MAX_WATERMARK) for n in range(3))], [5, 7, MAX_WATERMARK]),
     ],
 )
-def test_the_end_of_all_channels_comes_behind_what_the_data_has_reached(
+def test_end_of_all_channels_follows_the_last_watermark_of_the_data(
     gates: list[int], advances: list[tuple[int, int]], expected: list[int]
 ) -> None:
     valve = WatermarkValve(gates)
@@ -82,6 +82,23 @@ def test_event_time_does_not_wait_for_idle_channels(
     gates: list[int], advances: list[tuple[int, int]], expected: list[int]
 ) -> None:
     valve = WatermarkValve(gates)
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        ([0, 1], [(0, 9), (1, 5), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [5, MAX_WATERMARK]),
+        ([0, 1], [(1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK)], [MAX_WATERMARK]),
+        # One of two channels of a gate has ended: the other one tells the time.
+        ([0, 0, 1], [(0, 9), (1, 5), (2, 40), (1, MAX_WATERMARK), (0, 20), (0, MAX_WATERMARK), (2, 50)], [5, 9, 20]),
+    ],
+)
+def test_event_time_waits_for_gates_that_have_ended_if_it_does_not_end_with_the_data(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int]
+) -> None:
+    valve = WatermarkValve(gates)
+    valve.ended_hold = True
     assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
 
 

@@ -146,7 +146,7 @@ JOB = JobDescriptor("j", GRAPH, Program("p", "entry:pipeline", ()))
 DEPLOYMENT = Deployment(1, 0, (SubtaskDescriptor(VERTEX, 0),))
 
 
-def test_it_says_who_it_is(driver: Driver) -> None:
+def test_worker_registers_with_its_identity(driver: Driver) -> None:
     registration = driver.registration
     assert isinstance(registration, RegisterWorker)
     assert (registration.slot, registration.worker) == ("0-0", "w1")
@@ -154,7 +154,7 @@ def test_it_says_who_it_is(driver: Driver) -> None:
     assert registration.data_address[0] == "127.0.0.1"
 
 
-def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
+def test_worker_ends_with_the_drivers_connection(driver: Driver) -> None:
     driver.hang_up(driver.start())
 
 
@@ -170,14 +170,14 @@ def test_it_ends_with_the_drivers_connection(driver: Driver) -> None:
         (struct.pack("<I", 1 << 31), "of 2147483648 bytes was announced"),
     ],
 )
-def test_it_does_not_work_for_a_driver_that_it_cannot_understand(driver: Driver, body: bytes, told: str) -> None:
+def test_worker_refuses_a_driver_that_it_cannot_understand(driver: Driver, body: bytes, told: str) -> None:
     raw = driver.connection._connection
     raw.sendall(body if "announced" in told else struct.pack("<I", len(body)) + body)
     with pytest.raises(MalformedMessageError, match=told):
         driver.worker.run()
 
 
-def test_it_follows_the_agent_that_adopts_it(driver: Driver) -> None:
+def test_worker_follows_the_agent_that_adopts_it(driver: Driver) -> None:
     agent = ProcessIdentity("m", 5, 6)
     driver.worker._handle(FollowAgent(agent))
     assert driver.receive(Following) == Following()
@@ -207,7 +207,7 @@ class TestPrograms:
         driver.worker.close()
         assert not Path(directory).exists()
 
-    def test_nothing_lands_outside_the_directory(self, driver: Driver, tmp_path: Path) -> None:
+    def test_archive_is_unpacked_inside_its_directory_only(self, driver: Driver, tmp_path: Path) -> None:
         absolute = str(tmp_path / "absolute.py")
         buffer = io.BytesIO()
         with zipfile.ZipFile(buffer, "w") as files:
@@ -254,7 +254,7 @@ class TestDeployment:
         assert driver.receive(Canceled) == Canceled(1, ended=True)
         driver.hang_up(thread)
 
-    def test_a_subtask_of_an_earlier_deployment_is_no_longer_heard(self, driver: Driver) -> None:
+    def test_messages_of_a_subtask_of_an_earlier_deployment_are_dropped(self, driver: Driver) -> None:
         class Stub:
             """Looks like a subtask, or a job of one subtask."""
 
@@ -386,9 +386,7 @@ class _Writing(_Ending):
 
 
 @pytest.mark.parametrize("closed", [False, True])
-def test_a_snapshot_that_is_being_written_when_its_job_goes_stops_and_leaves_nothing(
-    driver: Driver, tmp_path: Path, closed: bool
-) -> None:
+def test_snapshot_in_progress_is_aborted_and_removed_with_its_job(driver: Driver, tmp_path: Path, closed: bool) -> None:
     """Cancelled, where the worker goes on; and released, where it waits for its requests before it ends."""
     (own := tmp_path / "chk-5").mkdir()
     (shared := tmp_path / "shared").mkdir()
@@ -443,7 +441,7 @@ class Unprintable(OSError):
 
 
 @pytest.mark.parametrize("error", [Unprintable(), ValueError("\ud800"), ValueError("x" * 1_000_000)])
-def test_an_error_that_is_hard_to_print_is_reported_all_the_same(driver: Driver, error: Exception) -> None:
+def test_error_whose_text_cannot_be_made_is_reported(driver: Driver, error: Exception) -> None:
     subtask: Any = _Ending(ends_while_writing=True)
     driver.worker._job = subtask
     try:
@@ -481,7 +479,7 @@ def test_a_snapshot_that_cannot_be_acknowledged_is_declined_and_leaves_no_file(
 
 
 @pytest.mark.row("571.9")
-def test_a_heartbeat_tells_how_far_a_snapshot_has_come(driver: Driver, tmp_path: Path) -> None:
+def test_heartbeat_has_the_progress_of_a_snapshot(driver: Driver, tmp_path: Path) -> None:
     found: list[tuple[SnapshotProgress, ...]] = []
 
     def write(files: SnapshotFiles) -> NoReturn:
@@ -580,7 +578,7 @@ def test_a_lost_channel_is_reported_as_a_secondary_failure_and_logged_without_a_
 @pytest.mark.parametrize(
     "error", [ValueNotCarriedError("a lock"), UnreadableValueError("a class"), StateSchemaError("1")]
 )
-def test_what_meets_the_same_error_again_is_not_tried_again(error: Exception) -> None:
+def test_error_that_would_repeat_is_not_recoverable(error: Exception) -> None:
     assert describe_error(error).recoverable is False
     assert describe_error(RuntimeError("x")).recoverable is True
 

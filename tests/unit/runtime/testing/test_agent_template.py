@@ -113,7 +113,9 @@ def test_the_agents_of_a_killed_template_end_and_later_agents_get_another_templa
     assert templates[0] != templates[1]
 
 
-def test_what_processes_inherit_is_that_of_the_moment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_forked_processes_inherit_the_environment_of_the_moment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     templates: list[int] = []
 
     def test(driver: SlotListener, agents: list[int]) -> None:

@@ -39,7 +39,7 @@ def launch(*slots: str) -> tuple[LocalSlotProvider, Ended]:
     return provider, ended
 
 
-def test_an_agent_gets_its_parameters_and_a_good_end_is_no_error(
+def test_agent_gets_its_parameters_and_a_normal_end_is_not_an_error(
     use_agent: Callable[[str], None], tmp_path: Path
 ) -> None:
     use_agent(f"json.dump(start, open({str(tmp_path)!r} + '/start.json', 'w'))")
@@ -52,7 +52,7 @@ def test_an_agent_gets_its_parameters_and_a_good_end_is_no_error(
     assert provider.agent_pids() == []
 
 
-def test_an_agent_that_fails_ends_its_own_slot_alone(use_agent: Callable[[str], None]) -> None:
+def test_failing_agent_ends_only_its_own_slot(use_agent: Callable[[str], None]) -> None:
     use_agent("sys.exit(3) if start['slot'] == '1' else signal.pause()")
     provider, ended = launch("0", "1", "2")
     slot, error = ended.get(timeout=TIMEOUT_S)
@@ -73,6 +73,6 @@ def test_a_cluster_starts_without_slots_and_stops() -> None:
         assert cluster.cluster.slots.total == 0
 
 
-def test_waiting_for_what_never_happens_names_it() -> None:
+def test_wait_that_times_out_names_its_condition() -> None:
     with pytest.raises(ClusterTimeoutError, match=r"timed out after [0-9.]+ s waiting for the moon"):
         MiniCluster.wait_until(lambda: False, "the moon", timeout_s=0.02)

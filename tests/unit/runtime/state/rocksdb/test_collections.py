@@ -39,7 +39,7 @@ def at_hand(state: Any) -> int:
     return sum(len(rows) for rows in places.values() if rows is not None)
 
 
-def test_what_lies_under_one_key_may_be_larger_than_the_cache(rocksdb: Snapshots) -> None:
+def test_collection_of_one_key_may_be_larger_than_the_cache(rocksdb: Snapshots) -> None:
     backend = rocksdb.backend()
     values, entries = backend.list_state("l", KEY, ONE), backend.map_state("m", KEY, ONE, ONE)
     for number in NUMBERS:
@@ -76,7 +76,7 @@ def test_long_entries_of_earlier_versions_are_split_when_they_change(
     assert entries.get((1,)) == {name: (-1,) if name == (1,) else name for name in NUMBERS[1:]}
 
 
-def test_what_is_removed_bit_by_bit_leaves_nothing_behind(rocksdb: Snapshots) -> None:
+def test_collection_removed_in_parts_leaves_no_entries(rocksdb: Snapshots) -> None:
     backend = rocksdb.backend()
     entries = backend.map_state("m", KEY, ONE, ONE)
     for number in NUMBERS[:200]:

@@ -62,7 +62,7 @@ def test_rows_in_an_unwritten_snapshot_are_kept(backend: KeyedStateBackend) -> N
     frozen.release()
 
 
-def test_a_snapshot_shows_its_moment_whatever_the_cache_has_written_since(
+def test_snapshot_has_the_state_of_its_moment_after_later_writes_of_the_cache(
     backend: KeyedStateBackend, tmp_path: Path
 ) -> None:
     add(backend, 0, 80)
@@ -85,7 +85,7 @@ def test_rows_that_are_used_stay_at_hand_and_nothing_is_written(
     assert [add(backend, 0, 90)[0] for _ in range(5)] == [2, 3, 4, 5, 6]
 
 
-def test_no_batch_writes_more_than_its_new_keys_call_for(
+def test_batch_writes_only_as_much_as_its_new_keys_require(
     backend: KeyedStateBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table: Any = backend.aggregate_table("a", KEY, COLUMNS)

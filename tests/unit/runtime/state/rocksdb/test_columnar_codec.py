@@ -91,7 +91,7 @@ def test_every_damage_is_an_error() -> None:
             list(codec().decode([(key[:length], value)]))
 
 
-def test_text_that_is_none_is_an_error() -> None:
+def test_bytes_that_are_not_text_are_an_error() -> None:
     entries = [(key.replace(b"x", b"\xff"), value) for key, value in codec().entries(rows().slice(0, 1))]
     with pytest.raises(CorruptStateError, match="an entry of state 's' cannot be read"):
         list(codec().decode(entries))

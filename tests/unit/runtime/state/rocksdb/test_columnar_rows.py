@@ -175,7 +175,7 @@ def changes(backend: KeyedStateBackend, monkeypatch: pytest.MonkeyPatch) -> tupl
     return puts, deletes
 
 
-def test_a_snapshot_writes_what_has_changed_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_writes_changed_rows_only(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = make()
     buffers: Any = backend.row_buffers([LEFT])
     [side] = buffers.sides

@@ -41,7 +41,7 @@ def held(entries: CachedEntries) -> int:
     return len(entries._young.keys() | entries._old.keys() | entries._changed.keys())
 
 
-def test_a_batch_is_one_call_and_what_is_known_to_be_absent_none() -> None:
+def test_batch_is_read_in_one_call_and_known_absent_keys_in_none() -> None:
     table = Table()
     table.content = {1: "a", 2: "b"}
     entries = cache_of(table, 100)
@@ -66,7 +66,7 @@ def test_memory_is_bounded_though_no_snapshot_is_ever_taken() -> None:
     assert [entries.get(key) for key in (0, 5_000, 9_999)] == [0, 5_000, 9_999]
 
 
-def test_what_is_frozen_is_found_until_the_database_has_it() -> None:
+def test_frozen_entries_are_read_until_the_database_has_them() -> None:
     table = Table()
     entries = cache_of(table, 2)
     entries.put(1, ["a"])

@@ -16,7 +16,7 @@ def hashes(first: int, last: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("size", [1, 64, 1000, 1 << 20])
-def test_no_key_that_was_added_is_forgotten_however_many_there_are(size: int) -> None:
+def test_filter_forgets_no_added_key_at_any_number_of_keys(size: int) -> None:
     known = KeyFilter(size)
     for first in range(0, 40_000, 10_000):
         known.add(hashes(first, first + 10_000))

@@ -55,7 +55,7 @@ def test_files_of_the_last_completed_checkpoint_and_of_those_after_it_are_kept(
     assert copies.path_of(d[0]) is None
 
 
-def test_they_outlive_the_database_and_end_with_the_worker(tmp_path: Path, copies: LocalCopies) -> None:
+def test_local_copies_outlive_the_database_and_are_removed_with_the_worker(tmp_path: Path, copies: LocalCopies) -> None:
     file, path = table(tmp_path, "a")
     copies.keep(1, {file: path})
     path.unlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import InvalidOptionError
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import LOCK
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
@@ -40,7 +40,7 @@ def refuse() -> str:
     raise AssertionError("the worker's directory was used")
 
 
-def test_a_database_lies_there_until_its_backend_and_its_snapshots_are_gone(tmp_path: Path) -> None:
+def test_database_directory_stays_until_its_backend_and_its_snapshots_are_closed(tmp_path: Path) -> None:
     root = tmp_path / "new" / "state"
     first, second, idle = backend(str(root)), backend(str(root)), backend(str(root))
     for made in (first, second):
@@ -55,7 +55,7 @@ def test_a_database_lies_there_until_its_backend_and_its_snapshots_are_gone(tmp_
     assert list(root.iterdir()) == []
 
 
-def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_stays(tmp_path: Path) -> None:
+def test_directories_of_killed_processes_are_removed_by_the_next_one_and_used_ones_stay(tmp_path: Path) -> None:
     (tmp_path / "ckpt-state-of-nobody").mkdir()
     (tmp_path / "ckpt-state-of-nobody" / LOCK).touch()
     (tmp_path / "other").mkdir()
@@ -80,7 +80,7 @@ def test_what_a_killed_process_leaves_goes_with_the_next_one_and_what_is_in_use_
     assert {path.name for path in tmp_path.iterdir()} == {"other", "ckpt-state-link"}
 
 
-def test_directories_are_for_their_user_alone(tmp_path: Path) -> None:
+def test_directories_are_private_to_their_user(tmp_path: Path) -> None:
     made = LocalDirectory(str(tmp_path / "new" / "state"), refuse)
     assert [stat.S_IMODE(path.stat().st_mode) for path in (made.path.parent, made.path)] == [0o700, 0o700]
     made.remove()
@@ -110,7 +110,7 @@ def test_processes_that_start_at_the_same_time_keep_their_directories(tmp_path: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_that_is_none_is_named(tmp_path: Path) -> None:
+def test_path_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="state.backend.rocksdb.localdir: .*file"):
         backend(str(tmp_path / "file" / "below"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.configuration.errors import InvalidOptionError
+from ckpt_runtime.configuration.option import InvalidOptionError
 from ckpt_runtime.configuration.state_options import rocksdb_metrics
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
@@ -43,7 +43,7 @@ def test_every_metric_has_a_figure_while_the_database_is_open(tmp_path: Path) ->
     assert made.metrics() == {}
 
 
-def test_what_is_not_asked_for_is_not_there(tmp_path: Path) -> None:
+def test_metrics_that_were_not_requested_are_absent(tmp_path: Path) -> None:
     made, silent = backend(tmp_path, "estimate-num-keys"), backend(tmp_path)
     for each in (made, silent):
         each.value_state("v", KEY, KEY)

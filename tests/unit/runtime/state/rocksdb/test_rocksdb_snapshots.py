@@ -12,9 +12,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle
-from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
@@ -153,7 +152,7 @@ def test_a_restored_job_continues_from_the_files_that_it_was_restored_from(job: 
     assert before <= {Path(file.path.removeprefix("file://")) for file in second.state.files() if "://" in file.path}
 
 
-def test_a_snapshot_whose_tables_are_linked_stays_as_it_is_whatever_the_job_does(job: Job) -> None:
+def test_snapshot_of_linked_tables_does_not_change_with_the_job(job: Job) -> None:
     job.put(KEYS, "a")
     handle = handle_of(job.write(1))
     linked = [Path(file.path.removeprefix("file://")) for file in handle.files.values() if "://" in file.path]
@@ -186,7 +185,7 @@ def test_the_configuration_says_how_files_are_merged(job: Job, style: Compaction
 
 
 @pytest.mark.parametrize("own_first", [True, False])
-def test_snapshots_in_flight_show_their_moments_in_whatever_order_they_are_written(job: Job, own_first: bool) -> None:
+def test_concurrent_snapshots_have_their_moments_when_written_in_any_order(job: Job, own_first: bool) -> None:
     taken = []
     for number, value in enumerate("abc"):
         job.put(KEYS[number * 10 : 100], value)
@@ -201,7 +200,9 @@ def test_snapshots_in_flight_show_their_moments_in_whatever_order_they_are_writt
     assert job.opened.pop(0) is job.backend
 
 
-def test_a_snapshot_that_cannot_be_linked_fails_alone(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snapshot_that_cannot_be_linked_fails_without_failing_the_job(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Store, directory: Path) -> None:
         raise OSError("no space left")
 
@@ -265,7 +266,7 @@ def test_rescaling_opens_one_part_and_adds_the_others(job: Job) -> None:
         (lambda files: dict.fromkeys(files, files["manifest"]), "RocksDB cannot open"),
     ],
 )
-def test_files_that_do_not_go_together_are_damage(job: Job, change: Any, message: str) -> None:
+def test_files_that_do_not_belong_together_count_as_damage(job: Job, change: Any, message: str) -> None:
     job.put(KEYS[:10], "a")
     handle = handle_of(job.write(1))
     (manifest,) = [file for name, file in handle.files.items() if "MANIFEST" in name]

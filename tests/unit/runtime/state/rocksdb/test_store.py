@@ -131,7 +131,7 @@ def files_of(directory: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in directory.glob("*.sst")}
 
 
-def test_keys_that_change_again_and_again_leave_the_others_files_alone(tmp_path: Path) -> None:
+def test_keys_that_change_often_do_not_rewrite_files_of_other_keys(tmp_path: Path) -> None:
     """A hundredth of the keys, from everywhere, in each of sixty snapshots: their files are merged with each other."""
     store = Store(tmp_path / "db", StoreMemory(128 << 20, 0.5), CompactionStyle.UNIVERSAL)
     store.write((number(n), random.Random(n).randbytes(500)) for n in range(20_000))
@@ -241,7 +241,7 @@ def fails_without_proof(directory: Path, reason: str) -> None:
         Store(directory, MEMORY)
 
 
-def test_a_full_disk_is_no_damage(copy: Path, tmp_path: Path) -> None:
+def test_full_disk_does_not_count_as_damage(copy: Path, tmp_path: Path) -> None:
     skip_unless_root()
     small = tmp_path / "small"
     small.mkdir()
@@ -258,7 +258,7 @@ def test_a_full_disk_is_no_damage(copy: Path, tmp_path: Path) -> None:
         subprocess.run(["umount", "-l", str(small)], check=True)
 
 
-def test_a_lack_of_file_descriptors_is_no_damage(copy: Path) -> None:
+def test_lack_of_file_descriptors_does_not_count_as_damage(copy: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 8, hard))
@@ -283,14 +283,14 @@ def test_a_database_that_another_process_has_open_does_not_count_as_damaged(copy
     opened.close()
 
 
-def test_a_manifest_that_is_gone_from_the_local_disk_is_no_damage(copy: Path) -> None:
+def test_missing_local_manifest_does_not_count_as_damage(copy: Path) -> None:
     """It was there, and verified, when the directory was made."""
     [manifest] = copy.glob("MANIFEST-*")
     manifest.unlink()
     fails_without_proof(copy, "No such file or directory")
 
 
-def test_nothing_imports_it_before_a_backend_needs_it() -> None:
+def test_rocksdb_is_not_imported_before_a_backend_needs_it() -> None:
     script = (
         "import sys, ckpt_runtime.task.worker, ckpt_runtime.spark.template_main, ckpt_runtime.state.registry as r;"
         "r.warm_up(); print([m for m in sys.modules if 'rocksdict' in m])"

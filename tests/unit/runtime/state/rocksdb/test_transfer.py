@@ -96,7 +96,7 @@ def test_a_missing_table_is_named(tmp_path: Path) -> None:
         StoredFiles(str(tmp_path)).fetch(written[NAMES[0]], str(tmp_path / "local"), may_link=True)
 
 
-def test_as_many_as_there_are_threads_go_at_the_same_time() -> None:
+def test_transfers_run_concurrently_up_to_the_number_of_threads() -> None:
     together, most = threading.Barrier(3), threading.Semaphore(3)
 
     def transfer(name: str) -> str:
@@ -109,7 +109,7 @@ def test_as_many_as_there_are_threads_go_at_the_same_time() -> None:
     assert at_once(3, transfer, []) == {}
 
 
-def test_an_error_comes_when_nothing_is_under_way_any_more() -> None:
+def test_error_is_raised_after_all_running_transfers_have_ended() -> None:
     begun: set[str] = set()
     ended: set[str] = set()
     both = threading.Barrier(2)

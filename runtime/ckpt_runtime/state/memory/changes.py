@@ -1,0 +1,114 @@
+"""What has changed in a state between two snapshots, for increments: slots, row numbers or keys.
+
+Each state notes its changes as they happen. A snapshot *seals* them in constant time: it takes the notes, and new ones
+begin. They are worked out when the increment is written, in another thread. ``None`` in place of changes means that all
+of the state has to be written: it is new, or has got another schema, or its rows have other numbers than before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from ckpt_runtime.state.arrays import read_only
+from ckpt_runtime.state.columns import AnyArray
+from ckpt_runtime.state.kernels.aggregate_kernels import mark, marked
+from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE
+from ckpt_runtime.state.memory.key_index import capacity_for, grown
+
+Changed: TypeAlias = "AnyArray | frozenset[Any]"
+"""Slots or row numbers, ascending; or keys."""
+
+NOTHING: Changed = frozenset()
+_FIRST_MARKS = 128
+_NO_SLOTS: AnyArray = np.empty(0, dtype=np.uint32)
+
+
+class SealedChanges(Protocol):
+    """The notes between two snapshots."""
+
+    def found(self) -> Changed:
+        """The changes; from any thread."""
+
+
+class ChangedKeys:
+    """Keys of which anything was written or removed."""
+
+    def __init__(self, keys: Iterable[Any] = ()) -> None:
+        self._keys = keys
+
+    def found(self) -> Changed:
+        return frozenset(self._keys)
+
+
+class ChangedSlots:
+    """The slots with a mark below ``start``, and all from there to ``size``, which are new."""
+
+    def __init__(self, marks: AnyArray, start: int, size: int) -> None:
+        self._marks = marks
+        self._start = start
+        self._size = size
+
+    def found(self) -> Changed:
+        marks = read_only(self._marks)
+        below = min(self._start, 8 * len(marks))
+        slots = np.empty(int(marked(marks, below, _NO_SLOTS)), dtype=np.uint32)
+        if slots.size:
+            marked(marks, below, slots)
+        return np.concatenate([slots, np.arange(self._start, self._size, dtype=np.uint32)])
+
+
+class ChangedRows:
+    """The rows whose flags differ from those of the snapshot before, and the new ones that are still there."""
+
+    def __init__(self, before: AnyArray, now: AnyArray) -> None:
+        self._before = before
+        self._now = now
+
+    def found(self) -> Changed:
+        known = len(self._before)
+        changed = np.flatnonzero(self._before != self._now[:known])
+        new = np.flatnonzero(self._now[known:] & ALIVE) + known
+        return np.concatenate([changed, new]).astype(np.uint32)
+
+
+class SlotNotes:
+    """A bit for each slot that has changed since the last seal. Slots from ``start`` on are new and need none."""
+
+    def __init__(self) -> None:
+        self._marks: AnyArray = np.zeros(_FIRST_MARKS, dtype=np.uint8)
+        self._start: int | None = None
+
+    def mark(self, slots: AnyArray, size: int) -> None:
+        """Notes changes of these slots, all of which are below ``size``."""
+        if self._start is None:
+            return
+        needed = capacity_for(len(self._marks), (size + 7) // 8)
+        if needed != len(self._marks):
+            self._marks = grown(self._marks, needed, len(self._marks))
+        mark(slots, self._marks)
+
+    def begin(self, size: int) -> None:
+        """Forgets all changes: the first ``size`` slots are as in the snapshot before."""
+        self._marks = np.zeros(len(self._marks), dtype=np.uint8)
+        self._start = size
+
+    def seal(self, size: int) -> SealedChanges | None:
+        """The changes since the last seal, of ``size`` slots."""
+        sealed = None if self._start is None else ChangedSlots(self._marks, self._start, size)
+        self.begin(size)
+        return sealed
+
+
+def union(found: Sequence[Changed | None]) -> Changed | None:
+    """What has changed in any of several spans, which follow each other."""
+    if any(changed is None for changed in found):
+        return None
+    some = [changed for changed in found if changed is not None and len(changed)]
+    if len(some) < 2:
+        return some[0] if some else NOTHING
+    if isinstance(some[0], frozenset):
+        return frozenset().union(*(changed for changed in some if isinstance(changed, frozenset)))
+    return np.unique(np.concatenate([changed for changed in some if isinstance(changed, np.ndarray)]))

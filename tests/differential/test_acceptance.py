@@ -1,0 +1,127 @@
+"""Programs with the behaviour of Spark's own test suites, run by Spark and by the engine over the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.errors.exceptions.base import PySparkException
+
+from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES, fast
+from tests.support.parity import shown
+from tests.support.pipelines import (
+    acceptance,
+    acceptance_aggregations,
+    acceptance_deduplication,
+    acceptance_joins,
+)
+from tests.support.pipelines.acceptance import PROGRAMS, Program
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FAMILIES = (acceptance_aggregations, acceptance_deduplication, acceptance_joins)
+"""The modules that fill ``PROGRAMS``."""
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def write(program: Program, directory: Path) -> None:
+    """Writes each batch of each stream to a file, in the order of the files' times."""
+    for name, batches in program.inputs.items():
+        columns = [column.split()[0] for column in program.schemas.get(name, "v INT").split(", ")]
+        (directory / name).mkdir(parents=True)
+        for at, batch in enumerate(batches):
+            rows = (row if isinstance(row, tuple) else (row,) for row in batch)
+            lines = [json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in rows]
+            file = directory / name / f"{at}.json"
+            file.write_text("".join(lines))
+            os.utime(file, (1_700_000_000 + at,) * 2)
+
+
+def rows(program: Program, directory: Path) -> Counter[str]:
+    """What a query has written: all rows, in mode update the last one of each key, in mode complete the last batch."""
+    files = sorted(directory.glob("[!.]*.parquet"))
+    if program.mode == "complete":
+        files = files[-1:]
+    found = [row for file in files for row in pq.read_table(file).to_pylist()]
+    if program.mode == "update":
+        found = list({str([row[key] for key in program.keys]): row for row in found}.values())
+    return Counter(str(shown(row)) for row in found)
+
+
+Outcome = tuple[str, Any]
+"""``refused`` or ``failed`` with the message, or ``rows`` with the rows."""
+
+
+def in_spark(spark: SparkSession, program: Program, directory: Path) -> Outcome:
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    for key, value in program.settings.items():
+        session.conf.set(key, value)
+    output = directory / "spark"
+    query = None
+    try:
+        frame = acceptance.frame_of(session, program, str(directory))
+        writer = frame.writeStream.outputMode(program.mode).trigger(availableNow=True)
+        writer = writer.foreachBatch(acceptance.written_to(output))
+        query = writer.option("checkpointLocation", str(directory / "spark-checkpoint")).start()
+        query.awaitTermination()
+    except PySparkException as error:
+        started = query is not None and not _is_analysis(error)
+        return "failed" if started else "refused", str(error)
+    return "rows", rows(program, output)
+
+
+def _is_analysis(error: PySparkException) -> bool:
+    return "AnalysisException" in f"{type(error).__name__} {error}"
+
+
+def in_engine(cluster: MiniCluster, program: Program, directory: Path) -> Outcome:
+    output, family = directory / "engine", program.build.__module__.rpartition(".")[2]
+    try:
+        job = cluster.submit(
+            PIPELINES / f"{family}.py",
+            entry=f"{family}:pipeline",
+            arguments=[program.name, str(directory), str(output)],
+            configuration=fast(restart_strategy__type="none"),
+            parallelism=1,
+        )
+    except SubmissionFailed as error:
+        return "refused", str(error)
+    status = cluster.wait_for_status(job, JobStatus.FINISHED, JobStatus.FAILED)
+    if status is JobStatus.FAILED:
+        return "failed", cluster.failure(job)
+    return "rows", rows(program, output)
+
+
+@pytest.mark.row("ps.5")
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=() if made.suite else pytest.mark.long) for name, made in PROGRAMS.items()],
+)
+def test_program_of_sparks_suites_gives_the_rows_of_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str
+) -> None:
+    program = PROGRAMS[name]
+    write(program, tmp_path)
+    wanted = in_spark(spark, program, tmp_path)
+    given = in_engine(cluster, program, tmp_path)
+    if program.differs:
+        assert not _same(given, wanted), f"this is equal now: {wanted}"
+    else:
+        assert _same(given, wanted), f"engine: {given}\nSpark: {wanted}"
+
+
+def _same(given: Outcome, wanted: Outcome) -> bool:
+    """Whether the rows are equal, or neither has any: Spark finds some errors when a query runs."""
+    return given == wanted if wanted[0] == "rows" else given[0] != "rows"

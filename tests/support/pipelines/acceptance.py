@@ -1,0 +1,98 @@
+"""Programs with the behaviour that Spark's own test suites of streams check, each with its input.
+
+Spark and the engine run the same function over the same files. Each batch of rows is a file, which Spark reads as one
+micro-batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+Batches = Sequence[Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A query over streams. ``inputs`` are the batches of each stream, by the function's parameters.
+
+    ``schemas`` are the columns of streams that are not ``v INT``. ``keys`` identify a row in output mode ``update``:
+    the last row of each key counts, because both systems emit others before it. ``settings`` are options of Spark.
+    ``differs`` says what the engine does instead, where its rows are not Spark's.
+    """
+
+    build: Callable[..., DataFrame]
+    inputs: Mapping[str, Batches]
+    schemas: Mapping[str, str]
+    mode: str
+    keys: tuple[str, ...]
+    settings: Mapping[str, str]
+    differs: str = ""
+    suite: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.build.__name__
+
+
+PROGRAMS: dict[str, Program] = {}
+"""All programs by the names of their functions."""
+
+
+def program(
+    mode: str = "append",
+    *,
+    keys: str = "",
+    settings: Mapping[str, str] | None = None,
+    differs: str = "",
+    suite: bool = False,
+    schemas: Mapping[str, str] | None = None,
+    **inputs: Batches,
+) -> Callable[[Callable[..., DataFrame]], Callable[..., DataFrame]]:
+    """Registers a function as a program."""
+
+    def register(build: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
+        made = Program(build, inputs, schemas or {}, mode, tuple(keys.split()), settings or {}, differs, suite)
+        assert made.name not in PROGRAMS, made.name
+        PROGRAMS[made.name] = made
+        return build
+
+    return register
+
+
+def frame_of(spark: SparkSession, made: Program, directory: str) -> DataFrame:
+    """Returns the frame of a program whose files are in the directory."""
+    streams = {
+        name: spark.readStream.schema(made.schemas.get(name, "v INT"))
+        .option("maxFilesPerTrigger", 1)
+        .json(f"{directory}/{name}")
+        for name in made.inputs
+    }
+    return made.build(**streams)
+
+
+def pipeline(spark: SparkSession, name: str, directory: str, output: str) -> None:
+    """Starts the query of a program, which ends with its files. Each batch of its result is a file."""
+    made = PROGRAMS[name]
+    for key, value in made.settings.items():
+        spark.conf.set(key, value)
+    writer = frame_of(spark, made, directory).writeStream.outputMode(made.mode).trigger(availableNow=True)
+    writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()
+
+
+def written_to(directory: Path) -> Callable[[DataFrame, int], None]:
+    """Returns a function for ``foreachBatch`` that writes each batch to a file."""
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        hidden = directory / f".{batch_id}"
+        pq.write_table(batch.toArrow(), hidden)
+        os.replace(hidden, directory / f"{batch_id:06}.parquet")
+
+    return write

@@ -1,0 +1,576 @@
+"""Programs of aggregations and event time."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.support.pipelines.acceptance import pipeline, program
+
+__all__ = ["pipeline"]
+
+COUNTED = ([3, 2], [3], [1, 2, 3, None])
+PAIRS = {"rows": "k STRING, v INT"}
+PAIRED = ([("a", 10), ("a", 20), ("b", 1)], [("b", 2), ("c", 1), (None, 4)], [("a", None), ("c", 7)])
+TIMES = ([10, 11, 12, 13, 14, 15], [25], [25, None], [10], [40])
+
+
+def timed(rows: DataFrame, delay: str = "10 seconds") -> DataFrame:
+    """The rows with ``v`` as event time ``t``."""
+    return rows.withColumn("t", F.timestamp_seconds("v")).withWatermark("t", delay)
+
+
+def seconds(window: str = "window") -> list[str]:
+    return [f"cast({window}.start as long) AS start", f"cast({window}.end as long) AS end"]
+
+
+@program("update", keys="v", suite=True, rows=COUNTED)
+def count_by_key_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count()
+
+
+@program("complete", rows=COUNTED)
+def count_by_key_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").agg(F.count("*").alias("n"))
+
+
+@program("append", rows=COUNTED)
+def aggregation_without_event_time_in_append_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count()
+
+
+@program("complete", rows=COUNTED, differs="The engine computes distinct aggregates, which Spark refuses on streams.")
+def count_distinct_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.count_distinct("v").alias("n"), F.sum_distinct("v").alias("s"))
+
+
+@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
+def several_aggregates_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.sum("v").alias("s"), F.avg("v").alias("a"), F.min("v").alias("l"), F.max("v"))
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def sorted_aggregation(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.sum("v").alias("s")).orderBy(F.desc("s"), "k").limit(2)
+
+
+@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
+def sorted_aggregation_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").count().orderBy("count")
+
+
+@program("update", keys="count", rows=COUNTED)
+def aggregation_of_an_aggregation_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
+
+
+@program("complete", rows=COUNTED)
+def aggregation_of_an_aggregation_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
+
+
+@program("complete", rows=COUNTED)
+def last_value_changes_with_batches(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.last("v", ignorenulls=True).alias("last"), F.first("v").alias("first"))
+
+
+@program("complete", rows=COUNTED)
+def coalesced_rows_are_counted(rows: DataFrame) -> DataFrame:
+    return rows.coalesce(1).groupBy().count()
+
+
+@program("complete", suite=True, rows=([],))
+def total_over_no_rows_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+
+
+@program("update", rows=([],))
+def total_over_no_rows_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+
+
+@program("update", suite=True, rows=COUNTED)
+def total_over_rows_that_are_filtered_out_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.where("v > 100").agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+
+
+@program("complete", rows=COUNTED)
+def total_over_rows_that_are_filtered_out_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.where("v > 100").agg(F.count("*").alias("n"), F.max("v").alias("m"))
+
+
+@program("update", rows=COUNTED)
+def total_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy().agg(F.sum("v").alias("s"), F.count("v").alias("n"))
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def having_behind_an_aggregation(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("having_rows")
+    return rows.sparkSession.sql("SELECT k, sum(v) AS s FROM having_rows GROUP BY k HAVING count(*) > 1")
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def rollup_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.rollup("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g"))
+
+
+@program("update", keys="k v g", schemas=PAIRS, rows=PAIRED)
+def cube_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.cube("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g"))
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def grouping_sets_in_sql(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("set_rows")
+    return rows.sparkSession.sql("SELECT k, v, count(*) AS n FROM set_rows GROUP BY GROUPING SETS ((k), (v), ())")
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def pivot_of_a_stream(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").pivot("v", [1, 2]).count()
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def pivot_without_values(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").pivot("v").count()
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def collected_values(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(
+        F.sort_array(F.collect_list("v")).alias("list"), F.sort_array(F.collect_set("v")).alias("set")
+    )
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def keys_that_are_structs(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.struct("k", F.struct("v")).alias("s")).count()
+
+
+@program("update", keys="a", suite=True, schemas=PAIRS, rows=PAIRED)
+def keys_that_are_arrays(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.array("k", F.lit("x")).alias("a")).count()
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def keys_that_are_arrays_of_structs(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.array(F.struct("k", "v")).alias("a")).count()
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def keys_that_are_maps(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.create_map(F.lit("x"), "k", F.lit("y"), F.lit("z")).alias("m")).count()
+
+
+@program("complete", schemas={"rows": "a ARRAY<INT>, v INT"}, rows=([([1, 2], 1), (None, 2)], [([1, 2], 3), ([], 4)]))
+def keys_that_are_arrays_of_the_source(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("a").agg(F.sum("v").alias("s"))
+
+
+@program("complete", schemas={"rows": "d DOUBLE"}, rows=([0.0, -0.0, 1.5], [None, 0.0], [-0.0]))
+def keys_that_are_floats(rows: DataFrame) -> DataFrame:
+    return rows.groupBy((F.col("d") * 1).alias("d")).count()
+
+
+@program("complete", rows=COUNTED)
+def keys_that_are_dates_and_binaries(rows: DataFrame) -> DataFrame:
+    day = F.date_add(F.lit("2026-01-01").cast("date"), F.col("v"))
+    return rows.groupBy(day.alias("d"), F.col("v").cast("string").cast("binary").alias("b")).count()
+
+
+@program("complete", rows=COUNTED)
+def keys_that_are_decimals_and_booleans(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.col("v").cast("decimal(12,3)").alias("d"), (F.col("v") > 1).alias("b")).count()
+
+
+@program("complete", rows=COUNTED)
+def keys_that_are_intervals(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.expr("make_dt_interval(0, 0, v)").alias("i")).count()
+
+
+@program("complete", rows=COUNTED)
+def keys_that_are_null_constants(rows: DataFrame) -> DataFrame:
+    return rows.groupBy(F.lit(None).alias("nothing")).count()
+
+
+@program("update", keys="odd", rows=COUNTED)
+def expressions_over_aggregates(rows: DataFrame) -> DataFrame:
+    return rows.groupBy((F.col("v") % 2).alias("odd")).agg((F.sum("v") * 2 + F.count("*")).alias("x"))
+
+
+@program("complete", rows=COUNTED, differs="The engine computes distinct aggregates, which Spark refuses on streams.")
+def aggregates_with_filters(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("filter_rows")
+    return rows.sparkSession.sql(
+        "SELECT count(*) FILTER (WHERE v > 1) AS n, sum(DISTINCT v) FILTER (WHERE v < 3) AS s FROM filter_rows"
+    )
+
+
+@program("complete", rows=COUNTED)
+def pipe_syntax(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("pipe_rows")
+    return rows.sparkSession.sql(
+        "FROM pipe_rows |> WHERE v IS NOT NULL |> EXTEND v % 2 AS odd |> AGGREGATE count(*) AS n GROUP BY odd"
+    )
+
+
+@program("append", suite=True, rows=COUNTED)
+def pipe_syntax_that_selects(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("piped")
+    return rows.sparkSession.sql("FROM piped |> WHERE v > 1 |> SELECT v, v + 1 AS w |> SET w = w * 2 |> DROP v")
+
+
+@program("append", rows=COUNTED)
+def temporary_view_that_sql_creates(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    rows.createOrReplaceTempView("base_rows")
+    spark.sql("CREATE OR REPLACE TEMPORARY VIEW big_rows AS SELECT v * 10 AS w FROM base_rows WHERE v > 1")
+    return spark.table("big_rows")
+
+
+@program("append", rows=COUNTED)
+def temporary_view_that_sql_creates_twice(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    rows.createTempView("once_rows")
+    spark.sql("CREATE TEMP VIEW first_rows AS SELECT v FROM once_rows WHERE v > 1")
+    spark.sql("CREATE TEMP VIEW second_rows (w) AS SELECT v + 1 FROM first_rows")
+    return spark.sql("SELECT w FROM second_rows")
+
+
+@program("append", rows=COUNTED)
+def parameters_of_sql(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql(
+        "SELECT v + :more AS w FROM {rows} WHERE v > :least", rows=rows, args={"more": 5, "least": 1}
+    )
+
+
+@program("append", rows=COUNTED)
+def common_table_expression(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("cte_rows")
+    return rows.sparkSession.sql("WITH big AS (SELECT v FROM cte_rows WHERE v > 1) SELECT v, v * v AS s FROM big")
+
+
+@program("complete", rows=COUNTED)
+def recent_rows_by_the_clock(rows: DataFrame) -> DataFrame:
+    return rows.where(F.timestamp_seconds("v") < F.current_timestamp()).groupBy("v").count()
+
+
+@program("complete", rows=COUNTED)
+def approximate_aggregates(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.approx_count_distinct("v").alias("n"), F.percentile_approx("v", 0.5).alias("p"))
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def statistics_of_groups(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(
+        F.round(F.stddev("v"), 6).alias("sd"), F.round(F.var_pop("v"), 6).alias("vp"), F.median("v").alias("m"),
+        F.max_by("v", "v").alias("mb"), F.any_value("k").alias("any"), F.bit_xor("v").alias("x"),
+    )  # fmt: skip
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def extremes_of_texts_and_structs(rows: DataFrame) -> DataFrame:
+    return rows.agg(F.min("k").alias("least"), F.max(F.struct("v", "k")).alias("most"))
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: the rows of an aggregation change.")
+def distinct_behind_an_aggregation_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(F.count("*").alias("n")).select("n").distinct()
+
+
+@program("complete", rows=COUNTED)
+def complete_mode_without_an_aggregation(rows: DataFrame) -> DataFrame:
+    return rows.select("v")
+
+
+@program("update", keys="v", rows=([1, 2], [3]))
+def update_mode_without_an_aggregation(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("v", "v * 2 AS w")
+
+
+@program("append", rows=COUNTED)
+def window_function_of_a_stream(rows: DataFrame) -> DataFrame:
+    from pyspark.sql import Window
+
+    return rows.select("v", F.row_number().over(Window.partitionBy("v").orderBy("v")).alias("n"))
+
+
+@program("append", rows=COUNTED)
+def sort_of_a_stream(rows: DataFrame) -> DataFrame:
+    return rows.orderBy("v")
+
+
+@program("append", rows=COUNTED)
+def limit_of_a_stream(rows: DataFrame) -> DataFrame:
+    return rows.where("v IS NOT NULL").select(F.lit(1).alias("one")).limit(4)
+
+
+@program("update", rows=COUNTED)
+def limit_in_update_mode(rows: DataFrame) -> DataFrame:
+    return rows.limit(2)
+
+
+@program("complete", rows=COUNTED)
+def limit_behind_an_aggregation(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count().orderBy("v").limit(2).select("count")
+
+
+@program("complete", rows=COUNTED)
+def offset_behind_an_aggregation(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("v").count().orderBy("v").offset(1)
+
+
+@program("append", rows=COUNTED)
+def offset_of_a_stream(rows: DataFrame) -> DataFrame:
+    return rows.offset(1)
+
+
+@program("append", rows=COUNTED)
+def intersection_of_streams(rows: DataFrame) -> DataFrame:
+    return rows.intersect(rows)
+
+
+@program("append", rows=COUNTED)
+def difference_of_streams(rows: DataFrame) -> DataFrame:
+    return rows.exceptAll(rows)
+
+
+@program("append", rows=COUNTED)
+def sample_of_a_stream(rows: DataFrame) -> DataFrame:
+    return rows.sample(1.0, 3)
+
+
+@program("append", rows=COUNTED, others=([7], [8, 9]))
+def union_of_streams(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return rows.union(others)
+
+
+@program(
+    "append", schemas={"rows": "a INT, b STRING", "others": "b STRING, c INT"}, rows=([(1, "x")],), others=([("y", 2)],)
+)
+def union_by_name_with_missing_columns(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return rows.unionByName(others, allowMissingColumns=True)
+
+
+@program("append", rows=COUNTED)
+def union_of_a_stream_and_a_table(rows: DataFrame) -> DataFrame:
+    return rows.union(rows.sparkSession.range(3).select(F.col("id").cast("int").alias("v")))
+
+
+@program("complete", rows=COUNTED, others=([7], [8, 2]))
+def union_of_streams_that_is_aggregated(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return rows.union(others).groupBy("v").count()
+
+
+@program("append", rows=COUNTED)
+def filled_and_replaced_values(rows: DataFrame) -> DataFrame:
+    return rows.fillna(0).replace(3, 33)
+
+
+@program("append", rows=COUNTED)
+def rows_without_nulls(rows: DataFrame) -> DataFrame:
+    return rows.dropna()
+
+
+@program("append", schemas=PAIRS, rows=PAIRED)
+def unpivoted_rows(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr("k", "v AS one", "v + 1 AS two").unpivot("k", ["one", "two"], "name", "value")
+
+
+@program("append", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: rows of a stream have no file.")
+def metadata_of_files(rows: DataFrame) -> DataFrame:
+    return rows.select("k", "_metadata.file_name")
+
+
+@program("append", rows=COUNTED, differs="The engine refuses it: rows of a stream have no file.")
+def name_of_the_input_file(rows: DataFrame) -> DataFrame:
+    return rows.select("v", F.regexp_extract(F.input_file_name(), r"(\d)\.json$", 1).alias("file"))
+
+
+# Event time
+
+
+@program("append", suite=True, rows=TIMES)
+def tumbling_windows_in_append_mode(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("update", keys="start", rows=([10, 11, 12, 13, 14, 15], [25], [10, 25], [10]))
+def tumbling_windows_in_update_mode(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("complete", rows=([10, 11, 12], [25], [25], [10], [25]))
+def tumbling_windows_in_complete_mode(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", rows=([10, 11, 12], [25], [31], [32], [10, 50]))
+def sliding_windows_in_append_mode(rows: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "10 seconds", "3 seconds", "1 second"))
+    return windows.agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
+
+
+@program("append", rows=([-12, -3, 4], [9], [30]))
+def windows_before_1970(rows: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "7 seconds"))
+    return windows.agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", rows=([10], [25]))
+def group_by_event_time_itself(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy("t").agg(F.count("*").alias("n")).selectExpr("cast(t AS long) AS t", "n")
+
+
+@program("append", rows=([10, 11], [25], [10], [40]))
+def windows_and_another_key(rows: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "5 seconds"), (F.col("v") % 2).alias("odd"))
+    return windows.count().selectExpr(*seconds(), "odd", "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def aggregation_by_a_key_that_is_no_event_time(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy("v").count()
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def window_of_a_column_without_a_watermark(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window(F.timestamp_seconds("v"), "5 seconds")).count()
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def watermark_in_months(rows: DataFrame) -> DataFrame:
+    return timed(rows, "1 month").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [3_000_000], [6_000_000]))
+def watermark_in_months_and_days(rows: DataFrame) -> DataFrame:
+    return timed(rows, "1 month 2 days").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10],))
+def negative_delay_of_a_watermark(rows: DataFrame) -> DataFrame:
+    return timed(rows, "-10 seconds")
+
+
+@program("append", rows=([10],))
+def delay_that_is_no_interval(rows: DataFrame) -> DataFrame:
+    return timed(rows, "soon")
+
+
+@program("append", rows=([10],))
+def watermark_of_a_number(rows: DataFrame) -> DataFrame:
+    return rows.withWatermark("v", "10 seconds").groupBy("v").count()
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def second_watermark_of_one_stream(rows: DataFrame) -> DataFrame:
+    twice = timed(rows, "1 second").withColumn("u", F.col("t")).withWatermark("u", "10 seconds")
+    return twice.groupBy(F.window("u", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def second_watermark_of_one_column(rows: DataFrame) -> DataFrame:
+    twice = timed(rows, "1 second").withWatermark("t", "20 seconds")
+    return twice.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]), others=([12], [29], [41]))
+def windows_of_a_union_with_two_watermarks(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows).select("v", "t").union(timed(others, "15 seconds").select("v", "t"))
+    return both.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program(
+    "append",
+    settings={"spark.sql.streaming.multipleWatermarkPolicy": "max"},
+    rows=([10], [25]),
+    others=([12], [29]),
+    differs="The engine has the policy min only, and refuses the option.",
+)
+def windows_of_a_union_with_the_greatest_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows).select("v", "t").union(timed(others, "15 seconds").select("v", "t"))
+    return both.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]), others=([12], [29], [41]))
+def windows_of_a_union_of_which_one_has_a_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    plain = others.withColumn("t", F.timestamp_seconds("v"))
+    both = timed(rows).select("v", "t").union(plain.select("v", "t"))
+    return both.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [10], [40]))
+def watermark_on_a_renamed_column(rows: DataFrame) -> DataFrame:
+    renamed = timed(rows).withColumnRenamed("t", "at")
+    return renamed.groupBy(F.window("at", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def watermark_on_a_field_of_a_struct(rows: DataFrame) -> DataFrame:
+    nested = rows.select(F.struct(F.timestamp_seconds("v").alias("t")).alias("s")).withWatermark("s.t", "10 seconds")
+    return nested.groupBy(F.window("s.t", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def windows_of_times_without_a_zone(rows: DataFrame) -> DataFrame:
+    local = rows.withColumn("t", F.timestamp_seconds("v").cast("timestamp_ntz")).withWatermark("t", "10 seconds")
+    return local.groupBy(F.window("t", "5 seconds")).count().selectExpr("window.start", "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def window_column_that_is_selected_first(rows: DataFrame) -> DataFrame:
+    windows = timed(rows).select(F.window("t", "5 seconds").alias("w"), "v")
+    return windows.groupBy("w").count().selectExpr(*seconds("w"), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def windows_that_no_aggregation_reads(rows: DataFrame) -> DataFrame:
+    return timed(rows).select("v", F.window("t", "6 seconds", "2 seconds").alias("w")).selectExpr("v", *seconds("w"))
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def windows_in_sql(rows: DataFrame) -> DataFrame:
+    timed(rows).createOrReplaceTempView("timed_rows")
+    return rows.sparkSession.sql(
+        "SELECT cast(window.start AS long) AS start, count(*) AS n FROM timed_rows GROUP BY window(t, '5 seconds')"
+    )
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def watermark_in_sql(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("sql_times")
+    return rows.sparkSession.sql(
+        "SELECT cast(window.start AS long) AS start, count(*) AS n "
+        "FROM (SELECT timestamp_seconds(v) AS t FROM sql_times) WATERMARK t DELAY OF INTERVAL 10 SECONDS "
+        "GROUP BY window(t, '5 seconds')"
+    )
+
+
+@program("append", rows=([10, 11, None], [25, None], [40]))
+def windows_of_null_times(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def days_as_windows(rows: DataFrame) -> DataFrame:
+    days = rows.withColumn("t", F.timestamp_seconds(F.col("v") * 43_200)).withWatermark("t", "1 day")
+    return days.groupBy(F.window("t", "2 days", "1 day")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def event_time_by_the_clock(rows: DataFrame) -> DataFrame:
+    now = rows.withColumn("t", F.current_timestamp()).withWatermark("t", "1 hour")
+    return now.groupBy(F.window("t", "1 minute")).count()
+
+
+@program("append", rows=([10, 11], [25], [40]))
+def rows_are_not_late_without_state(rows: DataFrame) -> DataFrame:
+    return timed(rows, "0 seconds").select("v").where("v > 10")
+
+
+@program("append", settings={"spark.sql.session.timeZone": "Asia/Kathmandu"}, rows=([10, 90_000], [200_000], [400_000]))
+def windows_in_another_zone(rows: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "1 day", startTime="15 minutes"))
+    return windows.count().selectExpr(*seconds(), "count", "date_format(window.start, 'HH:mm') AS clock")

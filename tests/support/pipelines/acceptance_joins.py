@@ -1,0 +1,436 @@
+"""Programs of joins, and of several stateful operators in a row."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.support.pipelines.acceptance import pipeline, program
+from tests.support.pipelines.acceptance_aggregations import seconds, timed
+
+__all__ = ["pipeline"]
+
+NUMBERS = {"left": ([1, 2, 3, 4, 5], [21], [22, 60]), "right": ([3, 4, 5, 6, 7], [22], [22, 60])}
+RANGES = {"left": "l INT, lv INT", "right": "r INT, rv INT"}
+RANGED = {
+    "left": ([(1, 5), (3, 5), (2, 11)], [(1, 7), (1, 30)], [(4, 100), (5, 101)]),
+    "right": ([(1, 10), (2, 5), (1, 11)], [(0, 30), (1, 33)], [(4, 103), (5, 200)]),
+}
+
+
+def side(rows: DataFrame, name: str, times: int) -> DataFrame:
+    """A side of a join: ``key``, its event time and a value that is so many times the key."""
+    column = f"{name}_time"
+    frame = rows.select(
+        F.col("v").alias("key"), F.timestamp_seconds("v").alias(column), (F.col("v") * times).alias(f"{name}_value")
+    )
+    return frame.withWatermark(column, "10 seconds")
+
+
+def windowed(rows: DataFrame, name: str, times: int) -> DataFrame:
+    return side(rows, name, times).select("key", F.window(f"{name}_time", "10 seconds"), f"{name}_value")
+
+
+def of_windows(left: DataFrame, right: DataFrame, how: str) -> DataFrame:
+    joined = windowed(left, "left", 2).join(windowed(right, "right", 3), ["key", "window"], how)
+    values = ["left_value"] if how == "left_semi" else ["left_value", "right_value"]
+    return joined.selectExpr("key", "cast(window.end AS long) AS end", *values)
+
+
+@program("append", suite=True, **NUMBERS)
+def windowed_inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "inner")
+
+
+@program("append", **NUMBERS)
+def windowed_left_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "left_outer")
+
+
+@program("append", **NUMBERS)
+def windowed_right_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "right_outer")
+
+
+@program("append", **NUMBERS)
+def windowed_full_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "full_outer")
+
+
+@program("append", **NUMBERS)
+def windowed_semi_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "left_semi")
+
+
+@program("append", **NUMBERS)
+def windowed_anti_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    return windowed(left, "left", 2).join(windowed(right, "right", 3), ["key", "window"], "left_anti").select("key")
+
+
+@program("update", keys="key", **NUMBERS)
+def join_in_update_mode(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "inner")
+
+
+@program("complete", **NUMBERS)
+def join_in_complete_mode(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_windows(left, right, "inner")
+
+
+@program("append", **NUMBERS)
+def inner_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.join(right, "v")
+
+
+@program("append", **NUMBERS)
+def left_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.join(right, "v", "left_outer")
+
+
+@program("append", **NUMBERS)
+def full_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.join(right, "v", "full_outer")
+
+
+@program("append", **NUMBERS)
+def semi_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.join(right, "v", "left_semi")
+
+
+@program("append", **NUMBERS)
+def cross_join_of_streams(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.crossJoin(right.withColumnRenamed("v", "w"))
+
+
+@program("append", **NUMBERS)
+def join_without_an_equality(left: DataFrame, right: DataFrame) -> DataFrame:
+    return left.join(right.withColumnRenamed("v", "w"), F.expr("v < w"))
+
+
+def of_ranges(
+    left: DataFrame,
+    right: DataFrame,
+    condition: str,
+    how: str = "inner",
+    delays: tuple[str, str] = ("10 seconds", "10 seconds"),
+) -> DataFrame:
+    """A join of ``l`` with ``r`` whose event times are ``lt`` and ``rt``; a delay of ``""`` is no watermark."""
+    one = left.selectExpr("l", "timestamp_seconds(lv) AS lt", "lv")
+    other = right.selectExpr("r", "timestamp_seconds(rv) AS rt", "rv")
+    if delays[0]:
+        one = one.withWatermark("lt", delays[0])
+    if delays[1]:
+        other = other.withWatermark("rt", delays[1])
+    columns = ["l", "lv"] if how == "left_semi" else ["l", "lv", "r", "rv"]
+    return one.join(other, F.expr(condition), how).select(*columns)
+
+
+CONDITIONS = {
+    "between": "l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS",
+    "exclusive": "l = r AND rt > lt AND rt < lt + INTERVAL 6 SECONDS",
+    "before": "l = r AND lt >= rt - INTERVAL 5 SECONDS AND lt <= rt",
+    "both_sides": "l = r AND rt + INTERVAL 2 SECONDS >= lt + INTERVAL 1 SECONDS"
+    " AND rt - INTERVAL 1 SECONDS <= lt + INTERVAL 4 SECONDS",
+    "minute_to_second": "l = r AND rt >= lt AND rt <= lt + INTERVAL '0:05' MINUTE TO SECOND",
+    "difference": "l = r AND rt - lt BETWEEN INTERVAL 0 SECONDS AND INTERVAL 5 SECONDS",
+    "difference_turned": "l = r AND lt - rt <= INTERVAL 0 SECONDS AND INTERVAL 5 SECONDS >= rt - lt",
+    "long_casts": "l = r AND cast(rt AS long) >= cast(lt AS long) AND cast(rt AS long) <= cast(lt AS long) + 5",
+    "double_casts": "l = r AND cast(rt AS double) >= cast(lt AS double)"
+    " AND cast(rt AS double) <= cast(lt AS double) + 5",
+    "unix_seconds": "l = r AND unix_seconds(rt) >= unix_seconds(lt) AND unix_seconds(rt) - unix_seconds(lt) <= 5",
+    "made_interval": "l = r AND rt >= lt AND rt <= lt + make_dt_interval(0, 0, 0, 5)",
+    "made_calendar_interval": "l = r AND rt >= lt AND rt <= lt + make_interval(0, 0, 0, 0, 0, 0, 5)",
+    "sum_of_intervals": "l = r AND rt >= lt AND rt <= lt + (INTERVAL 3 SECONDS + INTERVAL 2 SECONDS)",
+    "interval_times": "l = r AND rt >= lt AND rt <= lt + INTERVAL 1 SECOND * 5",
+    "two_steps": "l = r AND rt >= lt AND rt - INTERVAL 2 SECONDS <= lt + INTERVAL 2 SECONDS + INTERVAL 1 SECOND",
+    "same_time": "l = r AND lt = rt",
+    "same_second": "l = r AND date_trunc('second', lt) = date_trunc('second', rt)",
+    "text_interval": "l = r AND rt >= lt AND rt <= lt + INTERVAL '5 seconds'",
+    "timestampadd": "l = r AND rt >= lt AND rt <= timestampadd(SECOND, 5, lt)",
+    "negated": "l = r AND NOT (rt < lt OR rt > lt + INTERVAL 5 SECONDS)",
+    "null_safe": "l <=> r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS",
+    "value_beside": "l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS AND lv + rv > 17",
+    "either": "l = r AND (rt BETWEEN lt AND lt + INTERVAL 5 SECONDS OR rv = lv + 2)",
+}
+"""Conditions that say, each in its own way, how much later the right row may be."""
+
+
+_READ_BY_THE_ENGINE = ("difference", "difference_turned")
+"""Conditions of which Spark reads no bound, so that it refuses joins that are not inner ones."""
+
+
+def _register(name: str, condition: str, how: str) -> None:
+    def build(left: DataFrame, right: DataFrame) -> DataFrame:
+        return of_ranges(left, right, condition, how)
+
+    build.__name__ = f"{how}_join_{name}"
+    program(
+        "append",
+        schemas=RANGES,
+        suite=(name, how) == ("long_casts", "left_outer"),
+        differs="The engine reads this bound." if name in _READ_BY_THE_ENGINE and how != "inner" else "",
+        **RANGED,
+    )(build)
+
+
+for _name, _condition in CONDITIONS.items():
+    _register(_name, _condition, "left_outer")
+    if _name in ("between", "exclusive", "difference", "long_casts", "either", "negated", "same_second"):
+        for _how in ("inner", "full_outer", "left_semi", "right_outer"):
+            _register(_name, _condition, _how)
+
+
+NULLS = {"left": ([(None, 5)], [(1, 30)]), "right": ([(None, 5)], [(2, 31)])}
+
+
+@program("append", schemas=RANGES, **NULLS, differs="The engine emits a row whose key is null at once.")
+def left_join_by_null_keys(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"].replace("5 SECONDS", "50 SECONDS"), "left_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def inner_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], delays=("10 seconds", ""))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def inner_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], delays=("", "10 seconds"))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], "left_outer", delays=("10 seconds", ""))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], "left_outer", delays=("", "10 seconds"))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def right_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], "right_outer", delays=("", "10 seconds"))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def right_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], "right_outer", delays=("10 seconds", ""))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_with_a_lower_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "l = r AND rt >= lt", "left_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_with_an_upper_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "left_outer")
+
+
+@program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: right rows would stay for ever.")
+def full_join_with_an_upper_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "full_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_by_keys_with_watermarks_alone(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "l = r", "left_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def inner_join_with_several_delays(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"], delays=("1 second", "30 seconds"))
+
+
+@program("append", schemas=RANGES, **RANGED)
+def left_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "left_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def full_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "full_outer")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def join_by_array_keys(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "array(l, 1) = array(r, 1) AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def join_of_an_expression_with_a_cast(left: DataFrame, right: DataFrame) -> DataFrame:
+    return of_ranges(left, right, "cast(l AS string) = cast(r + 0 AS string)")
+
+
+@program("append", schemas=RANGES, **RANGED)
+def join_in_sql(left: DataFrame, right: DataFrame) -> DataFrame:
+    left.selectExpr("l", "timestamp_seconds(lv) AS lt").withWatermark("lt", "10 seconds").createOrReplaceTempView(
+        "lefts"
+    )
+    right.selectExpr("r", "timestamp_seconds(rv) AS rt").withWatermark("rt", "10 seconds").createOrReplaceTempView(
+        "rights"
+    )
+    return left.sparkSession.sql(
+        "SELECT l, r, cast(rt AS long) AS at FROM lefts LEFT JOIN rights "
+        "ON l = r AND rt >= lt AND rt < lt + INTERVAL 9 SECONDS"
+    )
+
+
+@program("append", rows=([1, 2, 3], [12], [40]))
+def join_of_a_stream_with_itself(rows: DataFrame) -> DataFrame:
+    one, other = timed(rows).alias("a"), timed(rows).alias("b")
+    return one.join(other, F.expr("a.v = b.v AND a.t = b.t")).select("a.v", F.col("b.v").alias("w"))
+
+
+@program("append", rows=([1, 2, 3], [12], [40]))
+def join_of_a_stream_with_its_neighbours(rows: DataFrame) -> DataFrame:
+    one = timed(rows).select(F.col("v").alias("a"), F.col("t").alias("at"))
+    other = timed(rows).select((F.col("v") + 1).alias("b"), F.col("t").alias("bt"))
+    return one.join(other, F.expr("a = b AND at > bt AND at < bt + INTERVAL 2 SECONDS"), "left_outer").select("a", "b")
+
+
+@program("append", left=([1, 2, 3], [30]), right=([2, 3, 4], [31]), third=([3, 4], [32]))
+def join_of_three_streams(left: DataFrame, right: DataFrame, third: DataFrame) -> DataFrame:
+    return left.join(right, "v").join(third, "v")
+
+
+@program("append", left=([1, 2, 3], [30], [90]), right=([2, 3, 4], [31], [91]), third=([3, 4], [32], [92]))
+def outer_join_behind_a_join(left: DataFrame, right: DataFrame, third: DataFrame) -> DataFrame:
+    joined = side(left, "left", 2).join(
+        side(right, "right", 3).withColumnRenamed("key", "rkey"), F.expr("key = rkey AND left_time = right_time")
+    )
+    last = side(third, "third", 5).withColumnRenamed("key", "tkey")
+    return joined.join(last, F.expr("key = tkey AND left_time = third_time"), "left_outer").select(
+        "key", "right_value", "third_value"
+    )
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3), (None, 4)]))
+def inner_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("a", "y"), ("c", None)], "k STRING, name STRING")
+    return rows.join(table, "k")
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3), (None, 4)]))
+def left_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("a", "y"), ("c", None)], "k STRING, name STRING")
+    return rows.join(table, "k", "left")
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3)]))
+def right_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("d", "y")], "k STRING, name STRING")
+    return rows.join(table, "k", "right")
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3)]))
+def full_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("d", "y")], "k STRING, name STRING")
+    return rows.join(table, "k", "full")
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3)]))
+def anti_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("d", "y")], "k STRING, name STRING")
+    return rows.join(table, "k", "left_anti")
+
+
+@program("update", keys="name", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("a", 3)]))
+def aggregation_behind_a_join_with_a_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("b", "y")], "k STRING, name STRING")
+    return rows.join(table, "k").groupBy("name").agg(F.sum("v").alias("s"))
+
+
+@program("append", rows=([1, 2], [5]))
+def join_with_an_aggregated_table(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.range(10).groupBy((F.col("id") % 3).cast("int").alias("v")).count()
+    return rows.join(table, "v")
+
+
+# Several stateful operators
+
+
+@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [15, 16, 17, 18, 19, 20, 25], [31], [60]))
+def windows_of_windows(rows: DataFrame) -> DataFrame:
+    small = (
+        timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+    )
+    large = small.groupBy(F.window("window", "10 seconds")).agg(
+        F.count("*").alias("windows"), F.sum("n").alias("n"), F.sum("s").alias("s")
+    )
+    return large.selectExpr(*seconds(), "windows", "n", "s")
+
+
+@program("append", rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+def windows_by_window_time(rows: DataFrame) -> DataFrame:
+    small = timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).count()
+    timed_again = small.select(F.window_time("window").alias("at"), "count")
+    return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+def three_windows_in_a_row(rows: DataFrame) -> DataFrame:
+    frame = timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).count()
+    frame = frame.groupBy(F.window("window", "10 seconds")).agg(F.sum("count").alias("count"))
+    return frame.groupBy(F.window("window", "20 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [25], [60]), right=([3, 4, 5, 6, 7], [8, 9], [26], [61]))
+def aggregation_of_joined_rows(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").select(F.col("v").alias("l"), F.col("t").alias("lt"))
+    other = timed(right, "0 seconds").select(F.col("v").alias("r"), F.col("t").alias("rt"))
+    joined = one.join(other, F.expr("lt = rt"), "inner")
+    return joined.groupBy(F.window("lt", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [25], [60]), right=([3, 4, 5, 6, 7], [8, 9], [26], [61]))
+def aggregation_of_rows_of_an_outer_join(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").select(F.col("v").alias("l"), F.col("t").alias("lt"))
+    other = timed(right, "0 seconds").select(F.col("v").alias("r"), F.col("t").alias("rt"))
+    joined = one.join(other, F.expr("l = r AND lt = rt"), "left_outer")
+    windows = joined.groupBy(F.window("lt", "5 seconds"))
+    return windows.agg(F.count("*").alias("n"), F.count("r").alias("m")).selectExpr(*seconds(), "n", "m")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [6, 10], [25], [60]), right=([3, 4, 5, 6, 7], [8, 9], [26], [61]))
+def aggregation_of_rows_of_a_join_of_ranges(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").select(F.col("v").alias("l"), F.col("t").alias("lt"))
+    other = timed(right, "0 seconds").select(F.col("v").alias("r"), F.col("t").alias("rt"))
+    joined = one.join(other, F.expr("l = r AND lt BETWEEN rt AND rt + INTERVAL 5 SECONDS"), "inner")
+    return joined.groupBy(F.window("lt", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [25], [60]), right=([3, 4, 5, 6, 7], [26], [61]))
+def join_of_aggregations(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
+    other = timed(right, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.sum("v").alias("s"))
+    return one.join(other, "window").selectExpr(*seconds(), "n", "s")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [25], [60]), right=([3, 4, 5, 6, 7], [26], [61]))
+def outer_join_of_aggregations(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
+    other = timed(right, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.sum("v").alias("s"))
+    return one.join(other, "window", "left_outer").selectExpr(*seconds(), "n", "s")
+
+
+@program("append", left=([1, 2, 3, 4, 5], [25], [60]), right=([3, 4, 5, 6, 7], [26], [61]))
+def union_of_aggregations(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"))
+    other = timed(right, "0 seconds").groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("n"))
+    return one.union(other).selectExpr(*seconds(), "n")
+
+
+@program("append", left=([1, 2, 3], [25], [60]), right=([3, 3, 4], [26], [61]))
+def join_of_deduplicated_rows(left: DataFrame, right: DataFrame) -> DataFrame:
+    one = timed(left).dropDuplicates(["v", "t"]).select(F.col("v").alias("l"), F.col("t").alias("lt"))
+    other = timed(right).dropDuplicates(["v", "t"]).select(F.col("v").alias("r"), F.col("t").alias("rt"))
+    return one.join(other, F.expr("l = r AND lt = rt"), "full_outer").select("l", "r")
+
+
+@program("append", rows=([10, 11, 12, 13], [25], [31], [60]))
+def session_windows_of_windows(rows: DataFrame) -> DataFrame:
+    small = timed(rows, "0 seconds").groupBy(F.window("t", "2 seconds"), (F.col("v") % 2).alias("odd")).count()
+    sessions = small.groupBy(F.session_window(F.window_time("window"), "5 seconds").alias("s"), "odd")
+    return sessions.agg(F.sum("count").alias("n")).selectExpr(*seconds("s"), "odd", "n")
