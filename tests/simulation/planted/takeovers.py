@@ -9,6 +9,7 @@ from ckpt_runtime.jobmaster.leadership import OwnLease, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug
+from tests.simulation.planted.storage import leaves_open
 from tests.simulation.protocols.driver import Driver
 from tests.simulation.protocols.leases import LeaseHolder
 from tests.simulation.protocols.record import HaRecord
@@ -23,7 +24,7 @@ def _():
     def by_the_clock(self):
         return fence(self) if self.lease is None else self.lease.holds or None
 
-    return [(Driver, "fence", by_the_clock)]
+    return [(Driver, "fence", by_the_clock), leaves_open("pointers")]
 
 
 bug("a sign of life that was lost is taken for given", "invariant 11", LeaseHolder, "believes", seed=33)(
@@ -37,7 +38,7 @@ def _():
     return [(OwnLease, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
 
 
-@bug("a challenger does not look at signs of life", "invariant 11")
+@bug("a challenger does not look at signs of life", "invariant 11", seed=7)
 def _():
     saw = Watch.saw
 
@@ -50,23 +51,27 @@ def _():
 # --- writes that are lost
 
 
-for _what in ("removal", "overrides", "graph", "result"):
-    bug(f"a write without an answer is taken for done: {_what}", "K13, 571.6, 530.5", HaRecord, "believes")(
-        staticmethod(partial(eq, _what))
-    )
+for _what, _seed in (("removal", 29), ("overrides", 15), ("graph", 33), ("result", 1)):
+    bug(
+        f"a write without an answer is taken for done: {_what}",
+        "K13, 571.6, 530.5",
+        HaRecord,
+        "believes",
+        seed=_seed,
+    )(staticmethod(partial(eq, _what)))
 
 
 # --- changes of the configuration
 
 
-@bug("a configuration is answered before it is stored", "530.5", JobCore, "_on_change_requested")
+@bug("a configuration is answered before it is stored", "530.5", JobCore, "_on_change_requested", seed=1)
 def _(original, self, event):
     if isinstance(event, core.ConfigurationRequested):
         self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
     original(self, event)
 
 
-@bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
+@bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover", seed=1)
 def _():
     def stale(self):
         world = self.world

@@ -104,6 +104,8 @@ class DriverChecker:
             used = self._world.files.files_of(entry.checkpoint).shared
             self.known_shared.update((path, entry.checkpoint.id) for path in used)
         self.released: set[int] = set()
+        self.removing: dict[int, str | None] = {}
+        """What is to be deleted behind a pointer."""
         self.outlives: int | None = None
 
     @property
@@ -370,6 +372,7 @@ class DriverChecker:
 
     def _removes(self, effect: out.RemoveFromStore) -> None:
         self.released.add(effect.checkpoint_id)
+        self.removing[effect.checkpoint_id] = effect.discards
         if effect.attempt == 0:
             self._cleaning += 1
 

@@ -181,10 +181,11 @@ class HaRecord(JobRecord):
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         def effect() -> None:
-            self._ha.pointers.pop(checkpoint_id, None)
+            place = self._driver.checker.removing.get(checkpoint_id)
+            if self._ha.pointers.pop(checkpoint_id, None) is not None and place is not None:
+                self._world.checker.released.add(place)
             if disposal is not None:
                 self._ha.disposals[checkpoint_id] = disposal
-                self._world.checker.released.add(disposal.directory.url)
 
         self._write("removal", "pointers", effect)
 

@@ -24,6 +24,7 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.metadata import METADATA_NAME, write_metadata
 from tests.simulation.jobs.file_system import ROOT, SimulatedFileSystem
+from tests.simulation.jobs.world import ObservedClaims
 from tests.simulation.protocols.checkers import ProtocolChecker
 from tests.simulation.protocols.configurations import Options
 from tests.simulation.protocols.driver import Driver
@@ -66,7 +67,7 @@ class World:
         self.files.make_directories(path_of(SAVEPOINTS))
         self.running: Driver | None = None
         self._in_pool = False
-        self._broken: Violation | None = None
+        self.broken: Violation | None = None
         self.claims: JobClaims | None = None
         self.published: dict[str, CompletedCheckpoint] = {}
         self.tracing = tracing
@@ -149,17 +150,16 @@ class World:
     def _adopt_results(self, epoch: int) -> None:
         self.ha.adopt("result", epoch)
 
-    def _adopt_plan(self, epoch: int) -> None:
-        self.ha.adopt("plan", epoch)
+    def _adopt(self, document: str, epoch: int) -> None:
+        self.ha.adopt(document, epoch)
 
     def take_up(self, epoch: int, lease: LeaseHolder | None = None) -> None:
         """Results are adopted before plans are read: a job that is run must not get the result of an earlier driver."""
         if epoch != self.ha.epoch:
             return  # it was too slow: another one leads
         self._adopt_results(epoch)
-        self._adopt_plan(epoch)
-        for document in ("counters", "pointers", "failures"):
-            self.ha.adopt(document, epoch)
+        for document in ("plan", "counters", "pointers", "failures"):
+            self._adopt(document, epoch)
         self.present = driver = Driver(self, epoch, lease)
         self._known.append(driver)
         self.note(driver, "leads")
@@ -253,12 +253,12 @@ class World:
 
     def broke(self, message: str) -> Violation:
         """What was found. Within a call in a pool it would be taken for an error of storage, so it is raised behind."""
-        self._broken = self._broken or Violation(message)
-        return self._broken
+        self.broken = self.broken or Violation(message)
+        return self.broken
 
     def check_broken(self) -> None:
-        if self._broken is not None:
-            raise self._broken
+        if self.broken is not None:
+            raise self.broken
 
     @contextmanager
     def entered(self) -> Iterator[None]:
@@ -324,9 +324,8 @@ class World:
             del self.files.files[directory.child(METADATA_NAME).path]
             write_metadata(directory, origin.to_json())
             if self.scenario.restored is RecoveryClaimMode.CLAIM:
-                self.claims = claim_snapshot(
-                    origin, Claimant(JOB, "simulated", CheckpointStorage(ROOT, JOB).location.url)
-                )
+                claimant = Claimant(JOB, "simulated", CheckpointStorage(ROOT, JOB).location.url)
+                self.claims = ObservedClaims(claimant, claim_snapshot(origin, claimant).places, self)
         if self.claims is None:
             self.files.user_owned[origin.directory] = files.private | files.shared
 
