@@ -23,6 +23,7 @@ from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, NotLeaderError, StorageError
 from ckpt_runtime.storage.job_store import StoredJob
 from tests.simulation.protocols.event_loop import DriverCrash
+from tests.simulation.protocols.files import DIRECTORY
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
@@ -181,8 +182,8 @@ class HaRecord(JobRecord):
 
     def remove(self, checkpoint_id: int, disposal: SnapshotDisposal | None = None) -> None:
         def effect() -> None:
-            place = self._driver.checker.removing.get(checkpoint_id)
-            if self._ha.pointers.pop(checkpoint_id, None) is not None and place is not None:
+            place = self._driver.checker.removing.get(checkpoint_id) or DIRECTORY
+            if self._ha.pointers.pop(checkpoint_id, None) is not None and not place.startswith(DIRECTORY):
                 self._world.checker.released.add(place)
             if disposal is not None:
                 self._ha.disposals[checkpoint_id] = disposal
