@@ -64,8 +64,12 @@ def plant(bugs: list[PlantedBug], name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def assert_found(simulation: Simulation[S], enough: int, first: int = 0) -> None:
     """Within ``enough`` seeds, beginning with ``first``."""
-    seeds = [*range(first, enough), *range(first)]
-    assert simulation.first_failing(seeds) is not None, f"not found within {enough} seeds"
+    found = simulation.first_failing([*range(first, enough), *range(first)])
+    assert found is not None, f"not found within {enough} seeds"
+    failure = simulation.find_failure(found, tracing=False)
+    # A bug that no longer fits what it is planted in would be found by its own error.
+    assert failure is not None
+    assert not failure.error.startswith(("AttributeError", "NameError", "TypeError")), failure.error
 
 
 def assert_shrinks(simulation: Simulation[S], enough: int, most: int) -> Failure[S]:

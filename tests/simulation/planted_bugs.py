@@ -1,4 +1,4 @@
-"""Bugs to plant, each a small patch of the cores or of the simulated shell, after the pitfalls that other engines met.
+"""Bugs to plant, small patches of the cores, the shell or what is simulated, after the pitfalls that other engines met.
 
 They lie in ``planted``, by subject; importing them lists them. The simulator is graded with them: one that it does not
 find within ``ENOUGH`` seeds is a defect of the simulator.

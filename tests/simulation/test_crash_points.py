@@ -104,12 +104,12 @@ def test_a_configuration_needs_a_restart_and_another_one_none() -> None:
 
 def test_the_points_are_those_of_the_protocols() -> None:
     """Guards against runs in which nothing durable happens."""
-    everything = {
-        point.rpartition(" ")[0] if point[-1].isdigit() else point for run in RUNS.values() for point in points_of(run)
-    }
-    for what in ("metadata", "pointer", "removal"):
-        assert {f"before {what}", f"after {what}", f"answered {what}"} <= everything
-    assert {"before overrides", "after overrides", "answered overrides", "before the answer"} <= everything
-    assert {"before result", "after result", "before the job is removed"} <= everything
-    assert {"received", "validated", "before graph", "after graph", "answered graph", "before attempt"} <= everything
-    assert {"before discard", "after discard", "before shared files"} <= everything
+    everything = {point for run in RUNS.values() for point in points_of(run)}
+    assert {"writing checkpoint id", "checkpoint-reserved", "checkpoint-located"} <= everything
+    assert {"writing metadata", "metadata-after", "writing savepoint"} <= everything
+    assert {"writing pointer", "pointer-after", "notify-before", "notify-after"} <= everything
+    assert {"writing removal", "removal-after", "checkpoint-half-deleted", "checkpoint-deleted"} <= everything
+    assert {"writing overrides", "patch-persisted", "before the answer"} <= everything
+    assert {"received", "validated", "writing graph", "plan-persisted"} <= everything
+    assert {"writing attempt", "attempt-recorded", "deploy-before"} <= everything
+    assert {"writing result", "end-stored", "forgetting the job", "the job is removed"} <= everything

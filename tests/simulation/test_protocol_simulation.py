@@ -19,6 +19,7 @@ from tests.simulation.checks import (
     plant,
 )
 from tests.simulation.planted_bugs import BUGS, ENOUGH
+from tests.simulation.protocols.files import DIRECTORY
 from tests.simulation.protocols.scenario import Scenario, random_scenario, simple_graph
 from tests.simulation.protocols.schedules import PROTOCOLS
 from tests.simulation.protocols.tasks import Deployment
@@ -50,7 +51,7 @@ def test_the_protocols_hold() -> None:
         seen["aborted"] += len(world.checker.aborted)
         seen["savepoints"] += len(world.files.savepoints)
         seen["disposed"] += world.files.disposed
-        seen["late pointers"] += len(world.ha.stale)
+        seen["late metadata"] += len(world.files.late)
         seen["rescaled"] += world.ha.graph is not world.scenario.graph
         seen[f"ended {world.ha.result.status if world.ha.result else None}"] += 1
         reasons.update(world.checker.reasons)
@@ -60,9 +61,9 @@ def test_the_protocols_hold() -> None:
     assert seen["events"] > 20_000
     assert seen["drivers"] > 100
     assert seen["deployments"] > 200
-    assert seen["completed"] > 600
-    assert seen["aborted"] > 200
-    assert seen["savepoints"] + seen["disposed"] > 40
+    assert seen["completed"] > 450
+    assert seen["aborted"] > 100
+    assert seen["savepoints"] + seen["disposed"] > 30
     assert seen["disposed"] > 5
     assert seen["rescaled"] > 5
     assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 1
@@ -137,20 +138,21 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
         ),
         tracing=True,
     )
-    while not started:
-        world.loop.run_until(world.loop.now + 100)
-    begun = world.present.checker.open[1].started
-    world.loop.run_until(begun + 10 * MINUTE - 10_000)
-    written = set(world.files.directories["chk-1"]) | world.files.shared
-    assert len([name for name in written if not name.startswith("/")]) == 19
-    world.present.endpoint.patch(CheckpointOverrides(timeout_ms=15 * MINUTE))
-    world.loop.run_until(begun + 10 * MINUTE + 1_000)
-    assert 1 not in world.checker.aborted
-    world.loop.run_until(begun + 10 * MINUTE + 2_500)
+    with world.entered():
+        while not started:
+            world.loop.run_until(world.loop.now + 100)
+        begun = world.present.checker.open[1].started
+        world.loop.run_until(begun + 10 * MINUTE - 10_000)
+        written = set(world.files.files)
+        assert len(world.files.in_directory(f"{DIRECTORY}/chk-1")) == 19
+        world.present.patch(CheckpointOverrides(timeout_ms=15 * MINUTE))
+        world.loop.run_until(begun + 10 * MINUTE + 1_000)
+        assert 1 not in world.checker.aborted
+        world.loop.run_until(begun + 10 * MINUTE + 2_500)
     assert world.checker.completed == {1: True}
     checkpoint = world.ha.pointers[1].checkpoint
     assert not world.files.missing(checkpoint)
-    assert written <= set(world.files.directories["chk-1"]) | world.files.shared
+    assert written <= set(world.files.files)
     assert not any("Discard" in line or "DeleteShared" in line for line in world.trace)
 
 
@@ -166,7 +168,8 @@ def test_without_the_extension_it_is_lost(monkeypatch: pytest.MonkeyPatch) -> No
     )
     settings = CheckpointConfiguration(interval_ms=1_000, timeout_ms=10 * MINUTE, tolerable_failed_checkpoints=9)
     world = World(1, Scenario(simple_graph(1, 2, ()), settings, calm=False, fault_scale=0.0, plain=True))
-    world.loop.run_until(11 * MINUTE + 2_000)
+    with world.entered():
+        world.loop.run_until(11 * MINUTE + 2_000)
     assert 1 in world.checker.aborted
 
 

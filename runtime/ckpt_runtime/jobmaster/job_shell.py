@@ -147,14 +147,16 @@ class JobShell:
 
     def _take_all(self) -> None:
         while self._inbox:
-            event = self._inbox.popleft()
-            if isinstance(event, JobEvent):
-                self.view.touched()
-            for output in self.core.handle(event, self._host.now()):
-                self._execute(output)
-                # Announced after execution: listeners look at the job on a change, so it has to show it already.
-                self._announcer.announce(output)
-            self._announcer.looked(self.core)
+            self._take(self._inbox.popleft())
+
+    def _take(self, event: JobInput) -> None:
+        if isinstance(event, JobEvent):
+            self.view.touched()
+        for output in self.core.handle(event, self._host.now()):
+            self._execute(output)
+            # Announced after execution: listeners look at the job on a change, so it has to show it already.
+            self._announcer.announce(output)
+        self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
         """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""

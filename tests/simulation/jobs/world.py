@@ -76,7 +76,7 @@ class _Next(NamedTuple):
 class ObservedClaims(JobClaims):
     """When the job ends, nothing of what it has claimed is left that it had to delete before."""
 
-    world: World | None = None
+    world: Any = None
 
     def release(self) -> None:
         assert self.world is not None

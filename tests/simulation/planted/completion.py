@@ -15,27 +15,27 @@ from tests.simulation.planted.registry import also, bug, nothing
 # --- completion, subsumption, unknown outcomes
 
 
-bug("a checkpoint that is being published can be aborted", "FLINK-16770", PendingCheckpoint, "can_abort")(
+bug("a checkpoint that is being published can be aborted", "FLINK-16770", PendingCheckpoint, "can_abort", seed=8)(
     property(lambda self: True)
 )
 
 
-@bug("an unknown pointer is taken for a failure", "FLINK-22494", CheckpointCoordinator, "_on_store_unknown", seed=30)
+@bug("an unknown pointer is taken for a failure", "FLINK-22494", CheckpointCoordinator, "_on_store_unknown", seed=53)
 def _(self, event, now):
     self._on_store_failed(event, now)
 
 
-@bug("an unknown pointer is taken for a success", "FLINK-28265", CheckpointCoordinator, "_on_store_unknown")
+@bug("an unknown pointer is taken for a success", "FLINK-28265", CheckpointCoordinator, "_on_store_unknown", seed=1)
 def _(self, event, now):
     self._on_store_added(event, now)
 
 
-@bug("unknown metadata is taken for a success", "I8", Completion, "on_metadata_unknown")
+@bug("unknown metadata is taken for a success", "I8", Completion, "on_metadata_unknown", seed=8)
 def _(self, event, now):
     self.on_metadata_written(event, now)
 
 
-@bug("completed without its pointer", "1.4", Completion, "on_metadata_written")
+@bug("completed without its pointer", "1.4", Completion, "on_metadata_written", seed=1)
 def _(self, event, now):
     self._complete(self._finalizing(event.checkpoint_id, PendingState.WRITING), now)
 
@@ -51,20 +51,20 @@ def _(original, self, event, now):
         original(self, event, now)
 
 
-@bug("complete without everybody's acknowledgement", "I7", PendingCheckpoint, "acknowledge")
+@bug("complete without everybody's acknowledgement", "I7", PendingCheckpoint, "acknowledge", seed=5)
 def _(original, self, execution, state):
     original(self, execution, state)
     if len(self.awaited) == 1 and len(self.acknowledged) > 1:
         self.awaited.clear()
 
 
-@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort", seed=29)
+@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort", seed=67)
 def _(original, self, pending, reason, *rest):
     if reason is not Reason.CHECKPOINT_SUBSUMED:
         original(self, pending, reason, *rest)
 
 
-@bug("a newer checkpoint subsumes savepoints", "1.3", seed=28)
+@bug("a newer checkpoint subsumes savepoints", "1.3", seed=57)
 def _():
     def extra(self, pending, now):
         if pending.request.properties.notifies_and_subsumes:
@@ -86,7 +86,7 @@ def _():
     return [also(Completion, "_complete", extra)]
 
 
-bug("a plain savepoint notifies and subsumes", "FLINK-25191", CheckpointProperties, "notifies_and_subsumes")(
+bug("a plain savepoint notifies and subsumes", "FLINK-25191", CheckpointProperties, "notifies_and_subsumes", seed=5)(
     property(lambda self: True)
 )
 
@@ -95,10 +95,10 @@ bug(
     "protocols 10.4",
     PendingCheckpoints,
     "is_finalizing",
-    seed=22,
+    seed=31,
 )(property(lambda self: False))
 
-bug("an abort names itself as the latest completed", "FLINK-10377", CompletedCheckpointStore, "latest_id")(
+bug("an abort names itself as the latest completed", "FLINK-10377", CompletedCheckpointStore, "latest_id", seed=1)(
     property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1)
 )
 
@@ -109,7 +109,7 @@ bug("an abort names itself as the latest completed", "FLINK-10377", CompletedChe
 bug("late state leaks", "protocols 10.7", Retention, "discard_state", seed=72)(nothing)
 
 
-@bug("a repeated acknowledgement discards state in use", "protocols 10.7", PendingCheckpoint, "classify", seed=22)
+@bug("a repeated acknowledgement discards state in use", "protocols 10.7", PendingCheckpoint, "classify", seed=28)
 def _(original, self, execution):
     result = original(self, execution)
     return AckResult.UNKNOWN if result is AckResult.DUPLICATE else result
@@ -120,7 +120,7 @@ bug(
 )(lambda self, number: True)
 
 
-@bug("an aborted checkpoint takes shared files along", "FLINK-25395")
+@bug("an aborted checkpoint takes shared files along", "FLINK-25395", seed=6)
 def _():
     def extra(self, pending, reason, now, detail="", reporter=None):
         files = [f.path for s in pending.acknowledged.values() for f in s.files() if is_shared(f)]
@@ -130,7 +130,7 @@ def _():
     return [also(CheckpointFailures, "abort", extra)]
 
 
-@bug("a late acknowledgement's shared files are deleted", "FLINK-25395")
+@bug("a late acknowledgement's shared files are deleted", "FLINK-25395", seed=6)
 def _():
     def extra(self, event):
         files = tuple(sorted(file.path for file in event.state.files() if is_shared(file)))
@@ -145,6 +145,7 @@ def _():
     "protocols 10.11",
     CompletedCheckpointStore,
     "lowest_retained",
+    seed=11,
 )
 def _(self):
     return self._entries[-1].checkpoint.id if self._entries else None
@@ -155,11 +156,11 @@ bug(
     "FLINK-26985, FLINK-7268",
     SharedStateRegistry,
     "register_all",
-    seed=16,
+    seed=11,
 )(nothing)
 
 
-@bug("shared files go before the pointer", "2.1")
+@bug("shared files go before the pointer", "2.1", seed=6)
 def _():
     return [
         (CheckpointCleaner, "pointers_are_gone", property(lambda self: True)),
@@ -167,12 +168,12 @@ def _():
     ]
 
 
-bug("no checkpoint after NO_CLAIM is full", "protocols 10.12", CompletedCheckpointStore, "latest_is_owned")(
+bug("no checkpoint after NO_CLAIM is full", "protocols 10.12", CompletedCheckpointStore, "latest_is_owned", seed=6)(
     property(lambda self: True)
 )
 
 
-@bug("checkpoints may refer to a snapshot of the user's", "protocols 2.3")
+@bug("checkpoints may refer to a snapshot of the user's", "protocols 2.3", seed=6)
 def _():
     original = SharedStateRegistry._conflict
 
@@ -182,10 +183,10 @@ def _():
     ]
 
 
-bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=350)(nothing)
+bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=171)(nothing)
 
 
-@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=525)
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=306)
 def _():
     def extra(self, event, now):
         self._retention.unpin(event.checkpoint_id)
@@ -193,7 +194,7 @@ def _():
     return [also(Completion, "on_acknowledged", extra)]
 
 
-bug("a task builds on files that are gone", "2.2, placeholders", SharedStateRegistry, "_conflict", seed=118)(
+bug("a task builds on files that are gone", "2.2, placeholders", SharedStateRegistry, "_conflict", seed=87)(
     lambda self, file, entry, deletable: None
 )
 

@@ -1,4 +1,4 @@
-"""How a bug is planted: a named patch of the cores or of the simulated shell, kept in one list."""
+"""How a bug is planted: a named patch of the cores, of the shell or of what is simulated, kept in one list."""
 
 from __future__ import annotations
 

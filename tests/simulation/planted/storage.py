@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import PendingCheckpoints, Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, PendingCheckpoints, Triggering
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.errors import StorageError
 from tests.simulation.planted.registry import also, bug, nothing
-from tests.simulation.protocols import driver as simulated_driver
-from tests.simulation.protocols.driver_storage import StorageShell
+from tests.simulation.protocols.driver import Driver
+from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.world import World
 
 # --- the store and its clean-up
 
 
-@bug("files go before the pointer", "2.1", CheckpointCleaner, "retire")
+@bug("files go before the pointer", "2.1", CheckpointCleaner, "retire", seed=1)
 def _(original, self, checkpoint, discard):
     if discard:
         self._deleting[checkpoint.id] += 1
@@ -28,21 +32,21 @@ def _(original, self, checkpoint, discard):
     original(self, checkpoint, False)
 
 
-@bug("a pointer whose removal failed counts as gone", "I8", Retention, "on_store_remove_failed")
+@bug("a pointer whose removal failed counts as gone", "I8", Retention, "on_store_remove_failed", seed=70)
 def _(self, event, now):
     self.on_store_removed(event, now)
 
 
-bug("a snapshot that the job refers to is disposed of", "invariant 10", CheckpointCoordinator, "referenced", seed=22)(
+bug("a snapshot that the job refers to is disposed of", "invariant 10", CheckpointCoordinator, "referenced", seed=33)(
     property(lambda self: ())
 )
 
-bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire")(
+bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire", seed=5)(
     lambda original, self, checkpoint, discard: original(self, checkpoint, False)
 )
 
 
-@bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add")
+@bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add", seed=1)
 def _(original, self, entry):
     subsumed = original(self, entry)
     if len(self._entries) > 1 or self._in_force.settings.retained == 1:
@@ -50,10 +54,10 @@ def _(original, self, entry):
     return subsumed
 
 
-bug("aborted checkpoints stay", "I15, FLINK-35784", CheckpointCleaner, "discard_location")(nothing)
+bug("aborted checkpoints stay", "I15, FLINK-35784", CheckpointCleaner, "discard_location", seed=51)(nothing)
 
 
-@bug("a directory that was made too late stays", "1.1, step 6", Triggering, "on_location_ready")
+@bug("a directory that was made too late stays", "1.1, step 6", Triggering, "on_location_ready", seed=34)
 def _(original, self, event, now):
     if self._pending.get(event.checkpoint_id) is not None:
         original(self, event, now)
@@ -67,15 +71,17 @@ def _():
     return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
 
-bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on", seed=25)(
+bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on", seed=28)(
     lambda self, status: True
 )
 
-bug("nothing is deleted at the end", "retention", CheckpointConfiguration, "discards_on")(lambda self, status: False)
+bug("nothing is deleted at the end", "retention", CheckpointConfiguration, "discards_on", seed=5)(
+    lambda self, status: False
+)
 
 
 @bug(
-    "the end of the job does not wait for writes in flight", "1.7", CheckpointCoordinator, "_continue_closing", seed=230
+    "the end of the job does not wait for writes in flight", "1.7", CheckpointCoordinator, "_continue_closing", seed=130
 )
 def _(original, self):
     pending, self._pending = self._pending, PendingCheckpoints(CheckpointStatsTracker())
@@ -86,16 +92,23 @@ def _(original, self):
 # --- drivers
 
 
-@bug("ids start again with each driver", "protocols 10.5", simulated_driver._HaIds, "next_id")
-def _(self):
-    self._own = getattr(self, "_own", 0) + 1
-    return self._own
+def leaves_open(document):
+    """A new leader does not adopt it: without this the fence alone would not be needed."""
+    adopt = World._adopt
+
+    def adopts(self, known, epoch):
+        if known != document:
+            adopt(self, known, epoch)
+
+    return World, "_adopt", adopts
 
 
-bug("the counter is not moved past a restored id", "protocols 10.5", simulated_driver._HaIds, "advance_to")(nothing)
+bug("checkpoint ids are not recorded", "protocols 10.5", HaRecord, "reserve", seed=23)(nothing)
+
+bug("the counter is not moved past a restored id", "protocols 10.5", CheckpointIdCounter, "advance_to", seed=6)(nothing)
 
 
-@bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13", CheckpointCoordinator, "__init__")
+@bug("a new driver ignores the recovered checkpoints", "FLINK-34518, K13", CheckpointCoordinator, "__init__", seed=1)
 def _(original, self, job_id, graph, configuration, ids, recovered, **more):
     original(self, job_id, graph, configuration, ids, (), **more)
 
@@ -105,45 +118,49 @@ def _only_savepoints(self):
     return own[0] if own else None
 
 
-bug("the savepoint of the submission beats recovered checkpoints", "1.7", CompletedCheckpointStore, "latest")(
+bug("the savepoint of the submission beats recovered checkpoints", "1.7", CompletedCheckpointStore, "latest", seed=6)(
     property(_only_savepoints)
 )
 
 
-@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", StorageShell, "write", seed=22)
-def _(original, self, what, effect, answer, *, fenced=True, faults=0.06):
-    original(self, what, effect, answer, fenced=False, faults=faults)
+@bug("a driver that lost its lease completes checkpoints", "FLINK-9494, K14", seed=63)
+def _():
+    return [(HaRecord, "check", nothing), leaves_open("pointers")]
 
 
-@bug("the fence is only asked before a write", "FLINK-25486, K14", StorageShell, "_answered", seed=113)
-def _(original, self, what, answer, told, refused, fenced):
-    original(self, what, answer, told, refused, False)
+@bug("the fence is only asked before a write", "FLINK-25486, K14")
+def _():
+    return [(HaRecord, "_check_behind", nothing), leaves_open("pointers")]
 
 
-bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown")(
+@bug("a savepoint is complete before its leader has recorded it", "a driver that was paused meanwhile", seed=63)
+def _():
+    def written(self, checkpoint):
+        if checkpoint.properties.is_savepoint:
+            with suppress(StorageError):
+                self._record.settle_savepoint(checkpoint.id)
+        return checkpoint_on.MetadataWritten(checkpoint.id)
+
+    return [(StorageEffects, "_metadata_written", written)]
+
+
+bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown", seed=6)(
     lambda original, self, event, now: original(self, replace(event, fenced=False), now)
 )
 
 
-@bug("a new leader does not close the plan to the old one", "I12", seed=81)
+@bug("a new leader does not close the plan to the old one", "I12")
 def _():
-    original = World.take_up
+    check = HaRecord._check_behind
 
-    def take_up(self, epoch, lease=None):
-        self.ha.revision -= 1
-        original(self, epoch, lease)
+    def careless(self):
+        if not self._driver.storing:
+            check(self)
 
-    return [(World, "take_up", take_up), (StorageShell, "_answered", _careless_answer)]
-
-
-def _careless_answer(self, what, answer, told, refused, fenced):
-    _ANSWERED(self, what, answer, told, refused, fenced and what != "overrides")
+    return [leaves_open("plan"), (HaRecord, "_check_behind", careless)]
 
 
-_ANSWERED = StorageShell._answered
-
-
-@bug("the job's files go before its result is stored", "K13")
+@bug("the job's files go before its result is stored", "K13", seed=1)
 def _():
     original = JobCore._job_ended
 
@@ -159,12 +176,12 @@ def _():
     return [(JobCore, "_job_ended", ended), (JobCore, "_on_result_stored", stored)]
 
 
-bug("a new leader does not close the results to the old one", "K13, I12", World, "_adopt_results", seed=331)(nothing)
+bug("a new leader does not close the results to the old one", "K13, I12", World, "_adopt_results", seed=47)(nothing)
 
 
 @bug("a new leader reads the result before it closes it to the old one", "K13, I12", seed=160)
 def _():
-    lead, start = World._lead, simulated_driver.Driver.start
+    lead, start = World._lead, Driver.start
 
     def early(self):
         self.early = self.ha.result
@@ -178,18 +195,15 @@ def _():
         finally:
             world.ha.result = stored
 
-    return [(World, "_lead", early), (simulated_driver.Driver, "start", starts)]
+    return [(World, "_lead", early), (Driver, "start", starts)]
 
 
-bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageShell, "dispose", seed=80)(nothing)
+bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageEffects, "dispose")(nothing)
 
-bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", World, "remove_pointer", seed=80)(
-    lambda original, self, driver, number, disposal: original(self, driver, number, None)
+bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", HaRecord, "remove")(
+    lambda original, self, number, disposal: original(self, number, None)
 )
 
-bug(
-    "a new driver starts with an empty history of failures",
-    "the job record",
-    simulated_driver.Driver,
-    "_earlier_failures",
-)(lambda self: [])
+bug("a new driver starts with an empty history of failures", "the job record", Driver, "_earlier_failures", seed=1)(
+    lambda self: ()
+)

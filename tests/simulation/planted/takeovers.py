@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+from functools import partial
+from operator import eq
+
 from ckpt_runtime.jobmaster.leadership import OwnLease, Watch
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
 from tests.simulation.planted.registry import bug
-from tests.simulation.protocols import driver as simulated_driver
-from tests.simulation.protocols.driver_storage import Outcome, StorageShell
+from tests.simulation.planted.storage import leaves_open
+from tests.simulation.protocols.driver import Driver
 from tests.simulation.protocols.leases import LeaseHolder
-from tests.simulation.protocols.plan_endpoint import PlanEndpoint
+from tests.simulation.protocols.record import HaRecord
 
 # --- leases
 
 
 @bug("a deposed driver writes by its own clock, which stood still", "invariant 3", seed=22)
 def _():
-    fence = simulated_driver.Driver.fence
+    fence = Driver.fence
 
     def by_the_clock(self):
         return fence(self) if self.lease is None else self.lease.holds or None
 
-    return [(simulated_driver.Driver, "fence", by_the_clock)]
+    return [(Driver, "fence", by_the_clock), leaves_open("pointers")]
 
 
 bug("a sign of life that was lost is taken for given", "invariant 11", LeaseHolder, "believes", seed=33)(
@@ -35,7 +38,7 @@ def _():
     return [(OwnLease, "__init__", lambda self, lease_time: init(self, lease_time * 3 / 2))]
 
 
-@bug("a challenger does not look at signs of life", "invariant 11")
+@bug("a challenger does not look at signs of life", "invariant 11", seed=7)
 def _():
     saw = Watch.saw
 
@@ -48,63 +51,35 @@ def _():
 # --- writes that are lost
 
 
-def _lost_is_done(kind):
-    original = StorageShell._answered
-
-    def answered(self, what, answer, told, refused, fenced):
-        if what.startswith(kind) and told is Outcome.UNKNOWN:
-            told = Outcome.DONE
-        original(self, what, answer, told, refused, fenced)
-
-    return [(StorageShell, "_answered", answered)]
-
-
-@bug("a lost removal of a pointer is taken for done", "K13")
-def _():
-    return _lost_is_done("removal")
-
-
-@bug("lost overrides are taken for stored", "571.6, K13", seed=15)
-def _():
-    return _lost_is_done("overrides")
-
-
-@bug("a lost configuration or graph is taken for stored", "530.5, K13", PlanEndpoint, "_written", seed=29)
-def _(original, self, order, outcome):
-    if outcome is Outcome.UNKNOWN:
-        self._driver.tell(core.PlanStored(order.request_id))
-    else:
-        original(self, order, outcome)
-
-
-@bug("a lost result is taken for stored", "K13")
-def _():
-    return _lost_is_done("result")
+for _what, _seed in (("removal", 29), ("overrides", 15), ("graph", 33), ("result", 1)):
+    bug(
+        f"a write without an answer is taken for done: {_what}",
+        "K13, 571.6, 530.5",
+        HaRecord,
+        "believes",
+        seed=_seed,
+    )(staticmethod(partial(eq, _what)))
 
 
 # --- changes of the configuration
 
 
-@bug("a configuration is answered before it is stored", "530.5", JobCore, "_on_change_requested")
+@bug("a configuration is answered before it is stored", "530.5", JobCore, "_on_change_requested", seed=1)
 def _(original, self, event):
     if isinstance(event, core.ConfigurationRequested):
         self._emit(core.ChangeAnswered(event.request_id, core.ChangeOutcome.APPLIED))
     original(self, event)
 
 
-@bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover")
+@bug("overrides come back from the copy that a standby read before it led", "530.9, after a takeover", seed=1)
 def _():
-    init = simulated_driver.Driver.__init__
-
-    def stale(self, world, *arguments):
+    def stale(self):
+        world = self.world
         stored = world.ha.overrides
-        world.ha.overrides = getattr(world, "read_early", stored)
-        try:
-            init(self, world, *arguments)
-        finally:
-            world.ha.overrides = world.read_early = stored
+        early, world.read_early = getattr(world, "read_early", stored), stored
+        return early
 
-    return [(simulated_driver.Driver, "__init__", stale)]
+    return [(Driver, "_stored_overrides", stale)]
 
 
 # --- cancelling with a savepoint

@@ -15,7 +15,9 @@ from tests.simulation.planted.registry import bug, nothing
 # --- finished tasks and stops
 
 
-bug("a checkpoint waits for a task that has ended", "6.1, FLINK-33186", Completion, "subtask_finished")(nothing)
+bug("a checkpoint waits for a task that has ended", "6.1, FLINK-33186", Completion, "subtask_finished", seed=30)(
+    nothing
+)
 
 bug(
     "the last checkpoint of a bounded job is not tried again",
@@ -25,10 +27,10 @@ bug(
     seed=45,
 )(nothing)
 
-bug("the end of data triggers no checkpoint", "6.2", Triggering, "request_final")(nothing)
+bug("the end of data triggers no checkpoint", "6.2", Triggering, "request_final", seed=4)(nothing)
 
 
-@bug("finished tasks are awaited", "FLIP-147")
+@bug("finished tasks are awaited", "FLIP-147", seed=7)
 def _():
     from ckpt_runtime.checkpoint.executions import ExecutionView
 
@@ -48,12 +50,16 @@ def _(original, self, event, now):
     original(self, event, now)
 
 
-bug("the job goes on with tasks whose sources have stopped", "6.3, FLINK-22367", JobMachine, "_on_savepoint_failed")(
-    lambda original, self, event, now: original(self, replace(event, reached_tasks=False), now)
-)
+bug(
+    "the job goes on with tasks whose sources have stopped",
+    "6.3, FLINK-22367",
+    JobMachine,
+    "_on_savepoint_failed",
+    seed=17,
+)(lambda original, self, event, now: original(self, replace(event, reached_tasks=False), now))
 
 
-@bug("a restart does not wait for the tasks", "faust #91", JobMachine, "_check_all_gone")
+@bug("a restart does not wait for the tasks", "faust #91", JobMachine, "_check_all_gone", seed=1)
 def _(self, now):
     alive = self.tasks.alive
     if self.state is JobState.CLEARING and alive and self._stop is None:
@@ -86,7 +92,7 @@ bug(
     "an unusable checkpoint directory",
     JobMachine,
     "_on_job_failed",
-    seed=29,
+    seed=72,
 )(lambda original, self, event, now: original(self, replace(event, failed_checkpoints=0), now))
 
 bug(
@@ -94,7 +100,7 @@ bug(
     "an unusable checkpoint directory",
     JobMachine,
     "_on_job_failed",
-    seed=29,
+    seed=64,
 )(
     lambda original, self, event, now: original(
         self, replace(event, failed_checkpoints=min(1, event.failed_checkpoints)), now

@@ -19,12 +19,12 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import RestartHistory, Restarts
 from tests.simulation.planted.registry import also, bug, nothing
-from tests.simulation.protocols import configurations, plan_endpoint
+from tests.simulation.protocols import configurations, record
 
 # --- order
 
 
-bug("what the machines say to each other overtakes itself", "run to completion", JobCore, "_tell")(
+bug("what the machines say to each other overtakes itself", "run to completion", JobCore, "_tell", seed=23)(
     lambda self, event: self._queue.appendleft(partial(self._take, event))
 )
 
@@ -39,7 +39,7 @@ def _(original, self, event):
         original(self, event)
 
 
-bug("a subtask that waits for no checkpoint is not waited with", "147.3", ExecutionView, "_is_held_up")(
+bug("a subtask that waits for no checkpoint is not waited with", "147.3", ExecutionView, "_is_held_up", seed=4)(
     lambda self, key, known: False
 )
 
@@ -60,7 +60,7 @@ bug(
 )(lambda original, self, event: original(self, core.AttemptRecorded(self.machine.attempt)))
 
 
-@bug("an attempt is deployed before it is recorded", "messages tell deployments apart by it")
+@bug("an attempt is deployed before it is recorded", "messages tell deployments apart by it", seed=1)
 def _():
     def restore(self, effect):
         self._emit(core.RecordAttempt(effect.attempt))
@@ -75,7 +75,9 @@ def _():
     return [(JobCore, "__init__", init)]
 
 
-@bug("a new driver counts attempts from nothing", "messages tell deployments apart by it", JobMachine, "__init__")
+@bug(
+    "a new driver counts attempts from nothing", "messages tell deployments apart by it", JobMachine, "__init__", seed=1
+)
 def _(original, self, subtasks, restart_strategy, first_attempt=0, *more):
     original(self, subtasks, restart_strategy, 0, *more)
 
@@ -83,13 +85,7 @@ def _(original, self, subtasks, restart_strategy, first_attempt=0, *more):
 # --- settings
 
 
-@bug("a patch is settled twice", "571.6", SettingsUpdate, "_end", seed=358)
-def _(original, self, outcome, message=""):
-    patch, self._change = self._change, None
-    return [] if patch is None else [core.ChangeAnswered(patch.request.request_id, outcome, message)]
-
-
-@bug("two changes of settings at the same time", "571.6", SettingsUpdate, "requested", seed=53)
+@bug("two changes of settings at the same time", "571.6", SettingsUpdate, "requested", seed=50)
 def _(original, self, event, settings):
     self._change = None
     return original(self, event, settings)
@@ -109,7 +105,7 @@ def _(original, self, event):
 # --- replacements
 
 
-@bug("a replaced graph is used before its deployment", "530, one plan is in force")
+@bug("a replaced graph is used before its deployment", "530, one plan is in force", seed=1)
 def _():
     def extra(self, event):
         self._plan = self._next_plan
@@ -117,21 +113,29 @@ def _():
     return [also(JobCore, "_on_plan_stored", extra)]
 
 
-bug("a replaced graph is not deployed", "530", JobCore, "_redeploy")(nothing)
+bug("a replaced graph is not deployed", "530", JobCore, "_redeploy", seed=6)(nothing)
 
 
-@bug("the coordinator does not hear of a replaced graph", "530, one plan is in force", JobCore, "_to_coordinator")
+@bug(
+    "the coordinator does not hear of a replaced graph", "530, one plan is in force", JobCore, "_to_coordinator", seed=6
+)
 def _(original, self, event):
     if not isinstance(event, checkpoint_on.GraphReplaced):
         original(self, event)
 
 
-@bug("a replaced graph is deployed with the old subtasks", "530, one plan is in force", JobMachine, "_on_redeploy")
+@bug(
+    "a replaced graph is deployed with the old subtasks",
+    "530, one plan is in force",
+    JobMachine,
+    "_on_redeploy",
+    seed=6,
+)
 def _(original, self, event, now):
     original(self, job_on.RedeployRequested(self._subtasks), now)
 
 
-@bug("slots are asked for by the graph that was replaced", "530, one plan is in force")
+@bug("slots are asked for by the graph that was replaced", "530, one plan is in force", seed=6)
 def _():
     original = JobCore._on_attempt_recorded
 
@@ -161,15 +165,15 @@ def _(original, self, event):
 
 bug("a configuration is replaced while settings are being changed", "571.6", SettingsUpdate, "is_busy", seed=57)(False)
 
-bug("settings are changed while a configuration is replaced", "530.9, one lock", PlanChange, "configures")(None)
+bug("settings are changed while a configuration is replaced", "530.9, one lock", PlanChange, "configures", seed=1)(None)
 
 
-@bug("a version that two requests get", "530.2", PlanChange, "_configure")
+@bug("a version that two requests get", "530.2", PlanChange, "_configure", seed=6)
 def _(original, self, event, present, state):
     return original(self, replace(event, base=present), present, state)
 
 
-@bug("a configuration is in force before it is stored", "530.5", JobCore, "_on_change_requested")
+@bug("a configuration is in force before it is stored", "530.5", JobCore, "_on_change_requested", seed=1)
 def _(original, self, event):
     before = self._change.configures
     original(self, event)
@@ -178,7 +182,7 @@ def _(original, self, event):
         self._patch_coordinator()
 
 
-@bug("a restart for a configuration uses up the restart budget", "530.5", JobMachine, "_on_redeploy")
+@bug("a restart for a configuration uses up the restart budget", "530.5", JobMachine, "_on_redeploy", seed=11)
 def _(original, self, event, now):
     if self.state is JobState.RUNNING and event.at_once:
         self._restarts.on_failure(now.rel_ms)
@@ -214,7 +218,11 @@ def _():
 
 
 @bug(
-    "a removed option comes back out of the job's stored options", "530.9, after a takeover", plan_endpoint, "with_plan"
+    "a removed option comes back out of the job's stored options",
+    "530.9, after a takeover",
+    record,
+    "with_plan",
+    seed=1,
 )
 def _(original, job, graph, own):
     return original(job, graph, replace(own, given=Configuration.merge(Configuration(job.configuration), own.given)))
@@ -228,12 +236,12 @@ def _():
     return [(job_record, "cluster_options", cluster_options), (configurations, "cluster_options", cluster_options)]
 
 
-@bug("a stored configuration drops what the system keeps beside it", "530.9", plan_endpoint, "with_plan")
+@bug("a stored configuration drops what the system keeps beside it", "530.9", record, "with_plan", seed=1)
 def _(original, job, graph, own):
     return replace(original(job, graph, own), configuration=own.given.to_dict())
 
 
-@bug("a configuration is stored without its graph", "530.9, both change together", PlanChange, "_begin")
+@bug("a configuration is stored without its graph", "530.9, both change together", PlanChange, "_begin", seed=23)
 def _(original, self, event, plan, least_slots, *, at_once):
     outputs = original(self, event, plan, least_slots, at_once=at_once)
     return [replace(o, own=replace(o.own, version=1)) if isinstance(o, core.StorePlan) else o for o in outputs]
@@ -272,35 +280,49 @@ def _(self, event, now):
     self._restarts._history = RestartHistory(0, history.failures, history.restart_at)
 
 
-bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_strategy_replaced", seed=20)(nothing)
+bug("a restart strategy cannot be replaced", "530.6", JobMachine, "_on_restart_strategy_replaced", seed=22)(nothing)
 
 
 # --- rescales
 
 
 bug(
-    "a job is rescaled to whatever is asked for", "203.14, what does not fit is refused", durable_change, "check_bounds"
+    "a job is rescaled to whatever is asked for",
+    "203.14, what does not fit is refused",
+    durable_change,
+    "check_bounds",
+    seed=1,
 )(nothing)
 
-bug("a job is rescaled while it is being stopped", "203.14, a stop goes first", durable_change, "check_replaceable")(
-    nothing
-)
+bug(
+    "a job is rescaled while it is being stopped",
+    "203.14, a stop goes first",
+    durable_change,
+    "check_replaceable",
+    seed=9,
+)(nothing)
 
 
-@bug("two rescales at the same time", "203.14", PlanChange, "requested")
+@bug("two rescales at the same time", "203.14", PlanChange, "requested", seed=21)
 def _(original, self, event, present, state):
     self._change = None
     return original(self, event, present, state)
 
 
-@bug("a rescale does not wait for its checkpoint", "203.14, a fresh checkpoint first", JobCore, "_on_slots_reserved")
+@bug(
+    "a rescale does not wait for its checkpoint",
+    "203.14, a fresh checkpoint first",
+    JobCore,
+    "_on_slots_reserved",
+    seed=6,
+)
 def _(original, self, event):
     original(self, event)
     if self._change.needs_running_job and self._change.concerns(event.request_id):
         self._follow(self._change.checkpoint_taken())
 
 
-@bug("a rescale does not wait for its slots", "203.14, slots first", PlanChange, "requested")
+@bug("a rescale does not wait for its slots", "203.14, slots first", PlanChange, "requested", seed=6)
 def _(original, self, event, present, state):
     outputs = original(self, event, present, state)
     if self.needs_running_job and self.concerns(event.request_id):
@@ -356,7 +378,7 @@ def _(original, self):
     return [replace(order, graph=graph.with_parallelism(half))]
 
 
-bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", DurableChange, "failed", seed=46)(
+bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", DurableChange, "failed", seed=70)(
     lambda self, *, unknown, final=False: Next.GIVE_UP
 )
 

@@ -5,13 +5,14 @@ Raises :class:`Violation` at the first wrong. What one driver does is checked by
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from tests.simulation.protocols.client_view import ClientView
-from tests.simulation.schedules.violation import Violation
+from tests.simulation.protocols.files import path_of
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
@@ -35,21 +36,21 @@ class ProtocolChecker:
         self.newest = 0
         self.notified = 0
         self.released: set[str] = set()
-        self._kept: set[int] = set()
+        self._kept = 0
         self._attempts: set[int] = set()
         self._deployments: list[tuple[int, int]] = []
         self._snapshots: dict[tuple[int, str, int], set[str]] = {}
 
     def require(self, holds: bool, message: str) -> None:
         if not holds:
-            raise Violation(message)
+            raise self._world.broke(message)
 
     def restoring(self, driver: Driver, checkpoint: CompletedCheckpoint | None) -> None:
         """Invariants 2 and 8: from the newest, which is whole, and never from before what was committed."""
         world = self._world
         number = 0 if checkpoint is None else checkpoint.id
         if driver.leads:
-            present = max((n for n in world.ha.pointers if n not in world.ha.stale), default=0)
+            present = max(world.ha.pointers, default=0)
             self.require(number == present, f"restores {number}, the newest pointer is {present}")
             self.require(number >= self.newest, f"restores {number}, completed is {self.newest}")
             self.require(number >= self.committed_id, f"restores {number} after {self.committed_id} was committed")
@@ -87,7 +88,7 @@ class ProtocolChecker:
     def duplicated(self, driver: Driver, number: int, sources: tuple[str, ...]) -> None:
         """What a savepoint has begun to duplicate is there until it has ended."""
         if driver.leads and number in driver.coordinator.pending_ids:
-            lost = sorted(set(sources) - self._world.files.shared)
+            lost = sorted(source for source in sources if path_of(source) not in self._world.files.files)
             self.require(not lost, f"{lost} are deleted while savepoint {number} duplicates them")
 
     def snapshot_taken(self, number: int, execution: ExecutionId, path: str) -> None:
@@ -103,16 +104,17 @@ class ProtocolChecker:
         later = self._world.present.epoch
         self.require(later <= driver.epoch, f"driver {driver.epoch} stores a result while driver {later} runs the job")
 
-    def failures_kept(self, failures: tuple[int, ...]) -> None:
+    def failures_kept(self, failures: tuple[Mapping[str, Any], ...]) -> None:
         """They are durable, and their driver knows."""
-        self._kept.update(failures)
+        self._kept = len(failures)
 
     def failures_found(self, driver: Driver) -> None:
-        lost = self._kept.difference(driver.failures)
-        self.require(not lost, f"driver {driver.epoch} does not show the failures {sorted(lost)}")
+        shown, stored = driver.shell.view.failures_to_store(), list(self._world.ha.failures)
+        self.require(shown == stored, f"driver {driver.epoch} shows the failures {shown}, stored are {stored}")
+        self.require(len(stored) >= self._kept, f"of {self._kept} failures that were stored {len(stored)} are left")
 
     def pointer_added(self, driver: Driver, checkpoint: CompletedCheckpoint) -> None:
+        """Also one of a driver that does not lead any more is found by the next one, which has adopted nothing yet."""
         missing = self._world.files.missing(checkpoint)
-        late = not driver.leads
-        self.require(late or not missing, f"a pointer to checkpoint {checkpoint.id}, which lacks {missing}")
-        self.require(late or checkpoint.id not in self.aborted, f"a pointer to the aborted checkpoint {checkpoint.id}")
+        self.require(not missing, f"a pointer to checkpoint {checkpoint.id}, which lacks {missing}")
+        self.require(checkpoint.id not in self.aborted, f"a pointer to the aborted checkpoint {checkpoint.id}")

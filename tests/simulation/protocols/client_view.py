@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
-from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
@@ -91,7 +90,8 @@ class ClientView:
         request = self._requests.get(answer.request_id)
         known = request is not None and not request.answered
         if request is None or not known:
-            raise Violation(f"configuration: {answer.request_id} is answered again, with {answer.outcome.value}")
+            text = f"{answer.request_id} is answered again, with {answer.outcome.value}"
+            raise self._world.broke(f"configuration: {text}")
         request.answered = True
         stored = self._world.ha.overrides
         match answer.outcome:
@@ -139,4 +139,4 @@ class ClientView:
 
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
-            raise Violation(f"configuration: {message}")
+            raise self._world.broke(f"configuration: {message}")

@@ -1,43 +1,51 @@
-"""A simulated driver process: the real job core in a shell as small as can be.
+"""A simulated driver process: the real shell of a job, its core, storage effects and task gateway, observed.
 
-It executes the core's outputs in their order and loses everything in memory when it crashes. Storage is
-``driver_storage``'s, the stored overrides are ``config_endpoint``'s. As in production an event that comes up while
-outputs are executed waits for its turn.
+Everything in memory is lost when it dies. High availability is ``record``'s, files are ``files``', time, pools and
+slots are ``host``'s. Each event and each output is shown to the checkers before it is carried out.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.triggering import CheckpointIdUnavailableError
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.schema import checked
+from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
+from ckpt_runtime.jobmaster.job_shell import JobShell
+from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
+from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.network.control_messages import AcknowledgeCheckpoint, DeclineCheckpoint, DeploymentMessage
 from ckpt_runtime.scheduler import core_events as core_out
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
-from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
+from ckpt_runtime.scheduler.core_events import JobInput, JobOutput, LeadershipLost
 from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings
-from tests.simulation.protocols.config_endpoint import ConfigEndpoint
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from tests.simulation.jobs.file_system import ROOT
 from tests.simulation.protocols.driver_checker import DriverChecker
-from tests.simulation.protocols.driver_storage import StorageShell
 from tests.simulation.protocols.event_loop import SimulatedProcess
+from tests.simulation.protocols.files import JOB
+from tests.simulation.protocols.host import Peer, SimulatedHost
 from tests.simulation.protocols.leases import LeaseHolder
 from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
 from tests.simulation.protocols.plan_endpoint import PlanEndpoint
 from tests.simulation.protocols.plan_model import PlanModel
+from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.scenario import STRATEGIES
-from tests.simulation.protocols.tasks import CAUSE, Deployment, Subtask
+from tests.simulation.protocols.tasks import Deployment
 from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
-from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.world import World
@@ -46,24 +54,52 @@ _RENEW_MS = 80
 BACKOFF = BackoffSettings(15, 40, 2.0)
 
 
-class _HaIds:
-    """Checkpoint ids out of high availability: durable before they are used."""
+class _Ids(CheckpointIdCounter):
+    """Sometimes there is no next id."""
 
     def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.world.ha.counter)
         self._driver = driver
 
     def next_id(self) -> int:
-        driver = self._driver
-        ha = driver.world.ha
-        if not driver.leads or driver.world.choices.fault("no checkpoint id", 0.004):
-            driver.checker.no_id()
+        if self._driver.world.choices.fault("no checkpoint id", 0.004):
+            self._driver.checker.no_id()
             raise CheckpointIdUnavailableError("simulated")
-        ha.counter += 1
-        return ha.counter - 1
+        return super().next_id()
 
-    def advance_to(self, at_least: int) -> None:
-        if self._driver.leads:
-            self._driver.world.ha.counter = max(self._driver.world.ha.counter, at_least)
+
+class ObservedShell(JobShell):
+    """``driver`` is set before the first event."""
+
+    driver: Driver
+
+    def tell(self, event: JobInput) -> None:
+        with self.driver.world.runs(self.driver, in_pool=False):
+            super().tell(event)
+        self.driver.world.check_broken()
+        if self.core.is_fenced and self.driver.process.alive:
+            self.driver.die()
+
+    def _take(self, event: JobInput) -> None:
+        driver = self.driver
+        if driver.world.tracing and type(event).__module__ == core_out.__name__:
+            driver.world.note(driver, event)
+        driver.hears(event)
+        super()._take(event)
+        driver.changes.heard()
+        driver.plan.check()
+        driver.changes.check()
+
+    def _execute(self, output: JobOutput) -> None:
+        driver = self.driver
+        if driver.world.tracing and type(output).__module__ == core_out.__name__:
+            driver.world.note(driver, output)
+        observe = _OBSERVES.get(type(output))
+        if observe is not None:
+            observe(driver, output)
+        super()._execute(output)
+        if type(output) is out.ShutdownComplete:
+            driver.has_shut_down()
 
 
 class Driver:
@@ -78,45 +114,91 @@ class Driver:
         self.skew = world.choices.delay("the skew of a clock", 0, 240_000) - 120_000
         self.process = SimulatedProcess(f"driver {epoch}")
         self.deployment: Deployment | None = None
-        self.storage: StorageShell = StorageShell(self)
-        self.endpoint: ConfigEndpoint = ConfigEndpoint(self)
-        self.changes: PlanEndpoint = PlanEndpoint(self)
+        self.order: core_out.DeployTasks
         self.ended: job_out.JobEnded | None = None
+        self.ends_as = ""
         self.shut_down = False
         self.backlog = False
-        self._inbox: deque[JobInput] = deque()
-        self._busy = False
-        self._timers: dict[on.TimerId, int] = {}
-        self._timer_token = 0
-        scenario = world.scenario
-        overrides = CheckpointOverrides.from_document(world.ha.overrides)
+        self.storing = ""
+        """The request whose overrides are being stored."""
+        self.tries_again = False
+        """Whether something of the plan is stored for the second time; storage is still bad then."""
+        self.failures: list[int] = []
+        self.changes: PlanEndpoint = PlanEndpoint(self)
+        overrides = CheckpointOverrides.from_document(self._stored_overrides())
         own = world.options.read(world.ha.document)
         meaning = world.options.meaning(own.given)
-        mode = scenario.restored or RecoveryClaimMode.NO_CLAIM
-        graph = world.ha.graph
-        plan = JobPlan(graph, world.options.effective(own.given), meaning.settings, world.origin, mode, own=own)
+        mode = world.scenario.restored or RecoveryClaimMode.NO_CLAIM
+        effective = world.options.effective(own.given)
+        plan = JobPlan(world.ha.graph, effective, meaning.settings, world.origin, mode, own=own)
         self.plan = PlanModel(self, plan)
         self.checker = DriverChecker(self)
+        self.ids = _Ids(self)
+        recovered = self._recovered()
         self.coordinator = ObservedCoordinator(
-            "job",
-            graph,
+            JOB,
+            plan.graph,
             overrides.applied_to(meaning.settings),
-            _HaIds(self),
-            list(world.ha.pointers.values()),
+            self.ids,
+            recovered,
             first_delay_ms=world.choices.delay("first delay", 0, 200),
             statistics=ReportedCheckpoints(self.checker),
         )
         strategy = self.plan.strategy = ObservedStrategy(STRATEGIES[meaning.strategy], self.plan)
-        self.machine = ObservedMachine(subtasks_of(graph), strategy, world.ha.attempts, BACKOFF)
+        self.machine = ObservedMachine(subtasks_of(plan.graph), strategy, world.ha.attempts, BACKOFF)
         self.coordinator.driver = self.machine.driver = self
+        submission = JobSubmission(
+            job_id=JOB,
+            graph=plan.graph,
+            defaults=Configuration({}),
+            own=own,
+            archive=b"",
+            program_id="",
+            entry="",
+            arguments=(),
+            default_checkpoint_directory=ROOT,
+            savepoint=world.origin,
+            claim_mode=mode,
+            claims=world.claims,
+            record=HaRecord(self),
+            history=self._history(recovered),
+            submitted_at_ms=0,
+        )
         self.core = JobCore(plan, self.machine, self.coordinator, overrides)
-        self.failures = self._earlier_failures()
-        self.plan.earlier_failures = len(self.failures)
+        storage = CheckpointStorage(ROOT, JOB)
+        self.shell = ObservedShell(submission, self.core, SimulatedHost(self), storage, TaskGateway(b""))
+        self.shell.driver = self
+
+    def _stored_overrides(self) -> str | None:
+        return self.world.ha.overrides
+
+    def _recovered(self) -> list[Any]:
+        return list(self.world.ha.pointers.values())
+
+    def _history(self, recovered: list[Any]) -> JobHistory:
+        """What is recorded, as ``job_recovery.py`` reads it."""
+        ha = self.world.ha
+        return JobHistory(
+            checkpoints=tuple(recovered),
+            next_checkpoint_id=max([ha.counter, *(entry.checkpoint.id + 1 for entry in recovered)]),
+            next_attempt=ha.attempts,
+            disposals=dict(ha.disposals),
+            savepoints=dict(ha.savepoints),
+            failures=self._earlier_failures(),
+        )
+
+    def _earlier_failures(self) -> tuple[ExceptionEntry, ...]:
+        return checked(self.world.ha.failures, tuple[ExceptionEntry, ...])
 
     @property
     def leads(self) -> bool:
         """Whether nobody has claimed a later epoch. A driver cannot see this but by asking high availability."""
         return self.world.ha.epoch == self.epoch
+
+    @property
+    def is_deleting(self) -> bool:
+        deletions = self.shell.storage._deletions
+        return bool(deletions._running or deletions.unfinished)
 
     def fence(self) -> bool | None:
         """What it can know itself before or behind a write: None while it cannot be sure, without its lease renewed."""
@@ -124,21 +206,22 @@ class Driver:
             return None
         return self.leads
 
-    def _earlier_failures(self) -> list[int]:
-        return list(self.world.ha.failures)
-
     def start(self) -> None:
         """Goes on with the job, or finishes cleaning up after it."""
         self._renew()
-        self.storage.dispose()
         result = self.world.ha.result
-        self.tell(job_on.Start() if result is None else on.Shutdown(result.status))
+        if result is None:
+            self.tell(job_on.Start())
+        else:
+            self.ends_as = result.status
+            self.shell.clean_up_after(JobStatus(result.status))
 
     def _renew(self) -> None:
         if self.lease is not None:
             self.lease.renew(self)
-        elif not self.leads:
-            self.lost_leadership()
+        elif not self.leads:  # it asks storage
+            at = self.world.loop.now + self.world.choices.delay("noticing another leader", 0, 20)
+            self.world.loop.at(at, self.process, self.lost_leadership)
         elif not self.shut_down:
             self.world.loop.at(self.world.loop.now + _RENEW_MS, self.process, self._renew)
 
@@ -155,61 +238,47 @@ class Driver:
             at = self.world.loop.now + self.world.choices.delay("workers outlive their driver", 0, 150)
             self.world.loop.at(at, None, self.deployment.die)
 
-    # --- events in, outputs out
-
     def tell(self, event: JobInput) -> None:
-        self._inbox.append(event)
-        if self._busy:
-            return
-        self._busy = True
-        world = self.world
-        try:
-            while self._inbox:
-                event = self._inbox.popleft()
-                if world.tracing and type(event).__module__ == core_out.__name__:
-                    world.note(self, event)
-                self.changes.before()
-                for output in self.core.handle(event, world.loop.instant(self.origin, self.skew)):
-                    if world.tracing and type(output).__module__ == core_out.__name__:
-                        world.note(self, output)
-                    _EXECUTE[type(output)](self, output)
-                self.plan.check()
-                self.changes.check()
-        finally:
-            self._busy = False
-        if self.core.is_fenced and self.process.alive:
-            self.die()
+        self.shell.tell(event)
 
-    # --- slots, attempts, tasks
+    # --- events in
 
-    def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
+    def hears(self, event: JobInput) -> None:
+        """Before the core does."""
+        self.changes.before()
+        kind = type(event)
+        if kind in (core_out.SlotsReserved, core_out.SlotsNotReserved):
+            self.changes.reserved(event)  # type: ignore[arg-type]
+        elif kind in (core_out.PlanStored, core_out.ChangeNotStored):
+            self.changes.written(event)  # type: ignore[arg-type]
+        elif kind is job_on.TaskFinished:
+            self.checker.finished(event.execution)  # type: ignore[union-attr]
+
+    # --- outputs
+
+    def _acquires(self, effect: job_out.AcquireSlots) -> None:
         self.plan.acquires(effect.attempt)
         self.changes.acquires()
-        fails = self.world.choices.fault("no slots", 0.05)
-        event = job_on.SlotsFailed(effect.attempt, CAUSE) if fails else job_on.SlotsAcquired(effect.attempt)
-        at = self.world.loop.now + self.world.choices.delay("slots", 0, 15)
-        self.world.loop.at(at, self.process, self.tell, event)
 
-    def _deploy(self, order: core_out.DeployTasks) -> None:
+    def _deploys(self, order: core_out.DeployTasks) -> None:
         self.checker.deploys(order)
         self.plan.deploys(order)
         self.changes.deploys(order.graph)
         if self.deployment is not None:
             self.checker.replaced(self.deployment)
-        self.deployment = Deployment(self, order)
-        self.world.checker.deployed(self.deployment)
-        self.deployment.start(order.executions)
+        self.order = order
 
-    def _cancel_tasks(self, effect: job_out.CancelTasks) -> None:
+    def begin_deployment(self) -> int:
+        """Its number; the workers get their parts of it at once."""
+        self.deployment = Deployment(self, self.order)
+        self.world.checker.deployed(self.deployment)
+        return self.deployment.number
+
+    def _cancels(self, effect: job_out.CancelTasks) -> None:
         self.changes.cancels()
         deployment = self.deployment
         if deployment is None or not deployment.tasks.keys() >= set(effect.executions):
-            raise Violation(f"tasks are to be cancelled that were not deployed: {effect.executions}")
-        for execution in effect.executions:
-            if deployment.lives(execution.subtask):
-                deployment.send(execution.subtask, deployment.cancel, deployment.tasks[execution])
-            else:
-                self.tell(job_on.TaskCanceled(execution))
+            raise self.world.broke(f"tasks are to be cancelled that were not deployed: {effect.executions}")
 
     def _stop_ended(self, effect: job_out.StopCompleted | job_out.StopFailed) -> None:
         if effect.location is not None:
@@ -220,14 +289,8 @@ class Driver:
         if effect.status.is_globally_terminal:
             self.checker.told_of_the_end()
 
-    def _schedule_restart(self, effect: job_out.ScheduleRestart) -> None:
-        at = max(self.world.loop.now, effect.at_rel_ms - self.origin)
-        self.world.loop.at(at, self.process, self.tell, job_on.RestartTimerFired(effect.generation))
-
-    def _record_failure(self, effect: core_out.RecordFailure) -> None:
+    def _fails(self, effect: core_out.RecordFailure) -> None:
         self.failures.append(self.world.next_failure())
-        if effect.durable:
-            self.storage.keep_failures()
 
     def _job_ended(self, effect: job_out.JobEnded) -> None:
         """The result is durable before anything of the job is deleted: it must never be run again from nothing."""
@@ -235,9 +298,26 @@ class Driver:
         self.checker.told_of_the_end()
         self.checker.job_ended(effect, strategy_refused=self.plan.strategy_refused)
 
+    def _stores_result(self, order: core_out.StoreResult) -> None:
+        self.ends_as = order.ended.status.value
+
+    def _stores_overrides(self, order: core_out.StoreOverrides) -> None:
+        self.storing, self.tries_again = order.request_id, order.attempt > 0
+        self.world.checker.clients.begins(order.request_id)
+
+    def _stores_plan(self, order: core_out.StorePlan) -> None:
+        self.tries_again = order.attempt > 0
+        self.changes.storing(order)
+
     def _change_answered(self, answer: core_out.ChangeAnswered) -> None:
-        endpoint = self.endpoint if answer.request_id.startswith("patch") else self.changes
-        endpoint.answered(answer)
+        if not answer.request_id.startswith("patch"):
+            self.changes.answered(answer)
+            return
+        if answer.outcome is core_out.ChangeOutcome.JOB_ENDED:
+            self.checker.told_of_the_end()
+        if answer.outcome is core_out.ChangeOutcome.APPLIED:
+            self.world.crash_point(self, "before the answer")
+        self.world.checker.clients.hears(self, answer)
 
     def _request_ended(self, effect: out.RequestCompleted | out.RequestFailed) -> None:
         self.changes.savepoints.discard(effect.request_id)
@@ -248,150 +328,62 @@ class Driver:
             self.world.loop.at(at, self.process, self._cancel)
 
     def _cancel(self) -> None:
-        """Who asked for a savepoint first."""
+        """Whoever asked for a savepoint first."""
         if not self.shut_down and self.ended is None and self.world.ha.result is None:
             self.tell(job_on.CancelRequested())
 
-    def _nothing(self, effect: Any) -> None:
-        """For effects that only inform."""
-
-    # --- effects of the coordinator
-
-    def _schedule_timer(self, effect: out.ScheduleTimer) -> None:
-        self._timer_token += 1
-        self._timers[effect.timer] = self._timer_token
-        at = max(self.world.loop.now, effect.at_rel_ms - self.origin) + self.world.choices.delay("timer", 0, 2)
-        self.world.loop.at(at, self.process, self._fire, effect.timer, effect.generation, self._timer_token)
-
-    def _fire(self, timer: on.TimerId, generation: int, token: int) -> None:
-        """With late timers, one that was cancelled or replaced fires all the same."""
-        if self._timers.get(timer) == token:
-            del self._timers[timer]
-        elif not self.world.scenario.late_timers:
-            return
-        self.tell(on.TimerFired(timer, generation))
-
-    def _cancel_timer(self, effect: out.CancelTimer) -> None:
-        self._timers.pop(effect.timer, None)
-
-    def _trigger_sources(self, effect: out.TriggerSources) -> None:
-        deployment = self.deployment
-        undelivered = self.world.choices.fault("trigger undelivered", 0.01)
-        for execution in effect.tasks:
-            task = None if deployment is None else deployment.tasks.get(execution)
-            if deployment is None or task is None or undelivered:
-                self.tell(on.TriggerFailed(effect.checkpoint_id, "simulated"))
-                return
-            arguments = (task, effect.checkpoint_id, effect.options)
-            deployment.send(execution.subtask, deployment.trigger, *arguments, checkpointing=True)
-
-    def _notify_complete(self, effect: out.NotifyComplete) -> None:
-        deployment = self.deployment
-        if deployment is not None:
-            for execution in effect.tasks:
-                task = deployment.tasks.get(execution)
-                # What ends a stopped job is not lost: no later completion would heal it.
-                if task is not None and task.stopping == effect.checkpoint_id:
-                    at = self.world.loop.now + self.world.choices.delay("to worker", 0, 5)
-                    self.world.loop.at(at, None, deployment.completed, task, effect.checkpoint_id)
-                elif task is not None:
-                    arguments = (task, effect.checkpoint_id)
-                    deployment.send(execution.subtask, deployment.completed, *arguments, checkpointing=True)
-
-    def _notify_aborted(self, effect: out.NotifyAborted) -> None:
-        deployment = self.deployment
-        if deployment is not None:
-            for execution in effect.tasks:
-                task = deployment.tasks.get(execution)
-                if task is not None:
-                    arguments = (task, effect.checkpoint_id, effect.latest_completed)
-                    deployment.send(execution.subtask, deployment.aborted, *arguments, checkpointing=True)
-
-    def _shutdown_complete(self, effect: out.ShutdownComplete) -> None:
+    def has_shut_down(self) -> None:
         self.shut_down = True
-        if self.core.is_fenced:
-            return
-        if self.ended is not None and self.ended.status is JobStatus.SUSPENDED:
+        if not self.core.is_fenced and self.ended is not None and self.ended.status is JobStatus.SUSPENDED:
             self.die()
             self.world.released(self)
-        elif self.leads:
-            at = self.world.loop.now + 15  # behind the deletions that nobody waits for
-            self.world.loop.at(at, self.process, self.storage.clean_up, effect.keeps_nothing)
+
+    def patch(self, changes: CheckpointOverrides | None) -> None:
+        """``None`` is DELETE: back to the submitted values."""
+        request_id = self.world.checker.clients.asks(self, changes)
+        self.tell(core_out.PatchRequested(request_id, changes))
 
     # --- messages of workers
 
-    def checkpoint_message(self, deployment: Deployment, event: on.CoordinatorEvent) -> None:
-        """Acknowledgements and declines. On a lossy transport those of earlier attempts arrive as well."""
-        if (deployment is self.deployment or self.world.scenario.lossy) and not self.shut_down:
-            self.tell(event)
+    def worker_message(self, deployment: Deployment, peer: Peer, message: DeploymentMessage) -> None:
+        """On a lossy transport, checkpoints hear of earlier attempts as well."""
+        slot = peer.slot
+        if deployment is self.deployment and slot.worker is not None and slot.worker.peer is cast(Any, peer):
+            if slot.owner is not None:
+                slot.owner.worker_message(slot, message)
+        elif self.world.scenario.lossy and not self.shut_down:
+            match message:
+                case AcknowledgeCheckpoint(_, vertex_id, subtask, number, directory, state, metrics):
+                    execution = ExecutionId(vertex_id, subtask, deployment.attempt)
+                    self.tell(on.Acknowledged(number, execution, directory, state, metrics))
+                case DeclineCheckpoint(_, vertex_id, subtask, number, reason, text):
+                    execution = ExecutionId(vertex_id, subtask, deployment.attempt)
+                    self.tell(on.Declined(number, execution, CheckpointFailureReason[reason], text))
 
-    def end_of_data(self, deployment: Deployment, task: Subtask) -> None:
-        if deployment is self.deployment and not self.shut_down:
-            self.tell(on.EndOfDataReached(task.execution, waits=deployment.waits(task)))
-
-    def task_running(self, deployment: Deployment, task: Subtask) -> None:
-        if deployment is self.deployment:
-            self.tell(job_on.TaskRunning(task.execution))
-
-    def task_finished(self, deployment: Deployment, task: Subtask) -> None:
-        if deployment is self.deployment and not self.shut_down:
-            self.checker.finished(task.execution)
-            self.tell(job_on.TaskFinished(task.execution))
-
-    def task_canceled(self, deployment: Deployment, task: Subtask) -> None:
-        if deployment is self.deployment:
-            self.tell(job_on.TaskCanceled(task.execution))
-
-    def task_failed(self, deployment: Deployment, task: Subtask) -> None:
-        if deployment is self.deployment:
-            self.tell(job_on.TaskFailed(task.execution, CAUSE))
-
-    def worker_lost(self, deployment: Deployment, index: int) -> None:
-        if deployment is self.deployment:
-            for execution in self._alive_in(index):
-                self.tell(job_on.TaskFailed(execution, CAUSE))
-
-    def _alive_in(self, index: int) -> list[ExecutionId]:
-        return [execution for execution in self.machine.tasks.alive if execution.subtask == index]
+    def worker_gone(self, peer: Peer) -> None:
+        slot = peer.slot
+        if slot.worker is not None and slot.worker.peer is cast(Any, peer):
+            slot.worker = None
+            if slot.owner is not None:
+                slot.owner.worker_lost(slot, "simulated")
 
 
-_EXECUTE: dict[type[Any], Callable[[Driver, Any], None]] = {
+_OBSERVES: dict[type[Any], Callable[[Driver, Any], None]] = {
     job_out.StatusChanged: Driver._status_changed,
-    job_out.AcquireSlots: Driver._acquire_slots,
-    job_out.CancelTasks: Driver._cancel_tasks,
+    job_out.AcquireSlots: Driver._acquires,
+    job_out.CancelTasks: Driver._cancels,
     job_out.StopCompleted: Driver._stop_ended,
     job_out.StopFailed: Driver._stop_ended,
-    job_out.ScheduleRestart: Driver._schedule_restart,
-    job_out.CancelRestart: Driver._nothing,
     job_out.JobEnded: Driver._job_ended,
-    core_out.DeployTasks: Driver._deploy,
-    core_out.RecordFailure: Driver._record_failure,
-    core_out.RecordAttempt: lambda driver, order: driver.storage.record_attempt(order),
-    core_out.StoreResult: lambda driver, order: driver.storage.store_result(order),
-    core_out.StoreOverrides: lambda driver, order: driver.endpoint.store(order),
-    core_out.SettleOverrides: lambda driver, order: driver.endpoint.settle(order),
+    core_out.DeployTasks: Driver._deploys,
+    core_out.RecordFailure: Driver._fails,
+    core_out.StoreResult: Driver._stores_result,
+    core_out.StoreOverrides: Driver._stores_overrides,
     core_out.ChangeAnswered: Driver._change_answered,
     core_out.ReserveSlots: lambda driver, order: driver.changes.reserve(order),
     core_out.ReleaseReserve: lambda driver, order: driver.changes.release(order),
-    core_out.StorePlan: lambda driver, order: driver.changes.store(order),
-    core_out.SettlePlan: lambda driver, order: driver.changes.settle(order),
-    out.ScheduleTimer: Driver._schedule_timer,
-    out.CancelTimer: Driver._cancel_timer,
-    out.TriggerSources: Driver._trigger_sources,
-    out.NotifyComplete: Driver._notify_complete,
-    out.NotifyAborted: Driver._notify_aborted,
+    core_out.StorePlan: Driver._stores_plan,
+    core_out.SettlePlan: lambda driver, order: driver.changes.settling(order),
     out.RequestCompleted: Driver._request_ended,
     out.RequestFailed: Driver._request_ended,
-    out.ShutdownComplete: Driver._shutdown_complete,
-    out.InitializeLocation: lambda driver, effect: driver.storage.initialize_location(effect),
-    out.WriteMetadata: lambda driver, effect: driver.storage.write_metadata(effect),
-    out.ResolveMetadata: lambda driver, effect: driver.storage.resolve_metadata(effect),
-    out.AddToStore: lambda driver, effect: driver.storage.add_to_store(effect),
-    out.ResolveStore: lambda driver, effect: driver.storage.resolve_store(effect),
-    out.RemoveFromStore: lambda driver, effect: driver.storage.remove_from_store(effect),
-    out.DiscardCheckpoint: lambda driver, effect: driver.storage.discard_checkpoint(effect),
-    out.DiscardLocation: lambda driver, effect: driver.storage.discard_location(effect),
-    out.DiscardState: lambda driver, effect: driver.storage.discard_state(effect),
-    out.DeleteSharedFiles: lambda driver, effect: driver.storage.delete_shared(effect),
-    out.FindLeftovers: lambda driver, effect: driver.storage.find_leftovers(effect),
 }

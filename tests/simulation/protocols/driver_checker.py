@@ -17,6 +17,7 @@ from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
+from ckpt_runtime.checkpoint.state_handles import is_shared
 from ckpt_runtime.checkpoint.triggering import TriggerRequest
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects as job_out
@@ -26,7 +27,7 @@ from ckpt_runtime.scheduler.job_events import JobEvent
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import subtasks_of
 from tests.simulation.protocols.failure_model import FailureModel, reason_of
-from tests.simulation.protocols.storage import METADATA
+from tests.simulation.protocols.files import DIRECTORY, SAVEPOINTS, path_of
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
@@ -92,10 +93,19 @@ class DriverChecker:
         self._ticked_now = False
         self._rhythm_before: tuple[int | None, int] = (None, 0)
         self.mine: set[int] = set()
+        self.confirmed: set[int] = set()
+        """Checkpoints whose pointers it knew to be there while it led."""
+        self._completed: set[int] = set()
         self.has_completed = False
         self.known_directories: set[str] = set()
-        self.known_shared: set[str] = set()
+        self.known_shared: dict[str, int] = {}
+        """Shared files by the last checkpoint that used them."""
+        for entry in self._world.ha.pointers.values():
+            used = self._world.files.files_of(entry.checkpoint).shared
+            self.known_shared.update((path, entry.checkpoint.id) for path in used)
         self.released: set[int] = set()
+        self.removing: dict[int, str | None] = {}
+        """What is to be deleted behind a pointer."""
         self.outlives: int | None = None
 
     @property
@@ -146,12 +156,10 @@ class DriverChecker:
         elif kind is on.Acknowledged:
             if event.checkpoint_id in self.mine:  # type: ignore[union-attr]
                 self._acknowledged(event)  # type: ignore[arg-type]
-                self.known_shared.update(f.path for f in event.state.files() if f.path.startswith("/"))  # type: ignore[union-attr]
         elif kind is on.LeftoversFound:
             self.known_directories.update(name for _, name in event.checkpoints)  # type: ignore[union-attr]
         elif kind is on.Shutdown:
-            own = (n for n in self._world.ha.pointers if n not in self._world.ha.stale and n != self._world.origin_id)
-            self.outlives = max(own, default=None)
+            self.outlives = max((n for n in self._world.ha.pointers if n != self._world.origin_id), default=None)
         elif kind is on.JobRunning:
             self._failures.reset()
             self._ticks.clear()
@@ -196,7 +204,10 @@ class DriverChecker:
         if entry is not None and event.execution.attempt == self._driver.machine.attempt:
             entry.waits_for.discard(event.execution.key)
         for file in event.state.files():  # whoever wrote it into a deleted directory has told of it now
-            self._world.files.orphans.discard((event.directory, file.path))
+            path = path_of(file.path if is_shared(file) else f"{event.directory}/{file.path}")
+            self._world.files.orphans.discard(path)
+            if is_shared(file):
+                self.known_shared[path] = event.checkpoint_id
 
     def _check_event(self, event: on.CoordinatorEvent, effects: list[out.Effect]) -> None:
         kind = type(event)
@@ -290,6 +301,8 @@ class DriverChecker:
     def _write(self, effect: out.WriteMetadata) -> None:
         """I7: every task of the plan has acknowledged or was finished before."""
         checkpoint = effect.checkpoint
+        if checkpoint.is_savepoint:
+            self._world.published[checkpoint.directory] = checkpoint
         entry = self.open[checkpoint.id]
         entry.writing = True
         described = [(vertex.id, vertex.parallelism) for vertex in checkpoint.vertices]
@@ -302,7 +315,7 @@ class DriverChecker:
                 self.require(ended, f"{checkpoint.id} has no state of {key}, which has not finished")
             else:
                 taken = self._shared.snapshots_of(checkpoint.id, *key)
-                paths = [file.path for file in state.files() if not file.path.startswith("/")]
+                paths = [file.path for file in state.files() if not is_shared(file)]
                 self.require(all(path in taken for path in paths), f"{checkpoint.id} has a foreign state of {key}")
 
     def _add(self, effect: out.AddToStore) -> None:
@@ -314,34 +327,40 @@ class DriverChecker:
         plain = checkpoint.properties.type is CheckpointType.SAVEPOINT
         self.require(not plain, f"the savepoint {checkpoint.id} enters the store")
         self.require(effect.owned is not checkpoint.is_savepoint, f"{checkpoint.id} is owned: {effect.owned}")
-        foreign = files.files_of(checkpoint).shared & files.user_shared
+        users = frozenset[str]().union(*files.user_owned.values())
+        foreign = files.files_of(checkpoint).shared & users
         self.require(not foreign, f"checkpoint {checkpoint.id} refers to {sorted(foreign)} of the user's snapshot")
 
     def _notify_complete(self, effect: out.NotifyComplete) -> None:
         driver = self._driver
         number = effect.checkpoint_id
-        self.require(driver.leads, f"a driver that does not lead completes {number}")
+        confirmed = driver.leads or number in self.confirmed
+        self.require(confirmed, f"a driver that does not lead completes {number}")
         self.require(number in self.mine, f"{number} of another driver is notified")
         self.require(number in self._shared.completed, f"{number} is notified without being complete")
-        self.require(number > self._shared.notified, f"{number} is notified after {self._shared.notified}")
-        self._shared.notified = number
+        if driver.leads:
+            self.require(number > self._shared.notified, f"{number} is notified after {self._shared.notified}")
+            self._shared.notified = number
 
     def _notify_aborted(self, effect: out.NotifyAborted) -> None:
         driver = self._driver
         number = effect.checkpoint_id
-        self.require(number not in self._shared.completed, f"{number} is aborted after it was completed")
-        latest = max((n for n in self._world.ha.pointers if n not in self._world.ha.stale), default=-1)
+        self.require(not self._has_completed(number), f"{number} is aborted after it was completed")
+        latest = max(self._world.ha.pointers, default=-1)
         if driver.leads:
             self.require(effect.latest_completed <= latest, f"tells of {effect.latest_completed}, newest is {latest}")
 
     def _request_completed(self, effect: out.RequestCompleted) -> None:
         self._request_ended(effect.request_id)
         files = self._world.files
-        present = files.directories.get(effect.external_path, set())
-        self.require(METADATA in present, f"{effect.external_path} is told to be complete")
-        if effect.external_path.startswith("savepoints/"):
-            self.require(effect.external_path in self._world.published, f"{effect.external_path} is not a savepoint")
-            files.savepoints[effect.external_path] = self._world.published[effect.external_path]
+        path = effect.external_path
+        self.require(files.has_metadata(path), f"{path} is told to be complete")
+        if path.startswith(SAVEPOINTS):
+            self.require(path in self._world.published, f"{path} is not a savepoint")
+            savepoint = self._world.published[path]
+            missing = files.missing(savepoint)
+            self.require(not missing, f"{path} is told to be complete, and lacks {missing}")
+            files.savepoints[path] = savepoint
 
     def _request_failed(self, effect: out.RequestFailed) -> None:
         self._request_ended(effect.request_id)
@@ -353,6 +372,7 @@ class DriverChecker:
 
     def _removes(self, effect: out.RemoveFromStore) -> None:
         self.released.add(effect.checkpoint_id)
+        self.removing[effect.checkpoint_id] = effect.discards
         if effect.attempt == 0:
             self._cleaning += 1
 
@@ -368,13 +388,13 @@ class DriverChecker:
 
     def triggered(self, number: int, properties: CheckpointProperties | None = None) -> None:
         """Ids rise over all drivers (I6)."""
-        self.require(number > self._shared.last_id, f"id {number} after {self._shared.last_id}")
-        self._shared.last_id = number
+        used = self._world.ha.counter
+        self.require(number >= used or not self._driver.leads, f"id {number}, below {used} all are used up")
         request = self._driver.coordinator.pending_request(number)
         assert request is not None
         self.mine.add(number)
         if not request.properties.is_savepoint:
-            self.known_directories.add(f"chk-{number}")
+            self.known_directories.add(f"{DIRECTORY}/chk-{number}")
         deployment = self._driver.deployment
         assert deployment is not None
         graph, restored = deployment.graph, deployment.finished_vertices
@@ -387,10 +407,11 @@ class DriverChecker:
         now = self._world.loop.now
         stored = entry.properties.notifies_and_subsumes
         self._shared.completed[number] = stored
+        self._completed.add(number)
         self._failures.succeeded(number)
         self._pause_from = now
         self.require(number not in self._shared.aborted, f"{number} is completed after it was aborted")
-        if stored:
+        if stored and self._driver.leads:
             self.require(number in self._world.ha.pointers, f"{number} is completed without a durable pointer")
             self.require(number > self._shared.newest, f"{number} is completed after {self._shared.newest}")
             self._shared.newest = number
@@ -401,16 +422,17 @@ class DriverChecker:
     def ended_badly(self, number: int, message: str) -> None:
         entry = self._end(number)
         driver = self._driver
-        self._shared.aborted.add(number)
+        if self._driver.leads and number < self._world.ha.counter:  # a later driver may use any other id
+            self._shared.aborted.add(number)
         reason = reason_of(message)
         self._shared.reasons.add(reason)
-        pointer = number in self._world.ha.pointers and number not in self._world.ha.stale
+        pointer = number in self._world.ha.pointers and self._driver.leads
         subsumed = reason is Reason.CHECKPOINT_SUBSUMED
         self.require(not subsumed or not entry.properties.is_savepoint, f"savepoint {number} is subsumed")
         later = subsumed and not any(other > number for other in self._shared.completed)
         self.require(not later, f"{number} is subsumed by an older one")
         self.require(not pointer, f"{number} is aborted, but its pointer is durable")
-        self.require(number not in self._shared.completed, f"{number} is aborted after it was completed")
+        self.require(not self._has_completed(number), f"{number} is aborted after it was completed")
         if reason is Reason.CHECKPOINT_EXPIRED:
             due = entry.started + driver.coordinator.configuration.timeout_ms
             self.require(self._world.loop.now >= due, f"{number} expires at {self._world.loop.now}, before {due}")
@@ -422,6 +444,10 @@ class DriverChecker:
         tolerable = driver.coordinator.configuration.tolerable_failed_checkpoints
         fails_job = self._failures.failed(number, reason, entry.properties, tolerable, by_running_task)
         self._note_failure(fails_job=fails_job)
+
+    def _has_completed(self, number: int) -> bool:
+        """A later driver may have used the id before this one has reserved it."""
+        return number in self._completed or (self._driver.leads and number in self._shared.completed)
 
     def no_id(self) -> None:
         """High availability gives no id for the next trigger."""

@@ -1,6 +1,6 @@
 """Changes of a job's plan in the simulation, of its parallelism and of its configuration.
 
-Asks for them, has the slots and the stored plan that they need, and checks each step.
+Asks for them and checks each step.
 
 What is checked is written from the rules alone: for another parallelism slots first, then a fresh checkpoint; then
 stored, then deployed; what is stored is old or new; what was reserved is given back; each request is answered once,
@@ -16,24 +16,18 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
-from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
-from ckpt_runtime.jobmaster.job_record import with_plan
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds
-from ckpt_runtime.storage.job_store import StoredJob
-from tests.simulation.protocols.driver_storage import Outcome
 from tests.simulation.protocols.observed import ObservedStrategy
 from tests.simulation.protocols.scenario import STRATEGIES, other_settings
-from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
 
 Shape = tuple[int, ...]
-_PAUSE_MS = 15
 _ENDING = (CoordinatorState.CLOSING, CoordinatorState.CLOSED)
 _STRATEGIES = ("exponential",) * 5 + ("fixed", "rate", "none")
 _SETTLED = (ChangeOutcome.APPLIED, ChangeOutcome.NOT_STORED)
@@ -78,10 +72,6 @@ def possible(graph: JobGraph, bounds: Mapping[str, ParallelismBounds]) -> bool:
     )
 
 
-def _given(document: StoredJob) -> Configuration:
-    return Configuration(document.configuration).without("$internal.")
-
-
 class PlanEndpoint:
     """Of one driver. ``shape`` is that of the graph which the driver has to deploy next."""
 
@@ -103,6 +93,9 @@ class PlanEndpoint:
         self._bounds: Bounds = {}
         self._asked = 0
         self._answers: list[ChangeOutcome] = []
+        self._order: core.StorePlan | core.SettlePlan | None = None
+        self._applies = False
+        self._drops: JobGraph | None = None
 
     @property
     def is_settled(self) -> bool:
@@ -232,28 +225,14 @@ class PlanEndpoint:
     # --- slots
 
     def reserve(self, order: core.ReserveSlots) -> None:
-        """They come late, fewer than wanted, or never; one that came may be lost."""
-        choices = self._world.choices
         self._reserved = 0
-        late = choices.delay("reserve", 0, 200 if choices.fault("slots are late", 0.2) else 15)
-        if choices.fault("slots never come", 0.15):
-            self._later(late, partial(self._reserve, order, None))
-            return
-        few = choices.fault("slots are few", 0.2)
-        self._later(late, partial(self._reserve, order, order.least if few else order.count))
-        if choices.fault("a reserved slot is lost", 0.1):
-            self._later(late + choices.delay("loss", 1, 40), partial(self._reserve, order, None))
 
-    def _reserve(self, order: core.ReserveSlots, count: int | None) -> None:
-        if order.request_id != self._desired or self._reserved is None:
-            return
-        if count is None:
+    def reserved(self, event: core.SlotsReserved | core.SlotsNotReserved) -> None:
+        if event.request_id == self._desired and self._reserved is not None:
             self._reserved = 0
-            self._driver.tell(core.SlotsNotReserved(order.request_id, "simulated"))
-        else:
-            self._reserved = count
-            self._pointers = frozenset(self._world.ha.pointers)
-            self._driver.tell(core.SlotsReserved(order.request_id, count))
+            if isinstance(event, core.SlotsReserved):
+                self._reserved = event.slots
+                self._pointers = frozenset(self._world.ha.pointers)
 
     def release(self, order: core.ReleaseReserve) -> None:
         self._reserved = None
@@ -269,15 +248,11 @@ class PlanEndpoint:
         graph = self._world.ha.graph
         return shape(graph), declared_bounds(graph), self._world.ha.document.version
 
-    def store(self, order: core.StorePlan) -> None:
-        if order.attempt == 0:
-            self._may_store(order)
-            self._store(order)
-        else:
-            self._later(_PAUSE_MS * order.attempt, partial(self._store, order))
-
-    def _may_store(self, order: core.StorePlan) -> None:
+    def storing(self, order: core.StorePlan) -> None:
         """From now on old or new may be stored, and nothing else."""
+        self._order = order
+        if order.attempt:
+            return
         self._wanted = shape(order.graph), declared_bounds(order.graph), order.own.version
         self._require(order.request_id == self._desired, "a graph is stored that nobody asked for")
         if shape(order.graph) == self.shape and self._configuring is None:
@@ -288,54 +263,27 @@ class PlanEndpoint:
             self._require(bool(fresh), "a graph is stored without a fresh checkpoint")
             self._require(bool(self._reserved), "a graph is stored whose slots were lost")
 
-    def _store(self, order: core.StorePlan) -> None:
-        ha = self._world.ha
-        if order.attempt and self._is_stored(order) and ha.job_is_stored:
-            self._later(1, partial(self._written, order, Outcome.DONE))  # what was unknown has been done
-            return
-        self._driver.storage.write(
-            "graph",
-            partial(self._write, order.graph, order.own, ha.revision),
-            partial(self._written, order),
-            faults=0.1 if order.attempt == 0 else 0.6,
-        )
+    def settling(self, order: core.SettlePlan) -> None:
+        self._order = order
 
-    def _is_stored(self, order: core.StorePlan | core.SettlePlan) -> bool:
-        ha = self._world.ha
-        return ha.graph == order.graph and ha.document.version == order.own.version
-
-    def _write(self, graph: JobGraph, own: OwnConfiguration, revision: int) -> bool:
-        ha = self._world.ha
-        if ha.revision != revision or not ha.job_is_stored:
-            return False
-        if ha.graph != graph and self._driver.leads and not self._world.job_has_ended:
+    def stores(self, graph: JobGraph) -> None:
+        """It takes effect, perhaps long after its answer: the driver must still be at it."""
+        if self._world.ha.graph != graph and self._driver.leads and not self._world.job_has_ended:
             self._require(self._desired is not None, f"{shape(graph)} is stored when the rescale is settled")
-        self._world.options.stored(ha.document, own)
-        ha.graph = graph
-        ha.document = with_plan(ha.document, graph, own)
-        ha.revision += 1
-        return True
 
-    def _written(self, order: core.StorePlan | core.SettlePlan, outcome: Outcome) -> None:
-        name = order.request_id
-        if outcome is Outcome.UNKNOWN:
-            self._driver.tell(core.ChangeUnknown(name, "simulated"))
-        elif outcome is Outcome.DONE and self._is_stored(order):
-            told = self._answered
+    def written(self, event: core.PlanStored | core.ChangeNotStored) -> None:
+        """The driver is about to hear whether it is stored."""
+        order = self._order
+        if order is None or event.request_id != order.request_id:
+            return
+        if isinstance(event, core.PlanStored):
             self._in_force(order)
-            self._driver.tell(core.PlanStored(name))
-            self._desired = None if told else self._desired
-            if self._driver.leads and self._driver.coordinator.state not in _ENDING and self._configuring is not None:
-                self._world.checker.clients.in_force(self._driver)
-        else:
-            told = self._answered
-            settled = isinstance(order, core.SettlePlan) and outcome is Outcome.DONE
-            self._driver.tell(core.ChangeNotStored(name, "simulated", settled or not self._world.ha.job_is_stored))
-            if told and self._driver.core.target_graph is not order.graph:
+            if self._answered:
                 self._desired = None
+        else:
+            self._drops = order.graph if self._answered else None
 
     def _in_force(self, order: core.StorePlan | core.SettlePlan) -> None:
-        """The driver is about to hear that it is stored."""
         event = self._configuring
         before = self.shape
         self.shape, self._graph = shape(order.graph), order.graph
@@ -344,16 +292,16 @@ class PlanEndpoint:
         if event is not None and event.request_id == order.request_id:
             strategy = event.strategy
             self._driver.plan.in_force(event.plan, strategy if isinstance(strategy, ObservedStrategy) else None)
+            self._applies = True
 
-    def settle(self, order: core.SettlePlan) -> None:
-        """As it is, under a new revision."""
-        self._later(_PAUSE_MS * (order.attempt + 1), partial(self._settle, order))
-
-    def _settle(self, order: core.SettlePlan) -> None:
-        ha = self._world.ha
-        own = replace(order.own, given=_given(ha.document), version=ha.document.version, notes=ha.document.notes)
-        write = partial(self._write, ha.graph, own, ha.revision)
-        self._driver.storage.write("graph", write, partial(self._written, order), faults=0.3)
+    def heard(self) -> None:
+        """The driver has: settings are in force, or a change without an answer has come to nothing."""
+        driver, graph = self._driver, self._drops
+        if self._applies and driver.leads and driver.coordinator.state not in _ENDING:
+            self._world.checker.clients.in_force(driver)
+        if graph is not None and driver.core.target_graph is not graph:
+            self._desired = None
+        self._applies, self._drops = False, None
 
     # --- what follows
 
@@ -398,4 +346,4 @@ class PlanEndpoint:
 
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
-            raise Violation(f"rescale: {message}")
+            raise self._world.broke(f"rescale: {message}")

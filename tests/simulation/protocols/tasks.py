@@ -10,18 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.state_handles import (
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
+from ckpt_runtime.network.control_messages import (
+    AcknowledgeCheckpoint,
+    Canceled,
+    DeclineCheckpoint,
+    DeploymentMessage,
+    EndOfDataReport,
+    TaskFailure,
+    TaskStateChanged,
+)
 from ckpt_runtime.scheduler.core_events import DeployTasks
 from ckpt_runtime.scheduler.job_events import FailureInfo
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
+    from tests.simulation.protocols.host import Peer
 
 CAUSE = FailureInfo("SimulatedFailure", "simulated")
 
@@ -90,14 +105,25 @@ class Deployment:
         self.base_id = 0 if order.restored is None else order.restored.checkpoint_id
         self.finished_vertices = frozenset() if order.restored is None else order.restored.finished_vertices
         self.number = self.world.next_number()
+        self.attempt = order.attempt
+        self.peers: list[Peer] = []
         self.tasks: dict[ExecutionId, Subtask] = {}
         self._restored = order.restored
         self._by_key: dict[SubtaskKey, Subtask] = {}
         self._last_in = [0] * graph.slots
         self._last_out = [0] * graph.slots
-        self._lives = [True] * graph.slots
         self._sinks = {vertex.id for vertex in graph.vertices} - {edge.source for edge in graph.edges}
         self.data_ended_at: int | None = None
+        for execution in order.executions:
+            vertex = graph.vertex(execution.vertex_id)
+            owned = key_group_range(vertex.max_parallelism, vertex.parallelism, execution.subtask)
+            task = Subtask(execution, owned)
+            self.tasks[execution] = self._by_key[execution.key] = task
+            self._restore(task)
+        for edge in graph.edges:
+            self._connect(edge.source, edge.target, edge.partitioning)
+        for task in self.tasks.values():
+            task.left_data = task.expected
 
     def waits(self, task: Subtask) -> bool:
         """Whether it ends with a checkpoint only."""
@@ -108,10 +134,6 @@ class Deployment:
             or task.stopping is not None
             or not scenario.submitted.checkpoints_after_tasks_finish
         )
-
-    def lives(self, index: int) -> bool:
-        """Whether the worker does, as far as its connection tells."""
-        return self._lives[index]
 
     # --- the connections
 
@@ -141,14 +163,20 @@ class Deployment:
         self._last_out[index] = at
         world.loop.at(at, self.driver.process, action, *arguments)
 
+    def tell(self, index: int, message: DeploymentMessage, *, checkpointing: bool = False) -> None:
+        """A message of the worker to its driver."""
+        self.report(index, self.driver.worker_message, self, self.peers[index], message, checkpointing=checkpointing)
+
     def cut(self, index: int) -> None:
         """A worker dies with its connection; the driver learns it after what was sent before."""
-        if self._lives[index]:
-            self._lives[index] = False
-            for task in self.tasks.values():
-                if task.execution.subtask == index:
-                    self._stop(task)
-            self.report(index, self.driver.worker_lost, self, index)
+        if index < len(self.peers) and self.peers[index].alive:
+            self.peers[index].alive = False
+            for task in self._in(index):
+                self._stop(task)
+            self.report(index, self.driver.worker_gone, self.peers[index])
+
+    def _in(self, index: int) -> list[Subtask]:
+        return [task for task in self.tasks.values() if task.execution.subtask == index]
 
     def die(self) -> None:
         """All workers die: their driver is gone."""
@@ -157,31 +185,20 @@ class Deployment:
 
     # --- the life of subtasks
 
-    def start(self, executions: tuple[ExecutionId, ...]) -> None:
-        """Deploys them."""
-        world = self.world
-        for execution in executions:
-            vertex = self.graph.vertex(execution.vertex_id)
-            owned = key_group_range(vertex.max_parallelism, vertex.parallelism, execution.subtask)
-            task = Subtask(execution, owned)
-            self.tasks[execution] = self._by_key[execution.key] = task
-            self._restore(task)
-        for edge in self.graph.edges:
-            self._connect(edge.source, edge.target, edge.partitioning)
-        for task in self.tasks.values():
-            task.left_data = task.expected
-            index = task.execution.subtask
-            if world.choices.fault("deployment fails", 0.006):
-                self.send(index, self.fail, task)
-            else:
-                self.send(index, self._run, task)
+    def start(self, peer: Peer, index: int) -> None:
+        """A worker gets its part; workers get theirs in the order of their slots."""
+        assert index == len(self.peers)
+        self.peers.append(peer)
+        for task in self._in(index):
+            fails = self.world.choices.fault("deployment fails", 0.006)
+            self.send(index, self.fail if fails else self._run, task)
 
     def _restore(self, task: Subtask) -> None:
         if self._restored is not None:
             states = self._restored.states[task.execution.key].values()
             handles = (handle for state in states for handle in state.keyed)
             files = dict.fromkeys(file.path for handle in handles for file in handle.state_files())
-            task.base = tuple(path for path in files if path.startswith("/"))
+            task.base = tuple(path for path in files if "://" in path)
         task.last_id = task.reported = self.base_id
 
     def _connect(self, source: str, target: str, partitioning: Partitioning) -> None:
@@ -196,11 +213,11 @@ class Deployment:
                 task.expected += 1
 
     def _run(self, task: Subtask) -> None:
-        if task.ended:
+        if task.ended or not self.peers[task.execution.subtask].alive:
             return
         task.running = True
         world = self.world
-        self.report(task.execution.subtask, self.driver.task_running, self, task)
+        self._tell_state(task, TaskState.RUNNING)
         if world.scenario.bounded and not task.expected:
             # A source that had ended in the restored snapshot has nothing more to give, and some have little.
             ended = task.execution.vertex_id in self.finished_vertices or world.choices.chance("little data", 0.15)
@@ -215,7 +232,8 @@ class Deployment:
             self.world.loop.at(self.world.loop.now, None, self._finish, task)
         if all(other.end_of_data or other.ended for other in self.tasks.values()):
             self.data_ended_at = self.world.loop.now
-        self.report(task.execution.subtask, self.driver.end_of_data, self, task)
+        vertex_id, index = task.execution.key
+        self.tell(index, EndOfDataReport(self.number, vertex_id, index, self.waits(task)))
         for target in task.downstream:
             target.left_data -= 1
             if not target.left_data:
@@ -228,18 +246,24 @@ class Deployment:
             task.ended = True
             for number in sorted(task.uploading):
                 if self.world.choices.chance("upload of a dead task stays", 0.5):
-                    self.world.files.write(task.options[number].directory, self._file(task))
+                    self.world.files.write(f"{task.options[number].directory}/{self._file(task)}")
             task.uploading.clear()
 
     def fail(self, task: Subtask) -> None:
-        if not task.ended:
+        """Unless its worker has not got it: the driver died while it deployed."""
+        if not task.ended and task.execution.subtask < len(self.peers):
             self._stop(task)
-            self.report(task.execution.subtask, self.driver.task_failed, self, task)
+            self._tell_state(task, TaskState.FAILED)
 
-    def cancel(self, task: Subtask) -> None:
-        if not task.ended:
+    def cancel(self, index: int) -> None:
+        for task in self._in(index):
             self._stop(task)
-            self.report(task.execution.subtask, self.driver.task_canceled, self, task)
+        self.tell(index, Canceled(self.number, True))
+
+    def _tell_state(self, task: Subtask, state: TaskState) -> None:
+        vertex_id, index = task.execution.key
+        failure = TaskFailure(CAUSE) if state is TaskState.FAILED else None
+        self.tell(index, TaskStateChanged(self.number, vertex_id, index, state, failure))
 
     def _finish(self, task: Subtask) -> None:
         """Behind everything upstream, as a gate that has to see the end of each of its channels.
@@ -250,7 +274,7 @@ class Deployment:
         if task.ended or task.expected or (task.uploading and not self.waits(task)):
             return
         task.ended = True
-        self.report(task.execution.subtask, self.driver.task_finished, self, task)
+        self._tell_state(task, TaskState.FINISHED)
         for target in task.downstream:
             target.expected -= 1
             for number in sorted(target.arrived):
@@ -308,8 +332,9 @@ class Deployment:
             world.loop.at(at, None, self._barrier, target, checkpoint_id, options)
 
     def _decline(self, task: Subtask, checkpoint_id: int, reason: Reason) -> None:
-        event = on.Declined(checkpoint_id, task.execution, reason)
-        self.report(task.execution.subtask, self.driver.checkpoint_message, self, event, checkpointing=True)
+        vertex_id, index = task.execution.key
+        message = DeclineCheckpoint(self.number, vertex_id, index, checkpoint_id, reason.name, "simulated")
+        self.tell(index, message, checkpointing=True)
 
     def _file(self, task: Subtask) -> str:
         execution = task.execution
@@ -324,15 +349,18 @@ class Deployment:
             self._finish_if_due(task)
             return
         private = self._file(task)
-        self.world.files.write(options.directory, private)
+        self.world.files.write(f"{options.directory}/{private}")
         self.world.checker.duplicated(self.driver, checkpoint_id, task.sources.pop(checkpoint_id, ()))
         shared = self._shared_files(task, checkpoint_id, options)
         files = (StateFile(path, 1, "x") for path in (private, *shared))
         handles = tuple(KeyedStateHandle(task.key_groups, file, ()) for file in files)
         state = SubtaskState({task.execution.vertex_id: OperatorSubtaskState(handles)}, 1)
-        event = on.Acknowledged(checkpoint_id, task.execution, options.directory, state)
         self.world.checker.snapshot_taken(checkpoint_id, task.execution, private)
-        self.report(task.execution.subtask, self.driver.checkpoint_message, self, event, checkpointing=True)
+        vertex_id, index = task.execution.key
+        message = AcknowledgeCheckpoint(
+            self.number, vertex_id, index, checkpoint_id, options.directory, state, CheckpointMetrics()
+        )
+        self.tell(index, message, checkpointing=True)
         self._finish_if_due(task)
 
     def _finish_if_due(self, task: Subtask) -> None:
@@ -343,10 +371,10 @@ class Deployment:
         """Incremental: a new file, and those of the last confirmed checkpoint except for what was compacted away."""
         if not options.properties.incremental or options.properties.is_savepoint:
             return ()
-        new = f"/shared/{self._file(task)}-{checkpoint_id}"
+        new = f"{options.shared_directory}/chk-{checkpoint_id}-{self._file(task)}"
         old = task.base[-2:] if options.properties.is_incremental else ()
         files = (*old, new)
-        self.world.files.shared.add(new)
+        self.world.files.write(new)
         task.shared[checkpoint_id] = files
         return files
 
@@ -370,9 +398,9 @@ class Deployment:
             at = self.world.loop.now + self.world.choices.delay("end", 0, 10)
             self.world.loop.at(at, None, self.fail if fails else self._finish, task)
 
-    def aborted(self, task: Subtask, checkpoint_id: int, latest_completed: int) -> None:
+    def aborted(self, task: Subtask, checkpoint_id: int, latest_completed: int | None) -> None:
         """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot go on."""
-        if latest_completed > 0:
+        if latest_completed is not None:
             self.completed(task, latest_completed)
         if task.ended:
             return

@@ -11,6 +11,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointT
 from ckpt_runtime.scheduler import core_events as core_on
 from ckpt_runtime.scheduler import job_events as job_on
 from tests.simulation.protocols.event_loop import DriverCrash
+from tests.simulation.protocols.files import SAVEPOINTS
 from tests.simulation.schedules.schedule import Action
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Users:
         if not driver.shut_down:
             if driver.backlog:
                 self._toggle_backlog(driver)
-            driver.endpoint.patch(CALM)
+            driver.patch(CALM)
 
     def _break(self, driver: Driver, kind: str, value: Random) -> None:
         deployment = driver.deployment
@@ -107,14 +108,14 @@ class Users:
             case "patch":
                 names = value.sample(sorted(_VALUES), value.choice((1, 1, 2)))
                 changes: dict[str, Any] = {name: value.choice(_VALUES[name]) for name in names}
-                driver.endpoint.patch(CheckpointOverrides(**changes))
+                driver.patch(CheckpointOverrides(**changes))
             case "reset overrides":
-                driver.endpoint.patch(None)
+                driver.patch(None)
             case "stop":
                 self._requests += 1
                 request_id = f"stop-{self._requests}"
                 driver.checker.stops.add(request_id)
-                driver.tell(job_on.StopRequested(request_id, value.random() < 0.5, "savepoints"))
+                driver.tell(job_on.StopRequested(request_id, value.random() < 0.5, SAVEPOINTS))
             case "cancel":
                 driver.tell(job_on.CancelRequested())
             case "rescale" | "replace the configuration" | "replace the restart strategy":
@@ -136,7 +137,7 @@ class Users:
         origin = self._world.origin
         begins = origin is not None and origin.directory == place and driver.coordinator.latest_checkpoint is None
         if not begins and place not in driver.coordinator.referenced:
-            files.dispose(place)
+            files.forget(place)
 
     def _toggle_backlog(self, driver: Driver) -> None:
         driver.backlog = not driver.backlog
@@ -147,7 +148,7 @@ class Users:
         name = f"request-{self._requests}"
         driver.changes.savepoints.add(name)
         driver.checker.cancels.add(name)
-        trigger = on.TriggerRequested(name, CheckpointProperties(CheckpointType.SAVEPOINT), "savepoints")
+        trigger = on.TriggerRequested(name, CheckpointProperties(CheckpointType.SAVEPOINT), SAVEPOINTS)
         driver.tell(core_on.SavepointBeforeCancel(trigger))
 
     def _trigger(self, driver: Driver, properties: CheckpointProperties) -> None:
@@ -155,4 +156,4 @@ class Users:
         name = f"request-{self._requests}"
         if properties.is_savepoint:
             driver.changes.savepoints.add(name)
-        driver.tell(on.TriggerRequested(name, properties, "savepoints"))
+        driver.tell(on.TriggerRequested(name, properties, SAVEPOINTS))

@@ -6,27 +6,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
+from ckpt_runtime.jobmaster import job_record, job_shell, storage_effects
 from ckpt_runtime.scheduler import job_events as job_on
+from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
+from ckpt_runtime.storage import checkpoint_storage
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.claims import Claimant
+from ckpt_runtime.storage.metadata import METADATA_NAME, write_metadata
+from tests.simulation.jobs.file_system import ROOT, SimulatedFileSystem
+from tests.simulation.jobs.world import ObservedClaims
 from tests.simulation.protocols.checkers import ProtocolChecker
 from tests.simulation.protocols.configurations import Options
 from tests.simulation.protocols.driver import Driver
 from tests.simulation.protocols.event_loop import DriverCrash, EventLoop, SimulatedProcess
+from tests.simulation.protocols.files import JOB, ORIGIN_JOB, SAVEPOINTS, Files, path_of
 from tests.simulation.protocols.final_checks import check_files, check_progress, check_quiet
 from tests.simulation.protocols.leases import LEASE_MS, LeaseHolder, Standby, new_clock
+from tests.simulation.protocols.record import HaStore
 from tests.simulation.protocols.scenario import Scenario, random_scenario
-from tests.simulation.protocols.storage import METADATA, FileStore, HaStore
 from tests.simulation.protocols.users import Users
 from tests.simulation.schedules.choices import Choices, FaultKey
 from tests.simulation.schedules.trace import describe
+from tests.simulation.schedules.violation import Violation
 
 ORIGIN_ID = 5
 END_MS = 3_000
@@ -51,7 +62,13 @@ class World:
         self.loop = EventLoop(self._on_crash)
         self.options = Options(self.scenario, seed)
         self.ha = HaStore(self.scenario.graph, self.options.submitted())
-        self.files = FileStore(self.ha)
+        self.files = Files(self)
+        self.files.make_directories(CheckpointStorage(ROOT, JOB).shared.path)
+        self.files.make_directories(path_of(SAVEPOINTS))
+        self.running: Driver | None = None
+        self._in_pool = False
+        self.broken: Violation | None = None
+        self.claims: JobClaims | None = None
         self.published: dict[str, CompletedCheckpoint] = {}
         self.tracing = tracing
         self.trace: list[str] = []
@@ -61,7 +78,6 @@ class World:
         self.failures = 0
         self.origin: CompletedCheckpoint | None = None
         self._crash_at = crash_at
-        self._removed: set[int] = set()
         self.checker = ProtocolChecker(self)
         self._make_origin()
         self.users = Users(self)
@@ -76,6 +92,11 @@ class World:
 
     def run(self) -> str:
         """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
+        with self.entered():
+            self._run()
+        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
+
+    def _run(self) -> None:
         for action in self.scenario.actions:
             self.loop.at(action.at, None, self.users.act, action)
         self.loop.run_until(self.scenario.chaos_ms)
@@ -88,7 +109,6 @@ class World:
             self.present.tell(job_on.CancelRequested())
         self.loop.run_until(end + END_MS)
         check_quiet(self)
-        return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
     def _end_of_faults(self) -> None:
         """Settings come under which checkpoints can complete, unless the scenario keeps its own."""
@@ -128,18 +148,18 @@ class World:
         self.drivers += 1
 
     def _adopt_results(self, epoch: int) -> None:
-        self.ha.results_of = epoch
+        self.ha.adopt("result", epoch)
+
+    def _adopt(self, document: str, epoch: int) -> None:
+        self.ha.adopt(document, epoch)
 
     def take_up(self, epoch: int, lease: LeaseHolder | None = None) -> None:
         """Results are adopted before plans are read: a job that is run must not get the result of an earlier driver."""
         if epoch != self.ha.epoch:
             return  # it was too slow: another one leads
         self._adopt_results(epoch)
-        self.ha.removals_of = epoch
-        self.ha.revision += 1
-        for number in sorted(self.ha.stale):
-            if number in self.ha.pointers and not self.files.missing(self.ha.pointers[number].checkpoint):
-                self.ha.stale.discard(number)
+        for document in ("plan", "counters", "pointers", "failures"):
+            self._adopt(document, epoch)
         self.present = driver = Driver(self, epoch, lease)
         self._known.append(driver)
         self.note(driver, "leads")
@@ -154,9 +174,8 @@ class World:
             raise DriverCrash
         number = len(self.crash_points)
         self.crash_points.append(name)
-        if number in self._crash_at or self.choices.fault(
-            "crash", 0.15 if name.endswith(("result", "removed")) else 0.004
-        ):
+        likely = name in ("writing result", "end-stored", "the job is removed")
+        if number in self._crash_at or self.choices.fault("crash", 0.15 if likely else 0.004):
             self.note(driver, f"crashes {name}")
             raise DriverCrash
 
@@ -203,42 +222,70 @@ class World:
         if self.present is driver and not driver.process.alive:
             self._lead()
 
+    # --- what is running
+
+    @contextmanager
+    def runs(self, driver: Driver, *, in_pool: bool) -> Iterator[None]:
+        """A driver is at work: on its event loop, or in one of its pools, where it may be paused."""
+        before = self.running, self._in_pool
+        self.running, self._in_pool = driver, in_pool
+        try:
+            yield
+        finally:
+            self.running, self._in_pool = before
+
+    def step(self, driver: Driver, name: str) -> None:
+        """Between two steps of a call in a pool its driver may die, or be paused while everything else goes on."""
+        self.crash_point(driver, name)
+        likely = 0.03 if name == "writing metadata" else 0.002
+        if self.running is driver and self._in_pool and self.choices.fault("paused in the midst of a call", likely):
+            self.pause(driver, self.choices.pick("how long in the midst", (50, 200, 400, 700)))
+            before, self.running = self.running, None
+            self.loop.run_meanwhile(driver.process.paused_until)
+            self.running, self._in_pool = before, True
+            if not driver.process.alive:
+                raise DriverCrash
+
+    def reach(self, name: str) -> None:
+        """A crash point of the engine. One in front of a write is the same as that in the midst of it."""
+        if self.running is not None and not (self._in_pool and name.endswith("-before")):
+            self.step(self.running, name)
+
+    def broke(self, message: str) -> Violation:
+        """What was found. Within a call in a pool it would be taken for an error of storage, so it is raised behind."""
+        self.broken = self.broken or Violation(message)
+        return self.broken
+
+    def check_broken(self) -> None:
+        if self.broken is not None:
+            raise self.broken
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """The engine's crash points and storage are those of this world, and its pauses those of its time."""
+        SimulatedFileSystem.store = self.files
+        names = [
+            *(
+                (module, "crash_point", self.reach)
+                for module in (storage_effects, job_record, job_shell, checkpoint_storage)
+            ),
+            (storage_effects, "RETRY_BASE_MS", 15.0),
+            (storage_effects, "DELETION_PAUSE_MS", 15.0),
+            (job_record, "UNKNOWN_PAUSE_MS", 15.0),
+            (job_record, "_SETTLE_PAUSE_MS", 60.0),
+        ]
+        before = [(module, name, getattr(module, name)) for module, name, _ in names]
+        for module, name, value in names:
+            setattr(module, name, value)
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(logging.NOTSET)
+            for module, name, value in before:
+                setattr(module, name, value)
+
     # --- what is durable
-
-    def add_pointer(self, driver: Driver, entry: RetainedCheckpoint) -> bool:
-        """Creates it; finding the same one is fine. Returns True: a pointer is refused to nobody."""
-        number = entry.checkpoint.id
-        if number in self._removed or not self.ha.job_is_stored:
-            return True  # a request that was overtaken by everything that came after
-        if number not in self.ha.pointers:
-            self.checker.pointer_added(driver, entry.checkpoint)
-            if not driver.leads:
-                self.ha.stale.add(number)
-            self.ha.pointers[number] = entry
-        elif driver.leads and self.ha.pointers[number] == entry:
-            self.ha.stale.discard(number)  # two drivers restored the same snapshot: now the leader counts on it
-        return True
-
-    def remove_pointer(self, driver: Driver, number: int, disposal: str | None) -> bool:
-        """``disposal`` is noted in the same step: the directory that nobody would find after a crash."""
-        if driver.epoch >= self.ha.removals_of:
-            self.ha.pointers.pop(number, None)
-            self._removed.add(number)
-            if disposal is not None and self.ha.job_is_stored:
-                self.ha.disposals[number] = disposal
-        return True
-
-    def settle(self, number: int) -> bool:
-        self.ha.disposals.pop(number, None)
-        return True
-
-    def keep_failures(self, failures: tuple[int, ...], revision: int) -> bool:
-        """By compare-and-set."""
-        if self.ha.failures_revision != revision or not self.ha.job_is_stored:
-            return False
-        self.ha.failures = failures
-        self.ha.failures_revision += 1
-        return True
 
     def next_failure(self) -> int:
         """Of the job, over all drivers."""
@@ -255,22 +302,32 @@ class World:
         if self.scenario.restored is None:
             return
         graph = self.scenario.graph
+        storage = CheckpointStorage(ROOT, ORIGIN_JOB)
+        directory = storage.checkpoint(ORIGIN_ID)
         states = {}
-        files = {METADATA}
         for vertex in graph.vertices:
             for index in range(vertex.parallelism):
-                paths = (f"{vertex.id}-{index}", f"/origin/{vertex.id}-{index}")
-                files.add(paths[0])
+                paths = (f"{vertex.id}-{index}", storage.shared.child(f"chk-{ORIGIN_ID}-{vertex.id}-{index}").url)
                 owned = key_group_range(vertex.max_parallelism, vertex.parallelism, index)
                 handles = tuple(KeyedStateHandle(owned, StateFile(path, 1, "x"), ()) for path in paths)
                 states[vertex.id, index] = SubtaskState({vertex.id: OperatorSubtaskState(handles)}, 1)
-                self.files.shared.add(paths[1])
         vertices = tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices)
-        self.origin = CompletedCheckpoint(ORIGIN_ID, "origin", 1, 2, "origin", CheckpointProperties(), vertices, states)
-        self.files.directories["origin"] = files
-        if self.scenario.restored is RecoveryClaimMode.NO_CLAIM:
-            self.files.user_owned["origin"] = frozenset(files)
-            self.files.user_shared = frozenset(self.files.shared)
+        origin = self.origin = CompletedCheckpoint(
+            ORIGIN_ID, ORIGIN_JOB, 1, 2, directory.url, CheckpointProperties(), vertices, states
+        )
+        files = self.files.files_of(origin)
+        for path in (*sorted(files.private), *sorted(files.shared)):
+            self.files.files[path] = b"x"
+        self.files.make_directories(storage.shared.path)
+        self.files.make_directories(directory.path)
+        with self.entered():
+            del self.files.files[directory.child(METADATA_NAME).path]
+            write_metadata(directory, origin.to_json())
+            if self.scenario.restored is RecoveryClaimMode.CLAIM:
+                claimant = Claimant(JOB, "simulated", CheckpointStorage(ROOT, JOB).location.url)
+                self.claims = ObservedClaims(claimant, claim_snapshot(origin, claimant).places, self)
+        if self.claims is None:
+            self.files.user_owned[origin.directory] = files.private | files.shared
 
     # --- the trace
 
