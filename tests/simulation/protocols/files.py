@@ -105,7 +105,8 @@ class Files(FileStore):
                 raise self._world.broke(f"{directory} is disposed of, but checkpoint {entry.checkpoint.id} is retained")
         self.disposed += 1
         self.savepoints.pop(directory, None)
-        self.user_owned.pop(directory, None)
+        for path in self.user_owned.pop(directory, frozenset()):
+            self.files.pop(path, None)
         for name in self.in_directory(directory):
             del self.files[f"{path_of(directory)}/{name}"]
 
