@@ -17,7 +17,7 @@ from tests.simulation.protocols.record import HaRecord
 # --- leases
 
 
-@bug("a deposed driver writes by its own clock, which stood still", "invariant 3", seed=22)
+@bug("a deposed driver writes by its own clock, which stood still", "invariant 3", seed=63)
 def _():
     fence = Driver.fence
 
@@ -99,7 +99,7 @@ def _(original, self, event):
         self._cancel_request = present
 
 
-@bug("a restart before the cancellation starts the periodic trigger", "147.7", JobCore, "_all_tasks_running", seed=386)
+@bug("a restart before the cancellation starts the periodic trigger", "147.7", JobCore, "_all_tasks_running", seed=470)
 def _(original, self, effect):
     present, self._cancel_request = self._cancel_request, None
     try:
