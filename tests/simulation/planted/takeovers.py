@@ -113,7 +113,7 @@ def _(original, self, effect):
     "147.7",
     JobCore,
     "_request_failed",
-    seed=154,
+    seed=450,
 )
 def _(original, self, effect):
     start, self._start_periodic_trigger = self._start_periodic_trigger, lambda effect: None
