@@ -71,7 +71,7 @@ def _(self, now):
 _CHECK_ALL_GONE = JobMachine._check_all_gone
 
 
-bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started", seed=27)(
+bug("ticks do not go on when a stop came to nothing", "6.3", CheckpointCoordinator, "_on_periodic_started", seed=342)(
     nothing
 )
 
