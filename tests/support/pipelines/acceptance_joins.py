@@ -247,7 +247,7 @@ def inner_join_with_several_delays(left: DataFrame, right: DataFrame) -> DataFra
 
 COMPARED = {"left": (*RANGED["left"], [(9, 300)]), "right": (*RANGED["right"], [(9, 299), (8, 301)])}
 """The same rows, and a batch whose watermark has passed every time at which one of them can match."""
-_BOUND_OF_A_VALUE = "Spark takes lv > 5 for a bound of lt: it never emits, or removes, left rows that are later than 5 seconds."
+_BOUND_OF_A_VALUE = "Spark takes lv > 5 for a bound of lt: it never emits left rows without a match that are later."
 
 
 @program("append", schemas=RANGES, **COMPARED, differs=_BOUND_OF_A_VALUE)
