@@ -515,6 +515,7 @@ class Service:
     def _manager_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts to ``spark.streams``."""
         result = response.streaming_query_manager_command_result
+        result.SetInParent()  # PySpark requires a result, even one without a value
         kind = command.WhichOneof("command")
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
         if kind == "active":
