@@ -296,6 +296,12 @@ def spark_session() -> Any:
     return builder.getOrCreate()
 
 
+_NO_METADATA = (
+    "the column _metadata: streams of files have no columns about their files; write the name of a file into a column "
+    "when it is created, or keep it in the directory's name, as in day=2024-05-01, which is a column of its rows"
+)
+
+
 def _refusing(answer: Callable[[], Analysis]) -> Analysis:
     """Returns the answer, or an answer that says why the query is refused."""
     from py4j.protocol import Py4JError, Py4JJavaError
@@ -306,11 +312,14 @@ def _refusing(answer: Callable[[], Analysis]) -> Analysis:
     except UnsupportedExpressionError as error:
         return Analysis(unsupported=str(error))
     except Py4JJavaError as error:
-        return Analysis(error=str(error.java_exception.getMessage()))
+        message = str(error.java_exception.getMessage())
     except Py4JError as error:
-        return Analysis(error=f"Spark's analyzer cannot be reached: {error}")
+        message = f"Spark's analyzer cannot be reached: {error}"
     except PySparkException as error:
-        return Analysis(error=str(error.getMessage() or error))
+        message = str(error.getMessage() or error)
+    if message.startswith("[UNRESOLVED_COLUMN") and "name `_metadata`" in message:
+        return Analysis(unsupported=_NO_METADATA)
+    return Analysis(error=message)
 
 
 def _analyze(
