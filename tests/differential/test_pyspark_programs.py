@@ -190,6 +190,31 @@ def test_question_that_sets_an_option_of_the_driver_or_is_malformed_is_refused()
         ANALYZER.answer(f"[{','.join(['{}'] * 51)}]")
 
 
+@pytest.mark.parametrize(
+    ("declaration", "named"),
+    [
+        ("DECLARE taken STRING DEFAULT reflect('java.lang.System', 'exit', 0)", "reflect"),
+        ("CREATE TEMPORARY FUNCTION taken AS 'java.lang.Runtime'", "CREATE TEMPORARY FUNCTION taken"),
+        ("CREATE TABLE declared (a INT) USING parquet", "CREATE TABLE declared"),
+    ],
+)
+def test_declaration_that_runs_code_or_makes_a_table_is_refused(
+    spark: SparkSession, declaration: str, named: str
+) -> None:
+    rows = Relation(range={"end": 1, "step": 1}).SerializeToString()
+    analysis = ANALYZER.analyze(AnalysisRequest(rows, declarations=(declaration,)))
+    assert named in analysis.error + analysis.unsupported
+    assert not spark.catalog.tableExists("declared")
+
+
+@pytest.mark.parametrize("column", ["_metadata", "_metadata.file_name"])
+def test_column_about_the_file_of_a_row_is_refused_with_a_way_out(column: str) -> None:
+    source = Relation(read={"is_streaming": True, "data_source": {"format": "rate"}})
+    attribute = {"unresolved_attribute": {"unparsed_identifier": column}}
+    relation = Relation(project={"input": source, "expressions": [attribute]}).SerializeToString()
+    assert "write the name of a file into a column" in ANALYZER.analyze(AnalysisRequest(relation)).unsupported
+
+
 def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:
     """Spark replaces ``${env:NAME}`` in SQL, and its message for a column of that name would reach the program."""
     relation = Relation(sql={"query": "SELECT `${env:PATH}` FROM range(1)"}).SerializeToString()

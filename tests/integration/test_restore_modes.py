@@ -13,7 +13,10 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.connectors import kernels
+from ckpt_runtime.connectors.splits import SPLITS
 from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -27,10 +30,14 @@ from tests.support.patience import patient
 
 BLOCK = 200
 ROWS = 9000
+KEYS_PER_SOURCE = 40
+KEYS = SPLITS * KEYS_PER_SOURCE
 
 
 class SharingJob:
     """The ``file_backed`` pipeline: its checkpoints share files, and some are retained."""
+
+    program: tuple[str, ...] = ("file_backed:pipeline",)
 
     def __init__(self, cluster: MiniCluster, directory: Path) -> None:
         self.cluster = cluster
@@ -38,9 +45,16 @@ class SharingJob:
         self.job_id = ""
 
     def start(
-        self, snapshot: Path | None = None, mode: str = "NO_CLAIM", interval: str = "250ms", rate: int = 300
+        self,
+        snapshot: Path | None = None,
+        mode: str = "NO_CLAIM",
+        interval: str = "250ms",
+        rate: int = 300,
+        rows: int = ROWS,
     ) -> None:
-        self.job_id = submit(self.cluster, self.directory, snapshot, mode, interval, rate)
+        self.job_id = submit(
+            self.cluster, self.directory, snapshot, mode, interval, rate, rows=rows, program=self.program
+        )
 
     @property
     def home(self) -> Path:
@@ -100,12 +114,15 @@ def submit(
     interval: str = "1h",
     rate: int = 100,
     *,
+    rows: int = ROWS,
+    program: tuple[str, ...] = SharingJob.program,
     fork: bool = False,
 ) -> str:
+    entry, *block = program
     return cluster.submit(
         PIPELINES,
-        entry="file_backed:pipeline",
-        arguments=[str(directory / "out"), str(ROWS), str(rate)],
+        entry=entry,
+        arguments=[str(directory / "out"), str(rows), str(rate), *block],
         configuration=fast(
             execution__checkpointing__dir=str(directory / "checkpoints"),
             execution__checkpointing__interval=interval,
@@ -261,7 +278,7 @@ def test_a_job_of_another_cluster_that_claims_the_same_savepoint_is_refused_with
 def test_both_restore_modes_work_on_snapshots_of_whole_files(
     cluster: MiniCluster, tmp_path: Path, kind: str, mode: str
 ) -> None:
-    """The backend in memory, which has no increments."""
+    """The backend in memory without increments."""
     job = SequenceJob(cluster, tmp_path)
     options = fast(
         execution__checkpointing__externalized_checkpoint_retention="RETAIN_ON_CANCELLATION",
@@ -290,6 +307,55 @@ def test_both_restore_modes_work_on_snapshots_of_whole_files(
     job.inject("map-raise")
     job.restarted(1)
     job.stopped()
+
+
+@pytest.mark.row("203.6")
+@pytest.mark.row("203.12")
+def test_state_in_memory_of_which_little_changes_stays_in_a_claimed_savepoint_and_leaves_another(
+    job: SharingJob,
+) -> None:
+    """While the savepoint is claimed, checkpoints refer to its parts, also after a restart. Otherwise none does."""
+    job.program = ("blocks:pipeline", f"n % {KEYS_PER_SOURCE}")
+    cluster, many = job.cluster, 1000 * KEYS
+
+    def parts_in(place: Path) -> list[bool]:
+        """For each state in the latest checkpoint: whether its largest part, which has nearly all keys, is there."""
+        latest = job.latest()
+        states = [] if latest is None else [entry for s in latest.states.values() for entry in s.operators.values()]
+        handles = [each for state in states for each in state.keyed if isinstance(each, IncrementalKeyedStateHandle)]
+        return [str(place) in max(each.files.values(), key=lambda file: file.length).path for each in handles]
+
+    job.start(rate=2 * KEYS, rows=many)
+    cluster.wait_until(lambda: len(visible(job.directory / "out" / "counts")) > KEYS, "every key to be seen")
+    claimed = job.stop()
+    job.start(claimed, "CLAIM", rate=20, rows=many)
+    for _ in range(2):
+        cluster.wait_for_checkpoints(job.job_id, 2)
+        assert parts_in(claimed) == [True, True]
+        job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    left = job.stop()
+    cluster.wait_until(lambda: not claimed.exists(), "the last file of the claimed savepoint to go")
+    before = content(left)
+    job.start(left, "NO_CLAIM", rate=20, rows=many)
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    assert parts_in(left) == [False, False]
+    assert content(left) == before, "it stays the user's, byte by byte"
+    shutil.rmtree(left)
+    job.kill_a_worker()
+    cluster.wait_for_checkpoints(job.job_id, 1)
+    savepoint = job.stop()
+    out = job.directory / "out"
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    rows = SPLITS * kernels.BLOCK * (visible(out / "seen").n.max() // kernels.BLOCK + 1)  # as many of each source
+    job.start(savepoint, rate=0, rows=rows)
+    cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
+    seen, counts = visible(out / "seen"), visible(out / "counts")
+    assert hidden(out) == []
+    assert len(seen) == len(counts) == rows
+    assert not seen.duplicated(["source", "n"]).any()
+    assert (seen.seen == seen.n // KEYS_PER_SOURCE + 1).all()
+    assert not counts.duplicated(["source", "block", "rows"]).any()
 
 
 @pytest.mark.row("203.3")

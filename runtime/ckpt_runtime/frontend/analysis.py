@@ -32,6 +32,7 @@ from ckpt_runtime.frontend.catalyst import (
     spark_type,
 )
 from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.lateral import read_lateral
 from ckpt_runtime.frontend.observe import read_observe
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, event_window, is_event_time, read_stateful
 from ckpt_runtime.frontend.static_joins import STATIC_HOW
@@ -295,6 +296,12 @@ def spark_session() -> Any:
     return builder.getOrCreate()
 
 
+_NO_METADATA = (
+    "the column _metadata: streams of files have no columns about their files; write the name of a file into a column "
+    "when it is created, or keep it in the directory's name, as in day=2024-05-01, which is a column of its rows"
+)
+
+
 def _refusing(answer: Callable[[], Analysis]) -> Analysis:
     """Returns the answer, or an answer that says why the query is refused."""
     from py4j.protocol import Py4JError, Py4JJavaError
@@ -305,11 +312,14 @@ def _refusing(answer: Callable[[], Analysis]) -> Analysis:
     except UnsupportedExpressionError as error:
         return Analysis(unsupported=str(error))
     except Py4JJavaError as error:
-        return Analysis(error=str(error.java_exception.getMessage()))
+        message = str(error.java_exception.getMessage())
     except Py4JError as error:
-        return Analysis(error=f"Spark's analyzer cannot be reached: {error}")
+        message = f"Spark's analyzer cannot be reached: {error}"
     except PySparkException as error:
-        return Analysis(error=str(error.getMessage() or error))
+        message = str(error.getMessage() or error)
+    if message.startswith("[UNRESOLVED_COLUMN") and "name `_metadata`" in message:
+        return Analysis(unsupported=_NO_METADATA)
+    return Analysis(error=message)
 
 
 def _analyze(
@@ -321,6 +331,8 @@ def _analyze(
         if request.ddl:
             return Analysis(parsed=spark_type(spark._jvm.org.apache.spark.sql.types.DataType.fromDDL(request.ddl)))
         if request.statement is not msgspec.UNSET:
+            if _declares(session, request.statement):
+                return Analysis()
             return Analysis(view=_created_view(session, request.statement))
         if refused := set(request.configuration) - CONFIGURED:
             raise UnsupportedExpressionError(
@@ -334,6 +346,10 @@ def _analyze(
         ansi = session.conf().get("spark.sql.ansi.enabled") == "true"
         for function in request.functions.values():
             planner.register_function(function)
+        for text in request.declarations or ():
+            if not _declares(session, text):
+                raise UnsupportedExpressionError(f"the statement {text}", "it declares no variable and no function")
+            session.sql(text)
         with tables.limited(spark):  # Spark may have to open files to find their columns
             for name, relation in request.views.items():
                 planner.register(name, relation, PlanReader(spark._jvm, ansi))
@@ -346,13 +362,30 @@ def _analyze(
         sessions.setActiveSession(spark._jsparkSession)
 
 
+def _declares(session: Any, statement: str) -> bool:
+    """Returns whether a statement declares a variable or a temporary function of SQL, for which Spark runs no task."""
+    plan = session.sessionState().sqlParser().parsePlan(statement)
+    if jvm_name(plan) == "CreateVariable":
+        return True
+    # A function in Java names its class.
+    return jvm_name(plan) == "CreateSQLFunctionCommand" and bool(plan.isTemp())
+
+
+_INSTEAD = {
+    "SetVariable": "declare the variable with its value: DECLARE OR REPLACE VARIABLE name = value",
+    "SetCommand": "use spark.conf.set",
+    "CreateViewCommand": "programs share no views: create a temporary view that is not global",
+}
+"""What to do instead of a statement, by the name of its command."""
+
+
 def _created_view(session: Any, statement: str) -> CreatedView:
     """Parses a statement that creates a temporary view, which does not run. Raises UnsupportedExpressionError."""
     plan = session.sessionState().sqlParser().parsePlan(statement)
     if jvm_name(plan) != "CreateViewCommand" or jvm_name(plan.viewType()) != "LocalTempView":
-        raise UnsupportedExpressionError(
-            f"the statement {jvm_name(plan)}", "a program may create temporary views; run other statements in Spark"
-        )
+        name = jvm_name(plan)
+        instead = "a program may create temporary views, variables and functions of SQL; run others in Spark"
+        raise UnsupportedExpressionError(f"the statement {name}", _INSTEAD.get(name, instead))
     columns = tuple(str(column._1()) for column in items(plan.userSpecifiedColumns()))
     query = str(plan.originalText().get())
     return CreatedView(str(plan.name().table()), query, columns, bool(plan.replace()), bool(plan.allowExisting()))
@@ -363,6 +396,7 @@ _RELATIONS = frozenset(
         *("project", "filter", "join", "set_op", "sort", "limit", "offset", "aggregate", "sql", "range", "unpivot"),
         *("subquery_alias", "repartition", "repartition_by_expression", "to_df", "to_schema", "hint", "deduplicate"),
         *("local_relation", "sample", "with_relations", "collect_metrics"),
+        *("lateral_join", "unresolved_table_valued_function"),
         *(
             "map_partitions",
             "group_map",
@@ -591,6 +625,8 @@ class PlanReader:
         if name in PROCESSORS and not has_initial_state(name, plan):
             children = children[:1]  # Spark adds an empty initial state
         inputs = tuple(self._node(child) for child in children)
+        if name == "LateralJoin":
+            return read_lateral(self, plan, inputs[0])
         return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
 
     def _relation(self, name: str, plan: Any, inputs: tuple[int, ...]) -> int:

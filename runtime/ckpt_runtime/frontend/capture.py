@@ -65,7 +65,11 @@ _ONLY_VALUES = {
     "spark.sql.groupByAliases": "true",
 }
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
-_CREATES = re.compile(r"\s*CREATE\s", re.IGNORECASE)
+_STATEMENT = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|DECLARE|SET|RESET|DROP|USE|CACHE|UNCACHE|INSERT|MERGE|UPDATE|DELETE|ALTER)\s",
+    re.IGNORECASE | re.DOTALL,
+)
+"""SQL that does something, and gives no rows of a stream."""
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MESSAGE_FUNCTIONS = {
@@ -119,6 +123,7 @@ class Capture:
     used: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
+    declarations: list[str] = field(default_factory=list)
     registered: dict[str, bytes] = field(default_factory=dict)
     called: CapturedFunctions = field(default_factory=CapturedFunctions)
     conversions: dict[str, str] = field(default_factory=dict)
@@ -187,7 +192,8 @@ class Capture:
         prepared = self.prepared(relation)
         rows = True if with_rows and self._may_be_static else msgspec.UNSET
         parts = dict(self.views), dict(self.registered), dict(self.configuration)
-        return AnalysisRequest(prepared, *parts, with_rows=rows)
+        declarations = tuple(self.declarations) or msgspec.UNSET
+        return AnalysisRequest(prepared, *parts, with_rows=rows, declarations=declarations)
 
     def prepared(self, message: Any) -> bytes:
         """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
@@ -446,6 +452,8 @@ class Service:
             self._manager_command(request.plan.command.streaming_query_manager_command, response)
         elif kind == "create_dataframe_view":
             view = request.plan.command.create_dataframe_view
+            if view.is_global:
+                raise PlanError("createGlobalTempView", "programs share no views; use createOrReplaceTempView")
             self._capture.views[view.name] = self._capture.request_of(view.input).relation
         elif kind == "register_function":
             function = request.plan.command.register_function
@@ -458,14 +466,16 @@ class Service:
         return iter([response, last])
 
     def _sql(self, given: Any, result: Any) -> None:
-        """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates a view."""
+        """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
         relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
-        if not _CREATES.match(relation.sql.query):
+        if not _STATEMENT.match(relation.sql.query):
             result.CopyFrom(given)
             return
         view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
-        assert view is not msgspec.UNSET
         result.local_relation.SetInParent()
+        if view is msgspec.UNSET:
+            self._capture.declarations.append(relation.sql.query)
+            return
         exists = view.name.lower() in {name.lower() for name in self._capture.views}
         if exists and view.keeps:
             return
@@ -505,6 +515,7 @@ class Service:
     def _manager_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts to ``spark.streams``."""
         result = response.streaming_query_manager_command_result
+        result.SetInParent()  # PySpark requires a result, even one without a value
         kind = command.WhichOneof("command")
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
         if kind == "active":

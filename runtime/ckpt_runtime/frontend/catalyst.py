@@ -83,7 +83,13 @@ def _length(literal: Literal, zone: str) -> Literal | None:
 
 _MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
 _HAS_EVAL_MODE = frozenset({"Cast", "Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod"})
-_TRANSPARENT = frozenset({"Alias", "KnownNullable", "KnownNotNull"})
+_TRANSPARENT = frozenset({"SQLScalarFunction", "Alias", "KnownNullable", "KnownNotNull"})
+_READ_AS: dict[str, Callable[[Any], Any]] = {
+    "UpdateFields": lambda jvm: jvm.evalExpr(),
+    "OuterReference": lambda jvm: jvm.e(),
+    "VariableReference": lambda jvm: jvm.varDef().currentValue(),
+}
+"""Expressions that stand for others: a struct with other fields, a column of the row of a lateral join, a variable."""
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
 )
@@ -189,8 +195,8 @@ class ExpressionReader:
         if name == "LambdaFunction":
             body, *parameters = children
             return Lambda(body, tuple(p for p in parameters if isinstance(p, Variable)))
-        if name == "UpdateFields":
-            return self.read(jvm.evalExpr())  # the struct that Spark makes of the fields
+        if name in _READ_AS:
+            return self.read(_READ_AS[name](jvm))
         type_ = spark_type(jvm.dataType())
         if name in ("AttributeReference", "ScalarSubquery"):
             return self._subquery(jvm, type_) if name == "ScalarSubquery" else self._column(node, type_)

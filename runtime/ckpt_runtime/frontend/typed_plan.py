@@ -259,7 +259,7 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
 
     The relation may name ``views`` and registered Python ``functions``, which are relations and functions in protobuf.
     With ``with_rows`` Spark also computes the rows of static tables. A ``table`` that is written gets the rows of the
-    relation.
+    relation. ``declarations`` are statements that declare variables and functions of SQL, in their order.
     """
 
     relation: bytes = b""
@@ -270,14 +270,16 @@ class AnalysisRequest(msgspec.Struct, frozen=True):
     with_rows: bool | msgspec.UnsetType = msgspec.UNSET
     table: TableRequest | msgspec.UnsetType = msgspec.UNSET
     statement: str | msgspec.UnsetType = msgspec.UNSET
+    declarations: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Analysis(msgspec.Struct, frozen=True):
     """Spark's answer: the plan's nodes, the last of which is the query's result; or why it refuses the query.
 
     ``parsed`` is the type that a text in DDL stands for, ``table`` the table that was asked for, and ``view`` what a
-    statement creates. ``places`` has the author's file and line for functions that the engine may lack, by the names
-    of Spark's classes. ``unsupported`` is true if the engine refuses the query but Spark accepts it.
+    statement creates; a statement that is a declaration creates none. ``places`` has the author's file and line for
+    functions that the engine may lack, by the names of Spark's classes. ``unsupported`` is true if the engine refuses
+    the query but Spark accepts it.
     """
 
     columns: tuple[TypedColumn, ...] = ()

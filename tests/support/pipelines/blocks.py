@@ -1,7 +1,8 @@
 """Counted rows in blocks, with keyed state: blocks that are over never change again.
 
 ``seen`` gets each row (source, n) with the number of rows that keyed state had seen of its block of 200: n % 200 + 1,
-if and only if state and input are exact. ``counts`` the same as a running aggregate.
+if and only if state and input are exact. ``counts`` the same as a running aggregate. A program may name another
+expression for the block.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Seen(StatefulProcessor):
         self._seen.update((seen,))
 
 
-def pipeline(spark: SparkSession, output: str, rows: str, rate: str) -> None:
+def pipeline(spark: SparkSession, output: str, rows: str, rate: str, block: str = f"n DIV {BLOCK}") -> None:
     """Builds the job: sources of ``rows`` rows in all."""
     numbered = (
         spark.readStream.format("numbers")
@@ -41,7 +42,7 @@ def pipeline(spark: SparkSession, output: str, rows: str, rate: str) -> None:
         .option("batchRows", 64)
         .load()
         .hint("uid", "numbers")
-        .withColumn("block", F.expr(f"n DIV {BLOCK}"))
+        .withColumn("block", F.expr(block))
         .hint("uid", "blocks")
     )
     (

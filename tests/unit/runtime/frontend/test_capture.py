@@ -167,6 +167,8 @@ def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
             time.sleep(60)
         assert query.awaitTermination(1)
         assert spark.streams.awaitAnyTermination(1)
+        spark.streams.resetTerminated()
+        assert spark.streams.get("00000000-0000-0000-0000-00000000ffff") is None
         with pytest.raises(PlanError, match=r"addListener.*ckpt events"):
             spark.streams.addListener(Listener())
 

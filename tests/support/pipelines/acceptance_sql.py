@@ -1,0 +1,100 @@
+"""Programs of SQL: lateral generators and subqueries, parameters, global views, variables and functions of SQL."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+from tests.support.pipelines.acceptance import pipeline, program
+
+__all__ = ["pipeline"]
+
+LISTS = {"rows": "k INT, xs ARRAY<INT>"}
+LISTED = ([(1, [10, 20]), (2, [])], [(3, None), (4, [30])])
+
+
+@program("append", suite=True, schemas=LISTS, rows=LISTED)
+def lateral_generator(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT k, e.x FROM {t}, LATERAL explode(xs) AS e(x)", t=rows)
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def lateral_view(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("lists_viewed")
+    return rows.sparkSession.sql("SELECT k, x FROM lists_viewed LATERAL VIEW OUTER explode(xs) e AS x")
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def lateral_subquery_over_the_columns_of_a_row(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT k, n FROM {t}, LATERAL (SELECT k + size(xs) AS n)", t=rows)
+
+
+@program("append", differs="it is refused: Spark's rows lack those without elements", schemas=LISTS, rows=LISTED)
+def left_lateral_join_of_a_generator(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT k, x FROM {t} LEFT JOIN LATERAL explode(xs) AS e(x)", t=rows)
+
+
+@program("append", differs="it has rows: Spark deduplicates, and refuses that", schemas=LISTS, rows=LISTED)
+def lateral_subquery_with_a_generator_and_a_filter(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql(
+        "SELECT k, y FROM {t}, LATERAL (SELECT x + 1 AS y FROM explode(xs) AS e(x) WHERE x > 10)", t=rows
+    )
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def lateral_subquery_with_an_aggregate(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql(
+        "SELECT k, total FROM {t}, LATERAL (SELECT sum(x) AS total FROM explode(xs) AS e(x))", t=rows
+    )
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def lateral_join_of_a_table_function(rows: DataFrame) -> DataFrame:
+    elements = rows.sparkSession.tvf.explode(F.col("xs").outer())
+    return rows.lateralJoin(elements).select("k", "col")
+
+
+@program("append", schemas=LISTS, rows=LISTED)
+def left_lateral_join_of_a_table_function(rows: DataFrame) -> DataFrame:
+    elements = rows.sparkSession.tvf.posexplode(F.col("xs").outer())
+    return rows.lateralJoin(elements, F.col("col") > 15, "left").select("k", "pos", "col")
+
+
+@program("append", rows=([1, 2], [3, None]))
+def parameters_of_sql_by_name(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT v + :more AS n FROM {t} WHERE v > :least", {"more": 10, "least": 1}, t=rows)
+
+
+@program("append", rows=([1, 2], [3, None]))
+def parameters_of_sql_by_position(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT v + ? AS n FROM {t} WHERE v > ?", [10, 1], t=rows)
+
+
+@program("append", rows=([1, 2], [3, None]))
+def columns_and_values_as_arguments_of_sql(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT {c} + {n} AS n FROM {t}", c=rows.v, n=7, t=rows)
+
+
+@program("append", suite=True, rows=([1, 2], [3, None]))
+def variables_of_a_session(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    spark.sql("DECLARE OR REPLACE VARIABLE least INT DEFAULT 1")
+    spark.sql("DECLARE OR REPLACE VARIABLE least = 2")
+    return rows.where("v > least").selectExpr("v", "least")
+
+
+@program("append", rows=([1, 2], [3, None]))
+def functions_of_sql(rows: DataFrame) -> DataFrame:
+    rows.sparkSession.sql("CREATE OR REPLACE TEMPORARY FUNCTION twice(x INT) RETURNS INT RETURN x * 2")
+    return rows.selectExpr("twice(v) + 1 AS n")
+
+
+@program("append", rows=([1, 2], [3, None]))
+def names_of_functions_in_identifier(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql("SELECT IDENTIFIER(:f)(v) AS n FROM {t}", {"f": "abs"}, t=rows)
+
+
+@program("append", rows=([1, 2], [3, None]))
+def execute_immediate(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("immediate")
+    return rows.sparkSession.sql("EXECUTE IMMEDIATE 'SELECT v FROM immediate WHERE v > ?' USING 1")
