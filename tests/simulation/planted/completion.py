@@ -186,7 +186,7 @@ def _():
 bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=171)(nothing)
 
 
-@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=306)
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=311)
 def _():
     def extra(self, event, now):
         self._retention.unpin(event.checkpoint_id)
