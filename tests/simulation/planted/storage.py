@@ -16,7 +16,7 @@ from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.errors import StorageError
-from tests.simulation.planted.registry import also, bug, nothing
+from tests.simulation.planted.registry import bug, nothing
 from tests.simulation.protocols.driver import Driver
 from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.world import World
@@ -64,11 +64,6 @@ def _(original, self, event, now):
 
 
 bug("what an earlier driver left stays", "2.1, the gaps", Retention, "_sweep_leftovers", seed=11)(nothing)
-
-
-@bug("leftovers go before a checkpoint of this driver is complete", "K14", seed=61)
-def _():
-    return [also(Retention, "leftovers_found", lambda self, event, own: self._sweep_leftovers())]
 
 
 bug("retention on cancellation is ignored", "retention", CheckpointConfiguration, "discards_on", seed=28)(
@@ -128,11 +123,6 @@ def _():
     return [(HaRecord, "check", nothing), leaves_open("pointers")]
 
 
-@bug("the fence is only asked before a write", "FLINK-25486, K14")
-def _():
-    return [(HaRecord, "_check_behind", nothing), leaves_open("pointers")]
-
-
 @bug("a savepoint is complete before its leader has recorded it", "a driver that was paused meanwhile", seed=63)
 def _():
     def written(self, checkpoint):
@@ -147,17 +137,6 @@ def _():
 bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown", seed=6)(
     lambda original, self, event, now: original(self, replace(event, fenced=False), now)
 )
-
-
-@bug("a new leader does not close the plan to the old one", "I12")
-def _():
-    check = HaRecord._check_behind
-
-    def careless(self):
-        if not self._driver.storing:
-            check(self)
-
-    return [leaves_open("plan"), (HaRecord, "_check_behind", careless)]
 
 
 @bug("the job's files go before its result is stored", "K13", seed=1)
@@ -197,12 +176,6 @@ def _():
 
     return [(World, "_lead", early), (Driver, "start", starts)]
 
-
-bug("a new driver does not delete what the old one noted", "2.1, the gaps", StorageEffects, "dispose")(nothing)
-
-bug("a removed pointer leaves no note of what is to be deleted", "2.1, the gaps", HaRecord, "remove")(
-    lambda original, self, number, disposal: original(self, number, None)
-)
 
 bug("a new driver starts with an empty history of failures", "the job record", Driver, "_earlier_failures", seed=1)(
     lambda self: ()
