@@ -30,7 +30,7 @@ _LATEST_MS = 253_402_300_799_999
 
 @dataclass(frozen=True, slots=True)
 class OperatorTotals:
-    """The measures of all subtasks of an operator in one interval. The watermark is the least one."""
+    """The measures of all subtasks of an operator in one interval. The watermark is the least one that is known."""
 
     rows_in: int = 0
     rows_out: int = 0
@@ -63,7 +63,7 @@ class OperatorTotals:
             self.stored_bytes + (more.stored_bytes or 0),
             more.state or self.state,
             self.subtasks + 1,
-            more.watermark if self.watermark is None else min(self.watermark, *_known(more.watermark)),
+            min((*_known(self.watermark), *_known(more.watermark)), default=None),
             times,
             (*self.observed, more.observed) if more.observed else self.observed,
             _sum(self.pending, more.pending),

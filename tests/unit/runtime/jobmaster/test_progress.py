@@ -8,7 +8,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress
+from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress, OperatorTotals
 
 JOB = "0" * 32
 SOURCE, SINK = "a" * 32, "b" * 32
@@ -42,6 +42,18 @@ def complete(progress: JobProgress, id_: int, reads: list[list[Interval]], *writ
     progress.acknowledged(id_, (SINK, 0), writes)
     progress.completed(id_, id_ * 1000, id_ * 1000 + 30, GRAPH)
     return progress.reports()[-1]
+
+
+@pytest.mark.parametrize(
+    ("watermarks", "least"), [((8, None), 8), ((None, 8), 8), ((9, None, 8), 8), ((None, None), None)]
+)
+def test_subtasks_without_a_watermark_do_not_change_that_of_the_others(
+    watermarks: tuple[int | None, ...], least: int | None
+) -> None:
+    totals = OperatorTotals()
+    for watermark in watermarks:
+        totals = totals.and_(OperatorMeasures("time", watermark=watermark))
+    assert totals.watermark == least
 
 
 def test_report_adds_up_the_subtasks_of_an_interval() -> None:
