@@ -11,8 +11,10 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures, since
@@ -22,7 +24,6 @@ from ckpt_runtime.graph.specs import READER_SUFFIX, ObserveSpec
 
 MOST_REPORTS = 100
 """Number of checkpoints whose reports a job keeps, as Spark does by default."""
-_SINKS = frozenset({"sink", "drill_sink"})
 _SUFFIX = "-sink"
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
@@ -155,8 +156,6 @@ class JobProgress:
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
-    from msgspec.structs import replace
-
     return replace(measures, stored_rows=None, stored_bytes=None, pending=None)
 
 
@@ -270,5 +269,8 @@ def _observed(
 
 
 def spark_time(millis: int) -> str:
-    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970."""
-    return datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    """Returns a time as the reports and events of Spark have it. ``millis`` are since 1970.
+
+    Rows may have years that :class:`datetime.datetime` cannot hold, for example when their unit was mistaken.
+    """
+    return f"{'+' if millis > _LATEST_MS else ''}{np.datetime64(millis, 'ms')}Z"

@@ -8,7 +8,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
-from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress, OperatorTotals
+from ckpt_runtime.jobmaster.progress import MOST_REPORTS, JobProgress, OperatorTotals, spark_time
 
 JOB = "0" * 32
 SOURCE, SINK = "a" * 32, "b" * 32
@@ -54,6 +54,21 @@ def test_subtasks_without_a_watermark_do_not_change_that_of_the_others(
     for watermark in watermarks:
         totals = totals.and_(OperatorMeasures("time", watermark=watermark))
     assert totals.watermark == least
+
+
+@pytest.mark.parametrize(
+    ("millis", "text"),
+    [
+        (0, "1970-01-01T00:00:00.000Z"),
+        (-1, "1969-12-31T23:59:59.999Z"),
+        (1_795_861_230_500, "2026-11-28T10:20:30.500Z"),
+        (253_402_300_799_999, "9999-12-31T23:59:59.999Z"),
+        (253_402_300_800_000, "+10000-01-01T00:00:00.000Z"),
+        ((1 << 63) // 1000, "+294247-01-10T04:00:54.775Z"),
+    ],
+)
+def test_each_time_of_a_timestamp_column_has_a_text(millis: int, text: str) -> None:
+    assert spark_time(millis) == text
 
 
 def test_report_adds_up_the_subtasks_of_an_interval() -> None:
