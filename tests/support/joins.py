@@ -59,7 +59,7 @@ class Subtask:
     lists: tuple[OperatorListState, ...] = ()
     backend_type: str = "hashmap"
     options: Mapping[str, str] = field(default_factory=dict)
-    configuration: Mapping[str, str] = field(default_factory=dict)
+    configuration: dict[str, str] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
 
