@@ -13,11 +13,14 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType, arrow_type
-from ckpt_runtime.frontend.schema_registry import RegistryError, SchemaRegistry
+from ckpt_runtime.frontend.schema_registry import RegisteredSchema, RegistryError, SchemaRegistry
 from ckpt_runtime.graph.errors import PlanError
 
 MODE = "mode"
 REGISTRY_URL, REGISTRY_USER = "schema.registry.url", "schema.registry.basic.auth.user.info"
+SUBJECT, AUTO_REGISTER = "schema.registry.subject", "auto.register.schemas"
+WRITER_OPTIONS = (REGISTRY_URL, REGISTRY_USER, SUBJECT, AUTO_REGISTER)
+"""The options of a function that writes messages with the header of a Schema Registry."""
 
 
 class MessageFunction(ABC):
@@ -46,11 +49,7 @@ class Decoder(MessageFunction):
         if mode not in ("FAILFAST", "PERMISSIVE"):
             raise PlanError(self.name, f"mode {options[MODE]!r} is not FAILFAST or PERMISSIVE, as in Spark")
         self.permissive = mode == "PERMISSIVE"
-        self.registry: SchemaRegistry | None = None
-        if REGISTRY_URL in options:
-            self.registry = SchemaRegistry(options[REGISTRY_URL], options.get(REGISTRY_USER))
-        elif REGISTRY_USER in options:
-            raise PlanError(self.name, f"{REGISTRY_USER} needs {REGISTRY_URL}")
+        self.registry = _registry_of(self.name, options)
 
     @abstractmethod
     def value(self, message: bytes) -> Any:
@@ -78,6 +77,32 @@ class Decoder(MessageFunction):
                     ) from error
                 found.append(self.malformed)
         return found
+
+
+def registered_schema(function: str, options: Mapping[str, str]) -> RegisteredSchema | None:
+    """What the options of a writer say of a Schema Registry; None if they name none. Raises PlanError."""
+    registry = _registry_of(function, options)
+    if registry is None:
+        for option in (SUBJECT, AUTO_REGISTER):
+            if option in options:
+                raise PlanError(function, f"{option} needs {REGISTRY_URL}")
+        return None
+    if not options.get(SUBJECT):
+        raise PlanError(
+            function, f"{REGISTRY_URL} needs {SUBJECT}, such as orders-value for the values of topic orders"
+        )
+    register = options.get(AUTO_REGISTER, "true").lower()
+    if register not in ("true", "false"):
+        raise PlanError(function, f"{AUTO_REGISTER} {options[AUTO_REGISTER]!r} is not true or false")
+    return RegisteredSchema(registry, options[SUBJECT], register=register == "true")
+
+
+def _registry_of(function: str, options: Mapping[str, str]) -> SchemaRegistry | None:
+    if REGISTRY_URL in options:
+        return SchemaRegistry(options[REGISTRY_URL], options.get(REGISTRY_USER))
+    if REGISTRY_USER in options:
+        raise PlanError(function, f"{REGISTRY_USER} needs {REGISTRY_URL}")
+    return None
 
 
 def checked_options(
