@@ -25,6 +25,7 @@ from ckpt_runtime.state.states import (
     AggregateColumn,
     Key,
     KeyedAggregates,
+    KeyedColumns,
     KeyedLists,
     KeyedMaps,
     KeyedRows,

@@ -30,7 +30,7 @@ from ckpt_runtime.state.memory.row_buffer import (
     rows_descriptor,
     stored_schema,
 )
-from ckpt_runtime.state.memory.table_backend import TableBackend
+from ckpt_runtime.state.memory.keyed_states import TableBackend
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
