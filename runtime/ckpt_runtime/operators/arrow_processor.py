@@ -64,9 +64,7 @@ class StateRows:
         self._timer = timer
         self.schema = pa.schema([*schemas.key, *schemas.state])
         self._width = len(schemas.key)
-        self._rows = backend.keyed_columns(
-            RowBufferSpec(STATE, self.schema, tuple(keys), timer, keeps_matched=False)
-        )
+        self._rows = backend.keyed_columns(RowBufferSpec(STATE, self.schema, tuple(keys), timer, keeps_matched=False))
         self._marks: AnyArray = np.zeros(1024, dtype=np.uint32)
 
     def keys_of(self, keys: list[pa.Array]) -> BatchKeys:

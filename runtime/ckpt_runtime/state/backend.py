@@ -212,6 +212,10 @@ class KeyedStateBackend(ABC):
         """Rows per key of several sides whose keys have equal types; each side is a state. May be called only once."""
 
     @abstractmethod
+    def keyed_columns(self, spec: RowBufferSpec) -> KeyedColumns:
+        """At most one row per key. Its stored form is that of :meth:`row_buffers`, of which it takes the place."""
+
+    @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:
         """The key schema of a restored state that has not been requested yet; None when there is no such state."""
 

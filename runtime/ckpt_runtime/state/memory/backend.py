@@ -30,9 +30,9 @@ from ckpt_runtime.state.memory.increments import (
 )
 from ckpt_runtime.state.memory.keyed_columns import ColumnTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
+from ckpt_runtime.state.memory.keyed_states import TableBackend
 from ckpt_runtime.state.memory.pages import SectionWriter, UnclaimedState, unclaimed_part_states, unclaimed_states
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, rows_descriptor, stored_schema
-from ckpt_runtime.state.memory.keyed_states import TableBackend
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
 from ckpt_runtime.state.states import AggregateColumn, KeyedColumns, RowBufferSpec
 from ckpt_runtime.state.stored_rows import StateWriter

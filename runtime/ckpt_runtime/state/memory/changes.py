@@ -1,4 +1,4 @@
-"""What has changed in a state between two snapshots, for increments: slots, row numbers or keys. Columns as of one moment.
+"""What has changed in a state between two snapshots, for increments: slots, row numbers or keys; frozen columns.
 
 Each state notes its changes as they happen. A snapshot *seals* them in constant time: it takes the notes, and new ones
 begin. They are worked out when the increment is written, in another thread. ``None`` in place of changes means that all
