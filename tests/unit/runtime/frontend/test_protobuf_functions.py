@@ -30,9 +30,8 @@ from google.protobuf import (
 
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend import protobuf_functions, schema_registry
-from ckpt_runtime.frontend.message_functions import by_name
+from ckpt_runtime.frontend.message_functions import RegistryError, by_name
 from ckpt_runtime.frontend.protobuf_functions import FromProtobuf, ToProtobuf
-from ckpt_runtime.frontend.schema_registry import RegistryError
 from ckpt_runtime.graph.errors import PlanError
 from tests.unit.runtime.frontend.test_avro_functions import framed, registry
 
