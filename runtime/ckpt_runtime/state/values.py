@@ -84,7 +84,8 @@ def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...
         def coerce_two(value: Any) -> tuple[Any, ...]:
             if type(value) is not tuple or len(value) != 2:
                 value = spread(value)
-            one, other = value
+            one: Any = value[0]
+            other: Any = value[1]
             if (
                 type(one) is one_type
                 and type(other) is other_type
