@@ -78,7 +78,8 @@ def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...
     if arity == 2:
         first, second = checks
         # Most values are tuples of the canonical types: they need no call for each entry.
-        (one_type, least, greatest), (other_type, other_least, other_greatest) = map(_canonical, schema.types)
+        one_type, least, greatest = _canonical(schema.field(0).type)
+        other_type, other_least, other_greatest = _canonical(schema.field(1).type)
         one_free, other_free = one_type is not int, other_type is not int
 
         def coerce_two(value: Any) -> tuple[Any, ...]:
@@ -183,7 +184,7 @@ class _NoType:
     """In place of the type of values that always need a further check."""
 
 
-def _canonical(kind: pa.DataType) -> tuple[type, int, int]:
+def _canonical(kind: pa.DataType) -> tuple[Any, int, int]:
     """The Python type of values that are stored as they come; those of integers from the least to the greatest."""
     if pa.types.is_integer(kind):
         bits = kind.bit_width - (0 if pa.types.is_unsigned_integer(kind) else 1)
