@@ -275,6 +275,7 @@ class StorageEffects:
         self._deletions = SnapshotDeletions(host, record.check)
         self._late: dict[int, _StorageCall] = {}
         self._disposals: dict[int, SnapshotDisposal] = {}
+        self._begun_before: Mapping[int, SnapshotDisposal] = {}
         self._kept: set[int] = set()
         self._ended_before = False
         self._directory_known = False
@@ -320,6 +321,7 @@ class StorageEffects:
 
     def dispose(self, disposals: Mapping[int, SnapshotDisposal]) -> None:
         """Continues the deletions that an earlier driver had begun outside the job's directory."""
+        self._begun_before = dict(disposals)
         for checkpoint_id, disposal in disposals.items():
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
@@ -635,6 +637,10 @@ class StorageEffects:
                 check_directory(self._storage.location)
                 return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
             found = find_leftovers(self._storage, self._earlier_ids, states)
+            self._record.check()
+            # Files of a claimed snapshot are leftovers only once its metadata is deleted, and are sought only once.
+            for checkpoint_id, disposal in self._begun_before.items():
+                self._dispose(checkpoint_id, disposal)
             claimed = () if self._claims is None else self._claims.unused(states)
             return replace(found, shared=(*found.shared, *claimed))
         except InvalidLocationError as error:

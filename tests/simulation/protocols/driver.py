@@ -118,6 +118,7 @@ class Driver:
         self.ended: job_out.JobEnded | None = None
         self.ends_as = ""
         self.shut_down = False
+        self.found_ended = False
         self.backlog = False
         self.storing = ""
         """The request whose overrides are being stored."""
@@ -213,7 +214,7 @@ class Driver:
         if result is None:
             self.tell(job_on.Start())
         else:
-            self.ends_as = result.status
+            self.ends_as, self.found_ended = result.status, True
             self.shell.clean_up_after(JobStatus(result.status))
 
     def _renew(self) -> None:
