@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
-from ckpt_runtime.graph.csv_rows import CsvRows
-from ckpt_runtime.graph.json_rows import JsonRows
-from ckpt_runtime.graph.text_files import line_end
+from ckpt_runtime.graph.text_files import CsvRows, JsonRows, line_end
 from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming

@@ -22,8 +22,8 @@ from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.path_patterns import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.graph.source_formats import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.sources import (
     PositionKind,
     Source,
