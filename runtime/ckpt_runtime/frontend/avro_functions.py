@@ -19,18 +19,20 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.message_functions import (
+    HEADER_BYTES,
     REGISTRY_URL,
     REGISTRY_USER,
     WRITER_OPTIONS,
     Decoder,
     MessageFunction,
+    Reference,
+    SchemaRegistry,
     by_name,
     checked_options,
     literals_of,
     nullable,
     registered_schema,
 )
-from ckpt_runtime.frontend.schema_registry import HEADER_BYTES, Reference, SchemaRegistry
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_avro", "to_avro")

@@ -17,18 +17,21 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.message_functions import (
+    HEADER_BYTES,
     MODE,
     REGISTRY_URL,
     REGISTRY_USER,
     WRITER_OPTIONS,
     Decoder,
     MessageFunction,
+    Reference,
+    SchemaRegistry,
+    UnknownSchemaError,
     by_name,
     checked_options,
     literals_of,
     registered_schema,
 )
-from ckpt_runtime.frontend.schema_registry import HEADER_BYTES, Reference, SchemaRegistry, UnknownSchemaError
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_protobuf", "to_protobuf")

@@ -21,11 +21,11 @@ from pyspark.sql.avro.functions import from_avro, to_avro
 
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.expressions.types import arrow_type
-from ckpt_runtime.frontend import schema_registry
+from ckpt_runtime.frontend import message_functions
 from ckpt_runtime.frontend.avro_functions import FromAvro, ToAvro
 from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.message_functions import RegistryError
 from ckpt_runtime.frontend.python_functions import FUNCTION, functions_spec, separated
-from ckpt_runtime.frontend.schema_registry import RegistryError
 from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
@@ -287,7 +287,7 @@ SECOND = {
 
 @pytest.mark.row("ends.4")
 def test_messages_are_read_with_the_schema_whose_id_they_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     schemas = {7: {"schema": json.dumps(FIRST)}, 300: {"schema": json.dumps(SECOND), "schemaType": "AVRO"}}
     old = framed(7, encoded(FIRST, {"id": 1}))
     new = framed(300, encoded(SECOND, {"id": 2, "to": "DE"}))
@@ -303,7 +303,7 @@ def test_messages_are_read_with_the_schema_whose_id_they_carry(monkeypatch: pyte
 def test_values_are_written_with_the_id_under_which_their_schema_is_registered_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     rows = pa.array([{"id": 1}, None, {"id": 2}], pa.struct([("id", pa.int32())]))
     with registry({}, [503]) as serving:
         user = {"schema.registry.basic.auth.user.info": "me:secret"}
@@ -323,7 +323,7 @@ def test_values_are_written_with_the_id_under_which_their_schema_is_registered_o
 def test_schema_that_the_registry_refuses_fails_the_job_with_its_reason_and_is_no_bad_row(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     rows = pa.array([{"id": 1}], pa.struct([("id", pa.int32())]))
     with registry({}) as serving:
         given = {"schema.registry.url": serving.url, "schema.registry.subject": "s"}
@@ -395,7 +395,7 @@ def test_schemas_that_a_schema_refers_to_are_read_from_the_registry_once() -> No
 def test_message_without_a_known_schema_is_malformed_and_a_registry_that_fails_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     other = {"name": "x", "subject": "x", "version": 3}
     schemas: dict[int | str, dict[str, Any]] = {
         1: {"schema": "{}", "schemaType": "PROTOBUF"},
@@ -472,7 +472,7 @@ def test_operator_decodes_a_column_and_encodes_it_again() -> None:
 def test_malformed_message_is_left_out_and_none_is_because_the_registry_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     good = framed(7, encoded(FIRST, {"id": 1}))
     values = pa.array([good, b"\x00", good], pa.binary())
     batch = pa.RecordBatch.from_arrays([values, values], ["value", "_argument0"])
