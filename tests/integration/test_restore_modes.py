@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, IncrementalKeyedStateHandle
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.connectors import numbers
 from ckpt_runtime.connectors.splits import SPLITS

@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend

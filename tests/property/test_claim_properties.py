@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+    is_shared,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
-from ckpt_runtime.checkpoint.state_handles import (
-    IncrementalKeyedStateHandle,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
-    is_shared,
-)
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.job_host import Pool

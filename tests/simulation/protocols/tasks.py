@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     KeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range

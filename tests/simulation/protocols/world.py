@@ -11,9 +11,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import job_record, job_shell, storage_effects

@@ -13,7 +13,7 @@ import pytest
 from msgspec import convert, to_builtins
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError

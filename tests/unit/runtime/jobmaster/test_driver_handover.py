@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects

@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     ChannelStateStream,
+    CompletedCheckpoint,
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedStateHandle,
@@ -20,7 +19,9 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange

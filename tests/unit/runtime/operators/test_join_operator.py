@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec

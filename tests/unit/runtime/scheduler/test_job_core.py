@@ -10,13 +10,13 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core

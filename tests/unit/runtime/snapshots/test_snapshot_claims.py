@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, StateFile
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.jobmaster.job_host import Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.process_mark import RELEASED, own_mark
 from ckpt_runtime.snapshots.catalogue import described, list_savepoints

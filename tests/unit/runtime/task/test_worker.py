@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
