@@ -78,7 +78,7 @@ class CachedAggregates(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), restores=st.booleans())
     def write(self, pick: int, restores: bool) -> None:
-        """Of any snapshot, not only the oldest one; the job may go on from it."""
+        """The job may resume from any snapshot, not only from the oldest one."""
         if self.snapshots:
             snapshot, model = self.snapshots.pop(pick % len(self.snapshots))
             restored = self.made(written(snapshot))

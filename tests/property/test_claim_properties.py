@@ -1,4 +1,4 @@
-"""Claims over any history of jobs that go on from one another: no complete snapshot ever lacks a file.
+"""Claims over any history of jobs that resume from one another: no complete snapshot ever lacks a file.
 
 Files, claims, the retention of the coordinator and the storage effects are the real ones; what tasks would write is
 made up. Jobs retain several checkpoints that share files, end with or without them, claim one of those of an earlier
@@ -79,7 +79,7 @@ class Host:
 
 
 class Job:
-    """One run: ``base`` are shared files of its latest checkpoint, which the next may go on referring to."""
+    """One run: ``base`` are shared files of its latest checkpoint, to which the next one may still refer."""
 
     def __init__(
         self, root: Path, number: int, cluster: str, origin: RetainedCheckpoint | None, claims: JobClaims | None

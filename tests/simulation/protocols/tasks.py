@@ -399,7 +399,7 @@ class Deployment:
             self.world.loop.at(at, None, self.fail if fails else self._finish, task)
 
     def aborted(self, task: Subtask, checkpoint_id: int, latest_completed: int | None) -> None:
-        """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot go on."""
+        """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot continue."""
         if latest_completed is not None:
             self.completed(task, latest_completed)
         if task.ended:

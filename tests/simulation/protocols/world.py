@@ -147,7 +147,7 @@ class World:
         return LeaseHolder(self, clock, clock.now)
 
     def claim(self) -> None:
-        """The next epoch; whoever led before can change nothing that its leader adopts."""
+        """The next epoch; earlier leaders cannot change what its leader adopts."""
         ha = self.ha
         ha.epoch += 1
         ha.signs, ha.last_sign, ha.released = 0, self.loop.now, False
@@ -241,7 +241,7 @@ class World:
             self.running, self._in_pool = before
 
     def step(self, driver: Driver, name: str) -> None:
-        """Between two steps of a call in a pool its driver may die, or be paused while everything else goes on."""
+        """Between two steps of a call in a pool its driver may die, or be paused while everything else continues."""
         self.crash_point(driver, name)
         likely = 0.03 if name == "writing metadata" else 0.002
         if self.running is driver and self._in_pool and self.choices.fault("paused in the midst of a call", likely):

@@ -1,4 +1,4 @@
-"""Jobs that are given by their names: found once, kept over retries and deferrals, and what is told without one."""
+"""Jobs that are given by their names: found once, kept over retries and deferrals, and messages without one."""
 
 from __future__ import annotations
 

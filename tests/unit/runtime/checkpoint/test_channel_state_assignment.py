@@ -351,7 +351,7 @@ def test_a_broadcast_origin_is_the_own_copy_or_dealt_among_those_left() -> None:
 
 
 def test_received_data_precedes_queued_data_and_edges_keep_their_gates() -> None:
-    """Two inputs from one vertex and one from another; equal edges are told apart by their order."""
+    """Two inputs from one vertex and one from another; equal edges are distinguished by their order."""
     a, b, c = vertex("a", 2), vertex("b", 1), vertex("c", 2)
     edges = (
         JobEdge(a.id, c.id, REBALANCE),

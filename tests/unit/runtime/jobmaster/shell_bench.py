@@ -55,7 +55,7 @@ ANSWERS = (
 
 
 class Listener(TaskGateway):
-    """Workers that are told nothing; notes what they would hear and what the coordinator decides.
+    """Workers that get no message; notes what would be sent to them and what the coordinator decides.
 
     ``changed`` is set each time.
     """
@@ -100,7 +100,7 @@ class NotedCoordinator(CheckpointCoordinator):
 
 
 class Pointers(JobRecord):
-    """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
+    """Pointers whose calls raise the given errors, one after the other, and succeed after them."""
 
     def __init__(self) -> None:
         super().__init__()

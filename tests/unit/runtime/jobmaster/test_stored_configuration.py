@@ -70,7 +70,7 @@ async def test_a_new_driver_continues_with_configuration_graph_version_and_overr
 
 
 class Unsure(DurableRecord):
-    """Stores nothing and cannot tell; what is settled is told."""
+    """Stores nothing and cannot send; what is settled is sent."""
 
     def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         raise AmbiguousWriteError("nobody knows", "plan")

@@ -1,4 +1,4 @@
-"""Job ids: one job for each, and none for a retired one, whenever the request for it arrives and whoever leads then."""
+"""Job ids: one job for each, and none for a retired one, at any time of the request and with any leader."""
 
 from __future__ import annotations
 

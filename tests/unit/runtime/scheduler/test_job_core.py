@@ -675,7 +675,7 @@ def test_the_tables_are_complete():
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("event", INPUTS, ids=lambda event: type(event).__name__)
 def test_state_and_input(state: JobState, event: core.JobInput) -> None:
-    """Handled or refused by name; what leaves is an output; the end is told once its result is stored."""
+    """Handled or refused by name; what leaves is an output; the end is announced once its result is stored."""
     job = STATES[state]()
     assert job.machine.state is state
     try:

@@ -1,4 +1,4 @@
-"""Claims of jobs that go on from one another, with real files: who may claim what, and what each one deletes."""
+"""Claims of jobs that resume from one another, with real files: which job may claim what, and what each one deletes."""
 
 from __future__ import annotations
 

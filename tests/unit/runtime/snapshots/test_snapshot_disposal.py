@@ -36,7 +36,7 @@ CLUSTER = "session b"
 
 
 def write_savepoint(directory: Location, *files: StateFile) -> CompletedCheckpoint:
-    """Of a backend whose increments may go on referring to its two files, ``a`` and ``b``."""
+    """Of a backend whose increments may still refer to its two files, ``a`` and ``b``."""
     own = {name: write_file(directory) for name in "ab"}
     handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 127), "files", own, {})
     state = SubtaskState({"u": OperatorSubtaskState((handle,))}, 10)

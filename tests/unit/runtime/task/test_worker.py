@@ -388,7 +388,7 @@ class _Writing(_Ending):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_snapshot_in_progress_is_aborted_and_removed_with_its_job(driver: Driver, tmp_path: Path, closed: bool) -> None:
-    """Cancelled, where the worker goes on; and released, where it waits for its requests before it ends."""
+    """Cancelled, where the worker continues; and released, where it waits for its requests before it ends."""
     (own := tmp_path / "chk-5").mkdir()
     (shared := tmp_path / "shared").mkdir()
     subtask: Any = _Writing()
