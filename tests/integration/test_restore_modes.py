@@ -16,8 +16,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.connectors import numbers
 from ckpt_runtime.connectors.splits import SPLITS
-from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError

@@ -34,10 +34,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ckpt_runtime.jobmaster import gateway_errors
+from ckpt_runtime.jobmaster import gateway_values
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import ConfigurationRefused, OptionsNotAllowed
-from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRefused, OptionsNotAllowed, StoredPipeline
 
 
 def now_ms() -> int:
@@ -95,15 +94,15 @@ TheDispatcher = Annotated[Dispatcher, Depends(_dispatcher_of)]
 MAX_ECHOED_CHARS = 200
 """Maximum number of characters of a refused value that an error message repeats."""
 
-_GATEWAY_STATUS: tuple[tuple[type[gateway_errors.GatewayError], int], ...] = (
-    (gateway_errors.NotFound, 404),
-    (gateway_errors.Conflict, 409),
-    (gateway_errors.InvalidRequest, 400),
-    (gateway_errors.RequirementsRefused, 400),
+_GATEWAY_STATUS: tuple[tuple[type[gateway_values.GatewayError], int], ...] = (
+    (gateway_values.NotFound, 404),
+    (gateway_values.Conflict, 409),
+    (gateway_values.InvalidRequest, 400),
+    (gateway_values.RequirementsRefused, 400),
     (ConfigurationRefused, 400),
     (OptionsNotAllowed, 403),
-    (gateway_errors.SubmissionFailed, 400),
-    (gateway_errors.NotReady, 503),
+    (gateway_values.SubmissionFailed, 400),
+    (gateway_values.NotReady, 503),
 )
 
 
@@ -187,7 +186,7 @@ class VersionPrefix:
 def install_error_handlers(app: FastAPI) -> None:
     """Give all errors of ``app`` the common shape; an unknown path or method is 404, never 405 (as in Flink)."""
     app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(gateway_errors.GatewayError, _on_gateway_error)
+    app.add_exception_handler(gateway_values.GatewayError, _on_gateway_error)
     app.add_exception_handler(RequestValidationError, _on_parameter_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_unexpected)
@@ -206,7 +205,7 @@ async def _on_gateway_error(_request: Request, error: Exception) -> Response:
 
 def _text_of(error: Exception) -> str:
     """The text of an error; an unknown job is reported in Flink's own words, which tools recognise."""
-    is_job = isinstance(error, gateway_errors.JobNotFound)
+    is_job = isinstance(error, gateway_values.JobNotFound)
     return f"org.apache.flink.runtime.rest.NotFoundException: {error}" if is_job else str(error)
 
 

@@ -23,8 +23,7 @@ from ckpt_runtime.contract.checkpoints import (
     VertexCheckpoint,
 )
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import CheckpointNotFound, NotFound
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, CheckpointNotFound, NotFound, OperationKind
 from ckpt_runtime.rest import checkpoint_answers
 from ckpt_runtime.rest.exchange import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.rest.openapi import errors, json_body

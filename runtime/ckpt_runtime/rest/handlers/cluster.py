@@ -20,8 +20,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.contract import cluster as contract
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.jobs import ApplicationDetails, Applications, PlanPreview, StartedJob
-from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotFound
-from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import GatewayError, NotFound, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
 from ckpt_runtime.processes.thread_dump import ThreadInfo

@@ -41,7 +41,7 @@ from ckpt_runtime.contract.jobs import (
 )
 from ckpt_runtime.jobmaster import gateway_values, health
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
+from ckpt_runtime.jobmaster.gateway_values import JobNotFound, JobTerminated, NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest import checkpoint_answers, job_answers, parameters, prometheus
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams

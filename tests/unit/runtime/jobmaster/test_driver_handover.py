@@ -17,7 +17,7 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (

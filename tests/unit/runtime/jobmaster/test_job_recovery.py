@@ -25,14 +25,14 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
-from ckpt_runtime.jobmaster.gateway_errors import (
+from ckpt_runtime.jobmaster.gateway_values import (
+    ExceptionEntry,
     InvalidRequest,
     JobTerminated,
     NotReady,
     RescaleInProgress,
     UpdateInProgress,
 )
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog

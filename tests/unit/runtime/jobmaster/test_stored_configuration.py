@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_settings import submitted_settings
