@@ -64,7 +64,7 @@ from ckpt_runtime.graph.formats import (
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
-from ckpt_runtime.graph.source_formats import check_location
+from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, parted_metadata, with_file_metadata
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 from ckpt_runtime.sources import is_source
 
@@ -499,6 +499,8 @@ class QueryMapper:
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             format_ = self._resolve(source.format)
+            if self._reads_metadata(node, len(read)):
+                read = with_file_metadata(str(format_), read)
             program = specs.UserFunction(None, self.capture.session, dict(self.capture.configuration))
             spec = specs.SourceSpec(
                 format_, dict(source.options), declared, program=program if is_source(format_) else None
@@ -508,7 +510,7 @@ class QueryMapper:
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)
-        if len(known.schema) != len(schema):
+        if len(known.schema) != len(schema) and len(parted_metadata(known.schema)[0]) != len(schema):
             raise PlanError(
                 "schema",
                 f"the source has the columns {', '.join(known.schema.names)}, but had {', '.join(schema.names)} when "
@@ -519,6 +521,12 @@ class QueryMapper:
             for at, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
         )
         return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
+
+    def _reads_metadata(self, node: Source, width: int) -> bool:
+        """Whether this query, or another one that reads the same stream of files, reads its hidden column."""
+        nodes = [node, *(each for query in self.capture.queries for each in query.analysis.nodes)]
+        same = (each for each in nodes if isinstance(each, Source) and each.plan_id == node.plan_id)
+        return any(each.columns[width:] and each.columns[-1].name == FILE_METADATA for each in same)
 
     def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         """Converts an input of a union to the names and types of the union's columns."""
