@@ -74,6 +74,10 @@ _STATEMENT = re.compile(
 """SQL that does something, and gives no rows of a stream."""
 _SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
 """The statement that sets an option, in the form that Spark reads."""
+_NEEDS_SPARK = (
+    "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
+    "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
+)
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MESSAGE_FUNCTIONS = {
@@ -339,7 +343,7 @@ class _Call:
         if live is not None:
             return live(request, **options)
         if self._answer is None:
-            raise PlanError("pipeline", f"{self._name} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{self._name} {_NEEDS_SPARK}")
         return self._answer(request)
 
 
@@ -462,7 +466,7 @@ class Service:
 
             response.spark_version.version = pyspark.__version__
         else:
-            raise PlanError("pipeline", f"{kind} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{kind} {_NEEDS_SPARK}")
         return response
 
     def _execute(self, request: Any) -> Iterator[Any]:
@@ -486,7 +490,7 @@ class Service:
             self._capture.registered[function.function_name] = self._capture.prepared(function)
         elif kind != "ml_command":
             what = kind or "an action on a frame, such as show or collect,"
-            raise PlanError("pipeline", f"{what} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])

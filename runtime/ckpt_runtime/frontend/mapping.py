@@ -62,6 +62,7 @@ from ckpt_runtime.graph.formats import (
     source_schema,
 )
 from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.kafka_columns import DELIVERY_GUARANTEE
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
 from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, parted_metadata, with_file_metadata
@@ -72,6 +73,19 @@ _CHECKPOINT_LOCATION = "checkpointlocation"
 """An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
 
 
+def delivered(start: Any) -> dict[str, str]:
+    """Returns the options of a query's sink. With ``realTime``, messages of Kafka are visible at once by default."""
+    options = dict(start.options)
+    in_real_time = start.WhichOneof("trigger") == "real_time_batch_duration"
+    if (
+        in_real_time
+        and start.format.lower() == "kafka"
+        and not any(key.lower() == DELIVERY_GUARANTEE.key.lower() for key in options)
+    ):
+        options[DELIVERY_GUARANTEE.key] = "at-least-once"
+    return options
+
+
 def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
     """Returns the sink of a query that writes rows of a schema.
 
@@ -79,7 +93,7 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
         raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
-    options = {key: value for key, value in start.options.items() if key.lower() != _CHECKPOINT_LOCATION}
+    options = {key: value for key, value in delivered(start).items() if key.lower() != _CHECKPOINT_LOCATION}
     if start.path:
         options["path"] = start.path
     columns = list(start.partitioning_column_names)
