@@ -27,10 +27,10 @@ def row_class(names: Sequence[str]) -> type[Row]:
     """A ``Row`` whose instances all have these fields. Names that ``Row`` itself uses (``count``) stay its methods."""
     members: dict[str, Any] = {"__fields__": list(names), "__doc__": Row.__doc__}
     # A named tuple's fields read the tuple itself; an itemgetter would call Row.__getitem__, which is Python.
-    fields = vars(namedtuple("Fields", [f"f{position}" for position in range(len(names))]))
+    fields = namedtuple("Fields", [f"f{position}" for position in range(len(names))])
     for position, name in reversed(list(enumerate(names))):
         if not hasattr(Row, name):
-            members[name] = fields[f"f{position}"]
+            members[name] = getattr(fields, f"f{position}")
     return type("Row", (Row,), members)
 
 
