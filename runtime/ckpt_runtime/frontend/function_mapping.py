@@ -320,8 +320,14 @@ def _generate(mapper: QueryMapper, node: Generate, nodes: Sequence[PlanNode], in
 
 def _apart(node: Join) -> tuple[Join, Expression | None]:
     """Takes what calls Python functions out of an inner join's condition: as in Spark, it filters the result."""
-    if node.condition is None or node.how not in ("Inner", "Cross"):
+    if node.condition is None or not calls_python(node.condition):
         return node, None
+    if node.how not in ("Inner", "Cross"):
+        raise PlanError(
+            "join",
+            f"the condition of a join of type {node.how} calls a Python function; add its result as a column before the "
+            "join",
+        )
     plain: list[Expression] = []
     called: list[Expression] = []
     waiting = [node.condition]
