@@ -59,6 +59,7 @@ class Subtask:
     lists: tuple[OperatorListState, ...] = ()
     backend_type: str = "hashmap"
     options: Mapping[str, str] = field(default_factory=dict)
+    configuration: dict[str, str] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
 
@@ -73,6 +74,7 @@ class Subtask:
             now_ms=lambda: 0,
             monotonic_ms=lambda: 0,
             set_timer=lambda at_ms: None, operator_state=OperatorStateStore(self.lists), keyed_state=self.backend,
+            configuration=self.configuration,
         )  # fmt: skip
         self.operator = JoinOperator(self.spec)
         self.operator.open(self.context, self)

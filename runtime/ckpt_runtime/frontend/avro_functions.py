@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.message_functions import (
+    HEADER_BYTES,
     REGISTRY_URL,
     REGISTRY_USER,
     Decoder,
@@ -28,7 +29,6 @@ from ckpt_runtime.frontend.message_functions import (
     literals_of,
     nullable,
 )
-from ckpt_runtime.frontend.schema_registry import HEADER_BYTES
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_avro", "to_avro")

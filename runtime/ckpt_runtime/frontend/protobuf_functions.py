@@ -17,16 +17,17 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.message_functions import (
+    HEADER_BYTES,
     MODE,
     REGISTRY_URL,
     REGISTRY_USER,
     Decoder,
     MessageFunction,
+    UnknownSchemaError,
     by_name,
     checked_options,
     literals_of,
 )
-from ckpt_runtime.frontend.schema_registry import HEADER_BYTES, UnknownSchemaError
 from ckpt_runtime.graph.errors import PlanError
 
 NAMES = ("from_protobuf", "to_protobuf")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
+from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake

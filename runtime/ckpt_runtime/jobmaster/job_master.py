@@ -397,9 +397,13 @@ class JobMaster:
         self._asked.add(future)
         future.add_done_callback(self._asked.discard)
 
-        def answer(output: JobOutput) -> None:
-            if not future.done():  # the caller may have been cancelled
-                future.set_result(output)
+        def answer(result: Result[JobOutput]) -> None:
+            if future.done():  # the caller may have been cancelled
+                return
+            try:
+                future.set_result(result())
+            except Exception as error:
+                future.set_exception(error)
 
         self._shell.ask(request_id, event, answer)
         return await future
@@ -456,7 +460,7 @@ class JobMaster:
 
     def metrics(self) -> dict[str, str]:
         """Flink's names of job metrics."""
-        return self.view.metrics(self.checkpoint_statistics())
+        return self.view.metrics(self.checkpoint_statistics(), self._shell.failed_reports)
 
 
 def create_job_core(

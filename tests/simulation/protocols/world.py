@@ -125,6 +125,11 @@ class World:
         """For good, or it is about to: all that is left is to store the result and to clean up."""
         return self.ha.result is not None or self.present.machine.status.is_globally_terminal
 
+    @property
+    def had_ended(self) -> bool:
+        """Whether the present driver has found a job that had ended."""
+        return self.present.found_ended
+
     # --- drivers
 
     def _lead(self) -> None:

@@ -42,7 +42,6 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.known_jobs import find_jobs
-from ckpt_runtime.leader_proof import opened, signed
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_UNREGISTERED,
@@ -77,6 +76,7 @@ from ckpt_runtime.storage import metadata
 from ckpt_runtime.storage.claims import Claim, Claimant, _read_successor, read_claim
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.leader_store import opened, signed
 from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry, read_entry

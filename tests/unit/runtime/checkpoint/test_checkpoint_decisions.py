@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
 from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
@@ -31,7 +31,6 @@ from ckpt_runtime.checkpoint.triggering import (
     CheckpointRequestDecider,
     Load,
     RequestVerdict,
-    TriggerRequest,
 )
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.unit.runtime.checkpoint.checkpoint_driver import (

@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.connectors.kernels import BLOCK
-from ckpt_runtime.connectors.numbers import NumbersSource
+from ckpt_runtime.connectors.numbers import BLOCK, NumbersSource
 from ckpt_runtime.connectors.splits import SPLITS
 from ckpt_runtime.graph.specs import SourceSpec
 from ckpt_runtime.operators.operator import SourceStatus

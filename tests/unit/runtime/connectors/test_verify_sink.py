@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.expected import scattered
 from ckpt_runtime.connectors.noop_sink import NoopSink
-from ckpt_runtime.connectors.verify import MAX_KEY, VerifySink
+from ckpt_runtime.connectors.numbers import MAX_KEY, VerifySink
 from ckpt_runtime.graph.specs import SinkSpec
 from tests.unit.runtime.connectors.harness import context, opened, snapshot_of
 

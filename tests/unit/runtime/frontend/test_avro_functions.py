@@ -20,11 +20,11 @@ from pyspark.sql.avro.functions import from_avro, to_avro
 
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.expressions.types import arrow_type
-from ckpt_runtime.frontend import schema_registry
+from ckpt_runtime.frontend import message_functions
 from ckpt_runtime.frontend.avro_functions import FromAvro, ToAvro
 from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.message_functions import RegistryError
 from ckpt_runtime.frontend.python_functions import FUNCTION, functions_spec, separated
-from ckpt_runtime.frontend.schema_registry import RegistryError
 from ckpt_runtime.frontend.typed_plan import AnalysisNeeded
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.operators.python_functions import PythonFunctionsOperator
@@ -241,7 +241,7 @@ SECOND = {
 
 @pytest.mark.row("ends.4")
 def test_messages_are_read_with_the_schema_whose_id_they_carry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     schemas = {7: {"schema": json.dumps(FIRST)}, 300: {"schema": json.dumps(SECOND), "schemaType": "AVRO"}}
     old = framed(7, encoded(FIRST, {"id": 1}))
     new = framed(300, encoded(SECOND, {"id": 2, "to": "DE"}))
@@ -285,7 +285,7 @@ def test_schemas_that_a_schema_refers_to_are_read_from_the_registry_once() -> No
 def test_message_without_a_known_schema_is_malformed_and_a_registry_that_fails_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     other = {"name": "x", "subject": "x", "version": 3}
     schemas: dict[int | str, dict[str, Any]] = {
         1: {"schema": "{}", "schemaType": "PROTOBUF"},
@@ -362,7 +362,7 @@ def test_operator_decodes_a_column_and_encodes_it_again() -> None:
 def test_malformed_message_is_left_out_and_none_is_because_the_registry_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     good = framed(7, encoded(FIRST, {"id": 1}))
     values = pa.array([good, b"\x00", good], pa.binary())
     batch = pa.RecordBatch.from_arrays([values, values], ["value", "_argument0"])

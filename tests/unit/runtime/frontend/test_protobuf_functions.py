@@ -29,10 +29,9 @@ from google.protobuf import (
 )
 
 from ckpt_runtime.expressions.types import arrow_type
-from ckpt_runtime.frontend import protobuf_functions, schema_registry
-from ckpt_runtime.frontend.message_functions import by_name
+from ckpt_runtime.frontend import message_functions, protobuf_functions
+from ckpt_runtime.frontend.message_functions import RegistryError, by_name
 from ckpt_runtime.frontend.protobuf_functions import FromProtobuf, ToProtobuf
-from ckpt_runtime.frontend.schema_registry import RegistryError
 from ckpt_runtime.graph.errors import PlanError
 from tests.unit.runtime.frontend.test_avro_functions import framed, registry
 
@@ -308,7 +307,7 @@ def test_values_that_a_message_cannot_hold_fail(name: str, row: dict[str, Any], 
 
 @pytest.mark.row("ends.4")
 def test_messages_of_confluents_format_say_which_message_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schema_registry, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
     file = text_format.Parse(FILE, descriptor_pb2.FileDescriptorProto())
     moved = descriptor_pb2.FileDescriptorProto()
     moved.CopyFrom(file)

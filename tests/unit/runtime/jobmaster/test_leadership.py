@@ -12,10 +12,9 @@ import pytest
 
 from ckpt_runtime.jobmaster import leadership
 from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSignature
-from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, PublishedLeader, opened
 from tests.support.virtual_time import InlineExecutor, JumpingLoop, LoopTime
 
 LEASE_S = 10.0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.network.buffer_debloater import MIN_BUFFER_BYTES, BufferDebloater, DesiredBufferSize
+from ckpt_runtime.network.elements import DesiredBufferSize
+from ckpt_runtime.task.input_debloating import MIN_BUFFER_BYTES, BufferDebloater
 
 
 def debloater(
