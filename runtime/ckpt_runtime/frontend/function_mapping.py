@@ -325,8 +325,8 @@ def _apart(node: Join) -> tuple[Join, Expression | None]:
     if node.how not in ("Inner", "Cross"):
         raise PlanError(
             "join",
-            f"the condition of a join of type {node.how} calls a Python function; add its result as a column before the "
-            "join",
+            f"the condition of a join of type {node.how} calls a Python function; add its result as a column before "
+            "the join",
         )
     plain: list[Expression] = []
     called: list[Expression] = []
