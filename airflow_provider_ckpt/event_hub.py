@@ -1,8 +1,9 @@
-"""Wakes the waits of one process at one job manager: by one stream of events, or one poll where there is no stream.
+"""Waits for conditions, and wakes the waits of one process at one job manager.
 
-A wait looks when it begins, when an event concerns its condition, and otherwise rarely, together with all other waits
-at its job. Simultaneous polls share their requests, and no request is sent while the job manager is known not to
-answer. The hub lives as long as any wait does. All its times are those of the event loop.
+The hub has one stream of events, or one poll where there is no stream. A wait looks when it begins, when an event
+concerns its condition, and otherwise rarely, together with all other waits at its job. Simultaneous polls share their
+requests, and no request is sent while the job manager is known not to answer. The hub lives as long as any wait does.
+All its times are those of the event loop.
 """
 
 from __future__ import annotations
