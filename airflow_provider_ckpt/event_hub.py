@@ -54,7 +54,7 @@ _Standing: TypeAlias = tuple[str, Counter[str]]
 logger = logging.getLogger(__name__)
 
 FALLBACK_POLL_SECONDS = 300.0
-"""Between two looks of a wait that gets all events: a stream that loses an event must not hang a task."""
+"""Between two polls of a wait that gets all events: a stream that loses an event must not hang a task."""
 WAITS_PER_FALLBACK_POLL = 128
 """Up to this many waits look at that interval; twice as many look half as often, which limits their requests."""
 ANY_JOB: Final = "*"
@@ -63,7 +63,7 @@ LINES_PER_SECOND = 4.0
 """Repeated lines of all waits of the process together: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
 between queries to its database. Triggers that log faster than this are throttled, which delays all triggers."""
 GAP_SECONDS = 0.25
-"""Minimum time between two looks of one wait, however fast events come."""
+"""Minimum time between two polls of one wait, however fast events come."""
 STARTING_SECONDS = 5.0
 """How long a stream may take to begin: it begins at once, unless something on the way holds it back."""
 SETTLING_SECONDS = 2.0

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
 CONFIRMING_SECONDS = 1.0
-"""Between two looks for a job that seems to be unknown, at most."""
+"""Between two polls for a job that seems to be unknown, at most."""
 _SOONER_SECONDS = 5.0
 """A try ends at most this long before Airflow's ``execution_timeout``."""
 _BACKSTOP_SECONDS = 120.0

@@ -215,7 +215,7 @@ class Progress:
             self.say(standing, str(error))
 
     def pauses(self, seconds: float) -> Iterator[float]:
-        """The pause between two looks in parts, each to be slept; the last line is repeated between them."""
+        """The pause between two polls in parts, each to be slept; the last line is repeated between them."""
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
             yield min(left, max(self._said_at + self.interval() - self._clock(), 0.0))
