@@ -25,8 +25,7 @@ from ckpt_runtime.frontend.message_functions import (
     WRITER_OPTIONS,
     Decoder,
     MessageFunction,
-    Reference,
-    SchemaRegistry,
+    WrittenSchema,
     by_name,
     checked_options,
     literals_of,
@@ -282,12 +281,9 @@ class ToAvro(MessageFunction):
             return None
         stream = io.BytesIO()
         if self._registered is not None:
-            stream.write(self._registered.header(self._to_register))
+            stream.write(self._registered.header(lambda: WrittenSchema(self._text, "AVRO")))
         self._write(stream, self._schema, value, strict=True)
         return stream.getvalue()
-
-    def _to_register(self, registry: SchemaRegistry, register: bool) -> tuple[str, str, Sequence[Reference]]:
-        return self._text, "AVRO", ()
 
 
 def function_of(call: Any) -> MessageFunction:

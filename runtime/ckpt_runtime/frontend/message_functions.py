@@ -58,6 +58,14 @@ class Registered(msgspec.Struct):
     version: int | None = None
 
 
+class WrittenSchema(msgspec.Struct, frozen=True):
+    """A schema as it is registered. ``kind`` is AVRO or PROTOBUF."""
+
+    text: str
+    kind: str
+    references: Sequence[Reference] = ()
+
+
 class _Refusal(msgspec.Struct):
     message: str
 
@@ -112,19 +120,17 @@ class SchemaRegistry:
             found += [*self._referred(other, known), other.schema]
         return found
 
-    def registered(
-        self, subject: str, schema: str, kind: str, references: Sequence[Reference] = (), *, register: bool
-    ) -> Registered:
-        """Returns a schema in a subject; ``kind`` is AVRO or PROTOBUF.
+    def registered(self, subject: str, schema: WrittenSchema, *, register: bool) -> Registered:
+        """Returns a schema in a subject. Without ``register``, it has to be there.
 
-        Without ``register``, the schema has to be there. Raises RegistryError if it is not, or if the registry refuses
-        it, as it does for one that is incompatible with earlier versions.
+        Raises RegistryError if it is not, or if the registry refuses it, as it does for one that is incompatible with
+        earlier versions.
         """
-        given: dict[str, Any] = {"schema": schema}
-        if kind != "AVRO":
-            given["schemaType"] = kind
-        if references:
-            given["references"] = list(references)
+        given: dict[str, Any] = {"schema": schema.text}
+        if schema.kind != "AVRO":
+            given["schemaType"] = schema.kind
+        if schema.references:
+            given["references"] = list(schema.references)
         path = f"subjects/{quote(subject, safe='')}"
         what = f"the schema of subject {subject!r}"
         answer = self._answer(f"{path}/versions" if register else path, what, given)
@@ -191,9 +197,9 @@ class SchemaRegistry:
 
 
 class RegisteredSchema:
-    """The writer's side of the wire format: the header in front of each message.
+    """The schema of a writer in a subject: what :func:`registered_schema` makes of options.
 
-    ``options`` are those of :func:`registered_schema`. The schema is registered before the first message.
+    With ``register``, schemas are registered before the first message; otherwise they have to be there.
     """
 
     def __init__(self, registry: SchemaRegistry, subject: str, *, register: bool) -> None:
@@ -202,14 +208,19 @@ class RegisteredSchema:
         self._register = register
         self._header: bytes | None = None
 
-    def header(self, schema: Callable[[SchemaRegistry, bool], tuple[str, str, Sequence[Reference]]]) -> bytes:
-        """The zero byte and the id. ``schema`` returns the text, the kind and the references of the schema; it may
-        register what the schema refers to. Raises RegistryError."""
+    def header(self, schema: Callable[[], WrittenSchema]) -> bytes:
+        """The zero byte and the id of a schema, which is always the same. Raises RegistryError."""
         if self._header is None:
-            text, kind, references = schema(self._registry, self._register)
-            found = self._registry.registered(self._subject, text, kind, references, register=self._register)
+            found = self._registry.registered(self._subject, schema(), register=self._register)
             self._header = b"\0" + found.id.to_bytes(4, "big")
         return self._header
+
+    def reference(self, name: str, schema: WrittenSchema) -> Reference:
+        """Refers to another schema, whose subject is its name. Raises RegistryError."""
+        if self._register:
+            self._registry.registered(name, schema, register=True)
+        found = self._registry.registered(name, schema, register=False)
+        return Reference(name, found.version or 1, name)
 
 
 MODE = "mode"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -24,9 +24,9 @@ from ckpt_runtime.frontend.message_functions import (
     WRITER_OPTIONS,
     Decoder,
     MessageFunction,
-    Reference,
-    SchemaRegistry,
+    RegisteredSchema,
     UnknownSchemaError,
+    WrittenSchema,
     by_name,
     checked_options,
     literals_of,
@@ -437,26 +437,18 @@ class ToProtobuf(MessageFunction):
         message = self._class()
         _fill(message, row)
         written = bytes(message.SerializeToString(deterministic=True))
-        if self._registered is None:
+        registered = self._registered
+        if registered is None:
             return written
-        return self._registered.header(self._to_register) + self._indexes + written
-
-    def _to_register(self, registry: SchemaRegistry, register: bool) -> tuple[str, str, Sequence[Reference]]:
-        return _file_to_register(self._message.file, registry, register=register)
+        return registered.header(lambda: _file_to_register(self._message.file, registered)) + self._indexes + written
 
 
-def _file_to_register(file: Any, registry: SchemaRegistry, *, register: bool) -> tuple[str, str, Sequence[Reference]]:
+def _file_to_register(file: Any, registered: RegisteredSchema) -> WrittenSchema:
     """A file as the registry takes it: its descriptor in base64, and the files that it imports, which have subjects of
     their names. The registry knows those of Google."""
-    references = []
-    for other in file.dependencies:
-        if not other.name.startswith("google/protobuf/"):
-            text, kind, further = _file_to_register(other, registry, register=register)
-            if register:
-                registry.registered(other.name, text, kind, further, register=True)
-            found = registry.registered(other.name, text, kind, further, register=False)
-            references.append(Reference(other.name, found.version or 1, other.name))
-    return base64.b64encode(file.serialized_pb).decode(), "PROTOBUF", references
+    others = [other for other in file.dependencies if not other.name.startswith("google/protobuf/")]
+    references = [registered.reference(other.name, _file_to_register(other, registered)) for other in others]
+    return WrittenSchema(base64.b64encode(file.serialized_pb).decode(), "PROTOBUF", references)
 
 
 def _indexes_of(message: Any) -> bytes:
