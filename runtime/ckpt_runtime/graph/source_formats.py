@@ -87,7 +87,20 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
             )
     if declared is None:
         raise PlanError("schema", "a stream of files needs its schema: .schema('name STRING, ...')")
+    if not declared.names:
+        raise PlanError("schema", "it has no column")
+    check_distinct("schema", declared)
     return declared
+
+
+def check_distinct(place: str, schema: pa.Schema) -> None:
+    """Raises PlanError for two columns of one name: readers of files, Spark's too, find columns ignoring case."""
+    known: dict[str, str] = {}
+    for name in schema.names:
+        if name.lower() in known:
+            same = f"{known[name.lower()]!r} and {name!r}"
+            raise PlanError(place, f"the columns {same} have one name, as case does not matter: rename one of them")
+        known[name.lower()] = name
 
 
 def _check_patterns(options: dict[str, Any]) -> None:
@@ -111,10 +124,10 @@ def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sch
 
 
 def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    declared = pa.schema([("value", pa.string())]) if declared is None else declared
+    declared = _file_schema(options, pa.schema([("value", pa.string())]) if declared is None else declared)
     if not pa.types.is_string(declared.field(0).type):
         raise PlanError("schema", f"format 'text' has a text as first column, not {declared.field(0).type}")
-    return _file_schema(options, declared)
+    return declared
 
 
 def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:

@@ -20,11 +20,10 @@ from functools import partial
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord

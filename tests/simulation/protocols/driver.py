@@ -103,10 +103,10 @@ class ObservedShell(StrictShell):
 
 
 class Driver:
-    """One process that leads in ``epoch`` until somebody else does."""
+    """One process that leads in ``epoch`` until another one leads."""
 
     def __init__(self, world: World, epoch: int, lease: LeaseHolder | None = None) -> None:
-        """``lease`` None: it leads until it is gone, and somebody starts another one."""
+        """``lease`` None: it leads until it ends and another one is started."""
         self.world = world
         self.epoch = epoch
         self.lease = lease
@@ -193,7 +193,7 @@ class Driver:
 
     @property
     def leads(self) -> bool:
-        """Whether nobody has claimed a later epoch. A driver cannot see this but by asking high availability."""
+        """Whether no later epoch is claimed. A driver can only find this out from high availability."""
         return self.world.ha.epoch == self.epoch
 
     @property
