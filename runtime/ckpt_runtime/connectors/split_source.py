@@ -97,6 +97,7 @@ class _StoredEndedSplit(Struct, Generic[D]):
 _HELD_MS = 50
 _FIRST_ROWS, _MOST_ROWS = 1024, 32_768
 _SLICE_MS = 10.0
+_SHORT_MS = 200.0
 _COUNT_EVERY_MS = 200
 
 
@@ -386,7 +387,10 @@ class SplitReaderOperator(SplitHost):
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""
         before = self.context.monotonic_ms()
         self.output.emit(batch)
-        self._size.took(batch.num_rows, self.context.monotonic_ms() - before)
+        took_ms = self.context.monotonic_ms() - before
+        # A short batch, such as a small file, shows what a call costs and not what rows do.
+        if batch.num_rows >= self._size.rows or took_ms > _SHORT_MS:
+            self._size.took(batch.num_rows, took_ms)
 
 
 class _Alignment:

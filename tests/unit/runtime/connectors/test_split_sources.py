@@ -285,6 +285,24 @@ def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> Non
     assert halves == ["one\r\ntwo\r", "\n\nfo\ufffdur"]
 
 
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_small_file_is_one_batch_with_its_last_line_even_if_the_first_one_took_long(
+    tmp_path: Path, ending: str
+) -> None:
+    for at in range(3):
+        (tmp_path / f"{at}.json").write_text("\n".join([f'{{"n": {at}}}'] * 5) + ending)
+    job = Job("json", {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "1"}, NUMBERS)
+    [reader], [output], clock = job.readers, job.outputs, Clock()
+    reader.context = replace(reader.context, monotonic_ms=clock)
+
+    def process(batch: pa.RecordBatch) -> None:
+        clock.ms += 30 * batch.num_rows
+
+    output.forward = process
+    job.run()
+    assert [batch.column("n").to_pylist() for batch in output.batches] == [[0] * 5, [1] * 5, [2] * 5]
+
+
 def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None:
     lines = ['{"n": 1, "name": "a"}', "", '[{"n": 2}, {"n": 3}]', "[]", '{"n": "x", "name": "b"}', "{bad", "  "]
     (tmp_path / "a").write_text("\n".join(lines))
