@@ -527,7 +527,7 @@ class WaitingRows:
         self._waiting_bytes += split.description["size"]
 
     def ended(self, split: Split, rows: int) -> None:
-        """A file was read to the end; it had so many rows."""
+        """A file with this number of rows was read to its end."""
         size = split.description["size"]
         self._waiting_bytes -= size
         counted = self._counts.get(split.id)
