@@ -281,6 +281,21 @@ def join_of_an_expression_with_a_cast(left: DataFrame, right: DataFrame) -> Data
 
 
 @program("append", schemas=RANGES, **RANGED)
+def join_whose_condition_calls_a_python_function(left: DataFrame, right: DataFrame) -> DataFrame:
+    near = F.udf("boolean")(lambda one, other: other - one < 4)
+    one = left.selectExpr("l", "timestamp_seconds(lv) AS lt", "lv").withWatermark("lt", "10 seconds")
+    other = right.selectExpr("r", "timestamp_seconds(rv) AS rt", "rv").withWatermark("rt", "10 seconds")
+    return one.join(other, F.expr(CONDITIONS["between"]) & near("lv", "rv")).select("l", "lv", "r", "rv")
+
+
+@program("append", schemas={"rows": "k STRING, v INT"}, rows=([("a", 1), ("b", 2)], [("c", 3), ("a", 4)]))
+def join_with_a_table_whose_condition_calls_a_python_function(rows: DataFrame) -> DataFrame:
+    table = rows.sparkSession.createDataFrame([("a", "x"), ("a", "yy"), ("c", "z")], "name STRING, text STRING")
+    longer = F.udf("boolean")(lambda text, v: len(text) > v - 1)
+    return rows.join(table, (rows.k == table.name) & longer("text", "v"))
+
+
+@program("append", schemas=RANGES, **RANGED)
 def join_in_sql(left: DataFrame, right: DataFrame) -> DataFrame:
     left.selectExpr("l", "timestamp_seconds(lv) AS lt").withWatermark("lt", "10 seconds").createOrReplaceTempView(
         "lefts"
