@@ -8,7 +8,6 @@ and runs the program again. A worker has all answers of the planning process, an
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import threading
@@ -26,6 +25,7 @@ import msgspec
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend import avro_functions, protobuf_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
+from ckpt_runtime.frontend.scripts import ScriptClock
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
@@ -79,8 +79,6 @@ _NEEDS_SPARK = (
     "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
     "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
 )
-MOST_WAITS = 500
-"""How often a program may wait for its queries with a limit of time."""
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MESSAGE_FUNCTIONS = {
@@ -88,7 +86,7 @@ _MESSAGE_FUNCTIONS = {
     **dict.fromkeys(protobuf_functions.NAMES, protobuf_functions.function_of),
 }
 _FILE_NAME = "input_file_name"
-"""The function whose result is a field of the hidden column of files: it is looked up by the column."""
+"""The function whose result the engine finds in the hidden column of files."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -121,13 +119,11 @@ class Capture:
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
     are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
-    digests of the tables that queries read. ``time_s`` is the time that has passed for the program: how long it has
-    waited for its queries, see :meth:`wait`; ``stops`` are the times at which it has stopped queries, by their
-    positions; ``warnings`` are for its author. ``infers_schemas``: streams of files without a schema have the columns
-    of the files that are there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if
-    its last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers
-    to an earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other
-    requests.
+    digests of the tables that queries read. ``clock`` is the program's, which passes while it waits for them.
+    ``infers_schemas``: streams of files without a schema have the columns of the files that are
+    there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
+    last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers to an
+    earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
 
     analyses: Mapping[str, str]
@@ -148,17 +144,12 @@ class Capture:
     directory: str = ""
     tables: set[str] = field(default_factory=set)
     session: Any = None
-    time_s: float = 0.0
-    stops: dict[int, float] = field(default_factory=dict)
-    warnings: list[str] = field(default_factory=list)
+    clock: ScriptClock = field(default_factory=ScriptClock)
     infers_schemas: bool = False
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
     remembered: Mapping[str, str] = field(default_factory=dict)
     _unanswered: list[str] = field(default_factory=list)
-    _waits: int = 0
-    _processed: set[int] = field(default_factory=set)
-    _terminated: bool = False
     _may_be_static: bool = False
     _reads_metadata: bool = False
 
@@ -197,58 +188,6 @@ class Capture:
     def forget_questions(self) -> None:
         """Removes the requests that had no answer. A session that keeps its capture calls this with the answers."""
         self._unanswered.clear()
-
-    def wait(self, seconds: float | None) -> None:
-        """Passes time for the program, without waiting: it describes a job, which does not run yet.
-
-        Without ``seconds`` it waits until its queries end. So it does with its last wait of :data:`MOST_WAITS`, because
-        it then waits in a loop; if the loop does not end with the queries, the program ends.
-        """
-        self._waits += 1
-        if self._waits == MOST_WAITS and not self.ended:
-            self.warnings.append(
-                f"the program has waited {MOST_WAITS} times for its queries: they run without a limit of time"
-            )
-        if self._waits > 2 * MOST_WAITS:
-            raise SystemExit
-        if not self._all_stopped:
-            self.time_s += math.inf if seconds is None or self._waits >= MOST_WAITS else seconds
-
-    @property
-    def ended(self) -> bool:
-        """Whether all queries have ended for the program: it has stopped them, or has waited until they end."""
-        return self.time_s == math.inf or self._all_stopped
-
-    @property
-    def _all_stopped(self) -> bool:
-        return len(self.stops) == len(self.queries)
-
-    def is_active(self, position: int) -> bool:
-        """Whether a query has not ended for the program."""
-        return self.time_s < math.inf and position not in self.stops
-
-    def await_any(self, seconds: float | None) -> bool:
-        """Returns whether a query has ended: one stopped since the last ``resetTerminated``, or a later one."""
-        if not self._terminated:
-            self.wait(seconds)
-        return self._terminated or self.ended
-
-    def reset_terminated(self) -> None:
-        """Forgets which queries have ended."""
-        self._terminated = False
-
-    def process_all(self, position: int) -> None:
-        """The program waits until a query has processed the data that is there."""
-        self._processed.add(position)
-
-    def stop(self, position: int) -> None:
-        """Stops a query at this time. If it was only to process the data that is there, it ends with that data."""
-        if not self.is_active(position):
-            return
-        self._terminated = True
-        self.stops[position] = self.time_s
-        if self.time_s == 0 and position in self._processed:
-            self.queries[position].start.available_now = True
 
     def explanation(self, of: Analysis | CapturedQuery, *, extended: bool) -> str:
         """Returns and keeps the text of ``explain()``. Raises AnalysisNeeded, and PlanError for an invalid plan."""
@@ -295,8 +234,7 @@ class Capture:
         elif name == "Expression" and (call := _message_call(message)) is not None:
             self.called.replace_call(message, _MESSAGE_FUNCTIONS[call.function_name.lower()](call))
         elif name == "Expression" and message.unresolved_function.function_name.lower() == _FILE_NAME:
-            message.alias.name.append(f"{_FILE_NAME}()")
-            message.alias.expr.unresolved_attribute.unparsed_identifier = f"{FILE_METADATA}.file_path"
+            _replace_file_name(message)
             return
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
@@ -405,6 +343,16 @@ def _message_call(expression: Any) -> Any:
         return None
     call = getattr(expression, kind)
     return call if call.function_name.lower() in _MESSAGE_FUNCTIONS else None
+
+
+def _replace_file_name(expression: Any) -> None:
+    """Replaces the function of a file's name, which Spark writes with the empty authority of a local file."""
+    expression.alias.name.append(f"{_FILE_NAME}()")
+    call = expression.alias.expr.unresolved_function
+    call.function_name = "regexp_replace"
+    call.arguments.add().unresolved_attribute.unparsed_identifier = f"{FILE_METADATA}.file_path"
+    for text in ("^file:/", "file:///"):
+        call.arguments.add().literal.string = text
 
 
 class _Call:
@@ -607,17 +555,19 @@ class Service:
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
         position = next(at for at in range(len(self._capture.queries)) if _id_of(at) == command.query_id.id)
+        clock = self._capture.clock
         if kind == "await_termination":
-            if self._capture.is_active(position):
-                self._capture.wait(_seconds(command.await_termination))
-            result.await_termination.terminated = not self._capture.is_active(position)
+            ended = clock.await_query(position, _seconds(command.await_termination))
+            result.await_termination.terminated = ended
         elif kind == "stop":
-            self._capture.stop(position)
+            clock.stop(position)
+            if clock.ends_with_data(position):
+                self._capture.queries[position].start.available_now = True
         elif kind == "process_all_available":
-            self._capture.process_all(position)
+            clock.processed.add(position)
         elif kind == "status":
             result.status.status_message = "planned"
-            result.status.is_active = self._capture.is_active(position)
+            result.status.is_active = clock.is_active(position)
         elif kind in ("last_progress", "recent_progress"):
             result.recent_progress.SetInParent()
         elif kind == "exception":
@@ -633,20 +583,21 @@ class Service:
         result = response.streaming_query_manager_command_result
         result.SetInParent()  # PySpark requires a result, even one without a value
         kind = command.WhichOneof("command")
+        clock = self._capture.clock
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
         if kind == "active":
             result.active.SetInParent()
             for at, (id_, name) in enumerate(queries.items()):
-                if self._capture.is_active(at):
+                if clock.is_active(at):
                     result.active.active_queries.add(name=name).id.id = id_
         elif kind == "get_query":
             if command.get_query in queries:
                 result.query.id.id = command.get_query
                 result.query.name = queries[command.get_query]
         elif kind == "await_any_termination":
-            result.await_any_termination.terminated = self._capture.await_any(_seconds(command.await_any_termination))
+            result.await_any_termination.terminated = clock.await_any(_seconds(command.await_any_termination))
         elif kind == "reset_terminated":
-            self._capture.reset_terminated()
+            clock.terminated = False
         else:
             raise PlanError("spark.streams", f"{kind} is not supported; use the REST API and metrics of the job")
 
@@ -655,6 +606,7 @@ class Service:
             start = self._to_table(start)
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
+        self._capture.clock.started(ends=start.available_now or start.once)
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
@@ -794,7 +746,7 @@ def _remote_mode(capture: Capture) -> Iterator[None]:
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
         else:
-            capture.wait(float(seconds))
+            capture.clock.wait(float(seconds))
 
     time.sleep = wait
     os.environ.update(REMOTE_MODE)
@@ -877,7 +829,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
                 return Streams(self)
 
             def stop(self) -> None:
-                """Does nothing: the program ends, and its queries continue."""
+                """Ends no job: queries continue, unless the program has waited for them."""
+                capture.clock.stop_session()
 
         connection: Any = Builder()
         session = Session(connection)

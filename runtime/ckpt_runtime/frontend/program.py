@@ -97,16 +97,11 @@ def stop_in_time(capture: Capture, options: JobOptions) -> list[str]:
 
     All queries are one job, which ends with the query that is stopped last.
     """
-    times = [
-        capture.stops.get(at)
-        for at, query in enumerate(capture.queries)
-        if capture.stops.get(at) or not (query.start.available_now or query.start.once)  # these end by themselves
-    ]
-    stopped = [time for time in times if time is not None]
-    key = ExecutionOptions.STOP_AFTER.key
+    clock, key = capture.clock, ExecutionOptions.STOP_AFTER.key
+    stopped = [time for at, time in clock.stops.items() if not clock.ends_with_data(at)]
     if not stopped or options.sets(key):
         return []
-    if len(stopped) < len(times):
+    if len(stopped) < len(capture.queries):
         return ["query.stop() has no effect: the program's queries are one job, and it does not stop all of them"]
     options.set(key, f"{round(max(stopped) * 1000)} ms")
     if min(stopped) < max(stopped):
@@ -215,7 +210,7 @@ def load_plan(
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
     set_options([query.start for query in capture.queries], options)
-    warnings = [*capture.warnings, *stop_in_time(capture, options)]
+    warnings = [*capture.clock.warnings, *stop_in_time(capture, options)]
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,

@@ -161,7 +161,7 @@ def join_of_windows() -> DataStreamWriter:
 
 def file_of_each_row() -> DataStreamWriter:
     frame = spark.readStream.schema("a INT").json(directory)
-    return console(frame.select("a", "_metadata.file_name", frame._metadata.file_size))
+    return console(frame.select("a", "_metadata.file_name", F.col("_metadata.file_size")))
 
 
 def named_files() -> DataStreamWriter:

@@ -284,7 +284,7 @@ def test_job_of_several_queries_stops_with_the_last_one_that_is_stopped_and_only
         assert stop_of(given) == (None, [ANY_STOP])
         assert second.awaitTermination(3) is False
         second.stop()
-    assert given.ended
+    assert given.clock.active == []
     options = JobOptions({})
     [warning] = stop_in_time(given, options)
     assert "until the last one is stopped, 4.0 s" in warning
@@ -307,6 +307,29 @@ def test_query_that_only_processes_the_data_that_is_there_ends_with_it() -> None
     assert stop_of(given) == (None, [])
 
 
+def test_query_that_ends_with_its_data_has_ended_when_the_script_waits_for_it() -> None:
+    with started(0) as (given, spark, _):
+        frame = spark.readStream.format("replay").load("/data")
+        first, second = (frame.writeStream.format("parquet").trigger(availableNow=True).start("/out") for _ in range(2))
+        assert spark.streams.awaitAnyTermination(1)
+        assert [each.id for each in spark.streams.active] == [second.id]
+        assert second.awaitTermination(60)
+        endless = frame.writeStream.format("parquet").start("/out")
+        assert endless.awaitTermination(1) is False
+        endless.stop()
+        first.stop()
+    assert stop_of(given) == (None, [ANY_STOP])  # a stop of the job could come before the data of the others ends
+
+
+def test_end_of_the_session_stops_queries_for_which_the_script_has_waited() -> None:
+    for waits, wanted in ((False, None), (True, "3000 ms")):
+        with started(2) as (given, spark, _):
+            if waits:
+                time.sleep(3)
+            spark.stop()
+        assert stop_of(given) == (wanted, [])
+
+
 def test_loop_that_waits_for_ever_ends_the_script_and_warns() -> None:
     with started(1) as (given, _, [query]), pytest.raises(SystemExit) as end:
         try:
@@ -315,7 +338,7 @@ def test_loop_that_waits_for_ever_ends_the_script_and_warns() -> None:
         finally:
             query.stop()
     assert end.value.code is None
-    assert "without a limit of time" in given.warnings[0]
+    assert "without a limit of time" in given.clock.warnings[0]
     assert stop_of(given) == (None, [])
 
 
