@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
 import socketserver
+import subprocess
 import sys
 import threading
 from collections import Counter
@@ -13,15 +15,19 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow.parquet as pq
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.differential.test_spark_connect import TOKEN, endpoint
 from tests.support.jobs import fast
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
 from tests.support.parity import shown
+from tests.support.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -172,3 +178,85 @@ def test_script_in_a_form_of_the_guide_that_cannot_run_is_refused_with_the_reaso
 ) -> None:
     with pytest.raises(SubmissionFailed, match=REFUSED[form]):
         submit(cluster, tmp_path, form, words, broker)
+
+
+EXAMPLES = Path(pyspark.__file__).parent / "examples" / "src" / "main" / "python" / "sql" / "streaming"
+PROGRAMS = {
+    "structured_network_wordcount": ["127.0.0.1", "{words}"],
+    "structured_network_wordcount_session_window": ["127.0.0.1", "{words}"],
+    "structured_network_wordcount_windowed": ["127.0.0.1", "{words}", "10", "5"],
+    "structured_sessionization": ["127.0.0.1", "{words}"],
+    "structured_kafka_wordcount": ["{servers}", "subscribe", "orders"],
+}
+"""Spark's examples that run without an end, by their arguments."""
+
+
+def has_read(cluster: MiniCluster, job: str) -> bool:
+    """Whether a report of progress has counted rows of a source."""
+    assert not cluster.status(job).is_globally_terminal, cluster.failure(job)
+    return any(report["numInputRows"] for report in cluster.call(cluster.dispatcher.progress(job)))
+
+
+def arguments_of(example: str, words: int, broker: KafkaBroker) -> list[str]:
+    return [text.format(words=words, servers=broker.servers) for text in PROGRAMS[example]]
+
+
+def end(cluster: MiniCluster, job: str, broker: KafkaBroker) -> None:
+    """Waits until the job has read rows, and cancels it."""
+    cluster.wait_for_checkpoints(job, 1)
+    broker.produce("orders", [b"three"], key=b"k")  # an example reads messages that are later than its start
+    cluster.wait_until(lambda: has_read(cluster, job), "a report of rows")
+    cluster.call(cluster.dispatcher.cancel_job(job))
+    cluster.wait_for_status(job, JobStatus.CANCELED)
+
+
+@pytest.mark.row("ps.1")
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_example_of_spark_runs_unchanged(cluster: MiniCluster, broker: KafkaBroker, words: int, example: str) -> None:
+    file = EXAMPLES / f"{example}.py"
+    configuration = fast(restart_strategy__type="none")
+    arguments = arguments_of(example, words, broker)
+    end(cluster, cluster.submit(file, arguments=arguments, configuration=configuration, parallelism=1), broker)
+
+
+@pytest.mark.row("ps.1")
+def test_example_of_spark_that_stops_its_query_ends(cluster: MiniCluster) -> None:
+    configuration = fast(restart_strategy__type="none", execution__stop_after="4 s")  # instead of 30
+    file = EXAMPLES / "structured_blockchain_admission_control.py"
+    job = cluster.submit(file, configuration=configuration, parallelism=1)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert any(report["numInputRows"] for report in cluster.call(cluster.dispatcher.progress(job)))
+
+
+@pytest.mark.row("ps.7")
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_example_of_spark_runs_as_a_client_of_spark_connect(
+    cluster: MiniCluster, spark: SparkSession, broker: KafkaBroker, words: int, example: str
+) -> None:
+    del spark  # is what serves the client
+    known = {job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())}
+    with endpoint(cluster) as port:
+        environment = {**os.environ, "SPARK_REMOTE": f"sc://localhost:{port}/;token={TOKEN}"}
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(EXAMPLES / f"{example}.py"),
+            *arguments_of(example, words, broker),
+        ]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as client:
+
+            def started() -> bool:
+                assert client.poll() is None, client.stderr.read() if client.stderr else ""
+                return bool({job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())} - known)
+
+            try:
+                cluster.wait_until(started, "a job of the client")
+                [job] = {job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())} - known
+                often = CheckpointOverrides(interval_ms=200)
+                cluster.wait_for_status(job, JobStatus.RUNNING)
+                cluster.call(cluster.dispatcher.patch_checkpoint_config(job, often))
+                end(cluster, job, broker)
+                assert client.wait(timeout=patient(60)) == 0
+            finally:
+                client.kill()
