@@ -305,7 +305,8 @@ class RowBuffer:
         rows = self._rows.rows
         slots = np.empty(rows, dtype=np.uint32)
         kernels.slots_of_rows(self._heads, self._nexts, slots)
-        return slots[self._flags[:rows] & kernels.ALIVE != 0]
+        living: AnyArray = slots[self._flags[:rows] & kernels.ALIVE != 0]
+        return living
 
     def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], slots: AnyArray) -> None:
         """Replaces the content by these rows; ``slots`` has those of all parts."""
