@@ -73,7 +73,7 @@ contracts: setup ## checks which room imports which
 
 .PHONY: docs
 docs: setup ## writes the generated pages
-	$(RUN)/python -m ckpt_runtime.configuration.docs > docs/options.md
+	$(RUN)/python -m tests.support.options_page > docs/options.md
 	$(RUN)/python -m tests.support.reference_pages docs/reference
 	$(RUN)/python -m tests.support.parity > docs/functions.md
 	$(RUN)/python -m tests.support.metrics_page > docs/metrics.md

@@ -38,7 +38,7 @@ from starlette.responses import Response
 from airflow_provider_ckpt.links import CkptCheckpointsLink, CkptJobLink, pages_path
 from airflow_provider_ckpt.plugins.upstream import UpstreamRefused, asked_of, is_allowed, known_connections
 from ckpt_runtime.contract.jobs import TERMINAL_STATES
-from ckpt_runtime.web.files import INDEX, PageFile, page_files
+from ckpt_runtime.web import INDEX, PageFile, page_files
 
 _MAY_READ_DAG = Depends(requires_access_dag("GET", DagAccessEntity.XCOM))
 _KEYS = ("job_id", "ckpt_conn_id")

@@ -9,8 +9,9 @@ from __future__ import annotations
 import logging
 import traceback
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 MAX_MESSAGE_CHARS = 4_096
 MAX_TRACE_CHARS = 16_384
@@ -62,6 +63,13 @@ def printable(text: str, most: int) -> str:
 def log_failure(logger: logging.Logger, level: int, what: str, error: BaseException) -> None:
     """Log an exception with a bounded trace; the logging module itself would write the whole trace."""
     logger.log(level, "%s: %s", what, report_of(error).stack_trace)
+
+
+def name_of(call: Callable[..., object]) -> str:
+    """The name of a function, also of one whose arguments are bound."""
+    while isinstance(call, partial):
+        call = call.func
+    return str(getattr(call, "__qualname__", type(call).__name__))
 
 
 def _name_of(kind: type) -> str:

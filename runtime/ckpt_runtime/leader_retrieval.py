@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 
 from ckpt_runtime.client.transport import Leader, LeaderSource, LeaderUnknown, LeaderUnproven
-from ckpt_runtime.leader_proof import LeaderDocumentError, UnprovenDocument, opened
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, read_bytes, resolve
+from ckpt_runtime.storage.leader_store import LeaderDocumentError, UnprovenDocument, opened
 
 LEADER_DOCUMENT_NAME = "leader.json"
 MAX_LEADER_BYTES = 1 << 16

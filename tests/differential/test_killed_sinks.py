@@ -51,7 +51,13 @@ class Numbers:
         options["execution.checkpointing.mode"] = mode
         return self.cluster.submit(
             PIPELINES / "killed_sinks.py",
-            arguments=[self.format, str(self.source), str(rate), json.dumps(self.target.options), str(self.faults)],
+            arguments=[
+                self.format.removesuffix("-stored"),
+                str(self.source),
+                str(rate),
+                json.dumps(self.target.options),
+                str(self.faults),
+            ],
             configuration=options,
             parallelism=2,
             savepoint=savepoint,
@@ -168,8 +174,9 @@ def test_no_row_is_lost_in_mode_at_least_once_when_workers_are_killed_at_random_
 @pytest.mark.parametrize(
     ("numbers", "outage"),
     [
-        ("kafka", "silent"),  # the broker of the tests keeps its log in memory
-        *((format_, outage) for format_ in ("postgresql", "postgresql-prepared") for outage in ("silent", "down")),
+        (format_, outage)
+        for format_ in ("kafka-stored", "postgresql", "postgresql-prepared")
+        for outage in ("silent", "down")
     ],
     indirect=["numbers"],
 )

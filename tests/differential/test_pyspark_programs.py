@@ -14,7 +14,7 @@ from pyspark.sql.connect.proto import CommonInlineUserDefinedFunction, Relation
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.typed_plan import AnalysisRequest
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast

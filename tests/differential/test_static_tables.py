@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ckpt_runtime.frontend import table_reader
+from ckpt_runtime.frontend import catalog_tables
 from ckpt_runtime.frontend.analysis import ANALYZER
-from ckpt_runtime.frontend.table_reader import StaticTables
+from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import AnalysisRequest
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, all_run, fast
@@ -188,8 +187,8 @@ def test_static_table_beyond_its_limit_or_not_read_in_time_is_refused_and_names_
     relation = Relation()
     relation.range.end, relation.range.step = 100_000, 1
     request = AnalysisRequest(relation.SerializeToString(), with_rows=True)
-    assert table_reader.SIZE_OPTION in ANALYZER.analyze(request, StaticTables(size_bytes=300_000)).unsupported
-    assert table_reader.TIME_OPTION in ANALYZER.analyze(request, StaticTables(timeout_s=0.001)).unsupported
+    assert catalog_tables.SIZE_OPTION in ANALYZER.analyze(request, StaticTables(size_bytes=300_000)).unsupported
+    assert catalog_tables.TIME_OPTION in ANALYZER.analyze(request, StaticTables(timeout_s=0.001)).unsupported
     fits = StaticTables()
     [node] = ANALYZER.analyze(request, fits).nodes
     assert list(fits.files) == [node.digest]

@@ -52,13 +52,13 @@ SAVEPOINTS = {"target_directory": "@savepoints"}
 DRILL = Asked("operators.drill.RestoreDrillOperator", PROGRAM | {"directory": "@savepoints"}, "latest_of")
 """It means a job of the catalogue, which may have ended long ago."""
 TASKS = [
-    Asked("operators.cancel.CancelJobOperator", {}),
+    Asked("operators.job.CancelJobOperator", {}),
     Asked("operators.checkpoint.TriggerCheckpointOperator", {}),
-    Asked("operators.checkpoint_config.PatchCheckpointConfigOperator", {"interval": 5}),
+    Asked("operators.checkpoint.PatchCheckpointConfigOperator", {"interval": 5}),
     Asked("operators.job_config.UpdateJobConfigOperator", {"configuration": {"pipeline.name": "another"}}),
-    Asked("operators.rescale.RescaleJobOperator", {"parallelism": 3}),
+    Asked("operators.job_config.RescaleJobOperator", {"parallelism": 3}),
     Asked("operators.savepoint.TakeSavepointOperator", SAVEPOINTS),
-    Asked("operators.stop.StopWithSavepointOperator", SAVEPOINTS),
+    Asked("operators.savepoint.StopWithSavepointOperator", SAVEPOINTS),
     Asked("operators.suspend.SuspendJobOperator", SAVEPOINTS),
     Asked("operators.suspend.ResumeJobOperator", {}),
     Asked("operators.upgrade.UpgradeJobOperator", PROGRAM | SAVEPOINTS),
@@ -67,10 +67,10 @@ TASKS = [
     Asked("sensors.job.JobStatusSensor", {"expected": "FINISHED"}),
     Asked("sensors.checkpoint.CheckpointCompletedSensor", {}),
     Asked("sensors.checkpoint.SavepointCompletedSensor", {}),
-    Asked("sensors.health.CheckpointHealthSensor", {}),
+    Asked("sensors.job.CheckpointHealthSensor", {}),
 ]
 ON_SAVEPOINTS = [
-    Asked("operators.dispose.DisposeSavepointOperator", {"savepoint_path": "@nothing"}, None),
+    Asked("operators.retention.DisposeSavepointOperator", {"savepoint_path": "@nothing"}, None),
     Asked("operators.retention.CleanUpSavepointsOperator", {"directory": "@savepoints", "keep": 1}, None),
 ]
 STOP_SESSION = Asked("operators.session.StopSessionOperator", {}, None)
@@ -169,7 +169,7 @@ def test_a_job_without_a_savepoint(cluster: MiniCluster, tmp_path: Path, monkeyp
 def test_a_connection_to_a_port_without_a_server_fails_with_the_address(
     asked: Asked, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as taken:  # bound, so that nobody else listens there
+    with socket.socket() as taken:  # bound, so that no other process listens there
         taken.bind(("127.0.0.1", 0))
         connect(monkeypatch, f"http://127.0.0.1:{taken.getsockname()[1]}")
         message = says(asked, tmp_path, two_jobs[0].job_id, 1)

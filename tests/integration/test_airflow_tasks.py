@@ -70,7 +70,7 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
 
 
 def _known(job: SequenceJob) -> bool:
-    from ckpt_runtime.jobmaster.gateway_errors import JobNotFound
+    from ckpt_runtime.jobmaster.gateway_values import JobNotFound
 
     try:
         job.cluster.status(job.job_id)
@@ -106,8 +106,7 @@ def test_a_retry_without_a_retained_checkpoint_writes_nothing_twice(job: Sequenc
 
 @pytest.mark.row("air.3")
 def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: SequenceJob) -> None:
-    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
-    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
 
     def task(kind: type[CkptOperationOperator]) -> Any:
         operator = kind(task_id="t", job=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)

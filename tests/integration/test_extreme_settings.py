@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckpt_runtime.configuration import value_types as kinds
+from ckpt_runtime.configuration import option as kinds
 from ckpt_runtime.configuration.option import ConfigOption, OptionScope
 from ckpt_runtime.configuration.registry import OPTIONS
 from ckpt_runtime.testing.mini_cluster import MiniCluster

@@ -10,15 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, IncrementalKeyedStateHandle
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle
 from ckpt_runtime.client.clients import CkptClient
-from ckpt_runtime.connectors import kernels
+from ckpt_runtime.connectors import numbers
 from ckpt_runtime.connectors.splits import SPLITS
-from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
@@ -347,7 +345,7 @@ def test_state_in_memory_of_which_little_changes_stays_in_a_claimed_savepoint_an
     savepoint = job.stop()
     out = job.directory / "out"
     cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
-    rows = SPLITS * kernels.BLOCK * (visible(out / "seen").n.max() // kernels.BLOCK + 1)  # as many of each source
+    rows = SPLITS * numbers.BLOCK * (visible(out / "seen").n.max() // numbers.BLOCK + 1)  # as many of each source
     job.start(savepoint, rate=0, rows=rows)
     cluster.wait_for_status(job.job_id, JobStatus.FINISHED)
     seen, counts = visible(out / "seen"), visible(out / "counts")

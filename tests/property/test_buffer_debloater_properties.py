@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.network.buffer_debloater import MIN_BUFFER_BYTES, BufferDebloater
+from ckpt_runtime.task.input_debloating import MIN_BUFFER_BYTES, BufferDebloater
 
 PERIOD_MS = 200
 DEBLOATERS = st.builds(

@@ -6,15 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.option import InvalidOptionError, OptionScope
-from ckpt_runtime.configuration.registry import OPTIONS
-from ckpt_runtime.configuration.validation import find_problems
-from ckpt_runtime.configuration.value_types import (
+from ckpt_runtime.configuration.option import (
+    InvalidOptionError,
+    OptionScope,
     format_duration,
     format_memory_size,
     parse_duration,
     parse_memory_size,
 )
+from ckpt_runtime.configuration.registry import OPTIONS
+from ckpt_runtime.configuration.validation import find_problems
 
 amounts = st.integers(0, (1 << 63) - 1)
 keys = st.sampled_from([*OPTIONS, "acme.a", "acme.b"])

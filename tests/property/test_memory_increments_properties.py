@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.checkpoint.statistics import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
@@ -35,6 +35,7 @@ KEY = pa.schema([("k", pa.int64())])
 VALUE = pa.schema([("v", pa.string())])
 ROWS = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("v", pa.string())])
 SIDES = [RowBufferSpec("left", ROWS, ("k",), "t"), RowBufferSpec("right", ROWS, ("k",), "t", keeps_matched=False)]
+COLUMNS = RowBufferSpec("columns", pa.schema([("k", pa.int64()), ("n", pa.int64())]), ("k",))
 AGGREGATES = [
     AggregateColumn("count", None, "rows", None, pa.int64()),
     AggregateColumn("sum", "n", "total", pa.int64(), pa.int64()),
@@ -65,6 +66,7 @@ class Subtask:
             self.maps = self.backend.map_state("maps", KEY, VALUE, VALUE)
             self.timers = self.backend.timers("timers", KEY)
             self.rows = self.backend.row_buffers(SIDES)
+            self.columns = self.backend.keyed_columns(COLUMNS)
 
     def change(self, random: Random) -> None:
         if not self.keys:
@@ -83,7 +85,7 @@ class Subtask:
         self.backend.maintain()
 
     def change_more(self, random: Random, key: Any, text: Any) -> None:
-        match random.randrange(9):
+        match random.randrange(11):
             case 0:
                 self.lists.append(key, [text])
             case 1:
@@ -99,6 +101,12 @@ class Subtask:
             case 6:
                 for time in self.timers.times_of(key)[:1]:
                     self.timers.delete(key, time)
+            case 7 | 8:
+                given = [pa.array([*key], pa.int64())]
+                self.columns.put(given, self.columns.slots_of(given), given, np.array([random.random() < 0.7]))
+                if random.random() < 0.2:
+                    self.columns._living = -(1 << 20)  # as if most keys had lost their rows
+                    self.columns.compact_if_due()
             case _:
                 self.change_rows(random)
 

@@ -26,7 +26,7 @@ import pyspark
 from pyspark import SparkContext
 
 from ckpt_runtime.frontend.analysis import Analyzer
-from ckpt_runtime.frontend.table_reader import StaticTables
+from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest
 from ckpt_runtime.processes.forking import end_with
 from tests.support.java_archive import end_spark, java_options

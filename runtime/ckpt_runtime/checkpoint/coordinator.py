@@ -10,8 +10,8 @@ The work is done by its parts, none of which knows the coordinator or a part fur
 * ``executions``: the graph and its current deployment
 * ``schedule``: when a checkpoint is due
 * ``retention``: which checkpoints are kept, and what is deleted when
-* ``triggering``: from a request to the trigger messages, and the checkpoints that are pending since
-* ``completion``: from the tasks' messages to a published checkpoint, or to a failed one
+* ``completion``: the pending checkpoints; from the tasks' messages to a published checkpoint, or to a failed one
+* ``triggering``: from a request to the trigger messages
 * :class:`Restoring`: the snapshot that the next deployment starts from
 """
 
@@ -25,7 +25,7 @@ from typing import Any
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
+from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion, PendingCheckpoints, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
@@ -35,13 +35,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import (
-    CheckpointIdCounter,
-    CheckpointIdSource,
-    PendingCheckpoints,
-    Triggering,
-    TriggerRequest,
-)
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdSource, Triggering
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph
 

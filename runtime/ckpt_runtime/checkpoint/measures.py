@@ -6,7 +6,7 @@ which a subtask sends them again: each row is part of the measures of exactly on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from msgspec import Meta, Struct
@@ -128,8 +128,3 @@ class OpenIntervals:
             else:
                 joined.append(interval)
         self._open = joined
-
-
-def since(intervals: Iterable[Interval], completed: int, checkpoint_id: int) -> list[Interval]:
-    """Returns the intervals that a checkpoint reports if ``completed`` is the one that completed before it."""
-    return [interval for interval in intervals if completed < interval.checkpoint_id <= checkpoint_id]

@@ -44,7 +44,7 @@ from ckpt_runtime.client.errors import (
 from ckpt_runtime.client.private_files import write_private
 from ckpt_runtime.client.transport import LeaderSource, LeaderUnproven
 from ckpt_runtime.client.waiting import DEFAULT_RETRY_TIMEOUT_S, POLL_PATIENCE_S
-from ckpt_runtime.configuration.value_types import parse_duration, parse_memory_size
+from ckpt_runtime.configuration.option import parse_duration, parse_memory_size
 from ckpt_runtime.spark.launch import SessionInfo
 
 _HEX_ID = re.compile(r"[0-9a-fA-F]{32}")

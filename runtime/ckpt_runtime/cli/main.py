@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Annotated, Any
 
 import typer
 
@@ -138,13 +139,19 @@ add_command(app, "rescale", rescale)
 add_command(app, "leftovers", leftovers)
 
 
+@cache
+def _command() -> Callable[..., Any]:
+    """The command with all others below it; Typer would make it again for each call of the application."""
+    return typer.main.get_command(app)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code (``ckpt_runtime.cli.framework``)."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(args=None if argv is None else list(argv), prog_name="ckpt")
+        _command()(args=None if argv is None else list(argv), prog_name="ckpt")
         sys.stdout.flush()
     except SystemExit as end:
         return _flushed(end.code if isinstance(end.code, int) else 0)

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import (
+from ckpt_runtime.configuration.option import (
     BOOLEAN,
     DURATION,
     MAX_INT,
     MAX_LONG,
     NON_EMPTY_STRING,
+    Changeability,
+    ConfigOption,
     DurationType,
     EnumType,
     IntegerType,

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ckpt_runtime.configuration.option import ConfigOption, cluster_option
-from ckpt_runtime.configuration.value_types import (
+from ckpt_runtime.configuration.option import (
     BOOLEAN,
     DURATION,
     KEYS,
     NON_EMPTY_STRING,
+    ConfigOption,
     DurationType,
     EnumType,
     IntegerType,
     MemorySizeType,
+    cluster_option,
 )
 
 _MOST_PORTS = 10_000

@@ -17,8 +17,7 @@ from ckpt_runtime.configuration.cluster_options import (
     TaskManagerOptions,
 )
 from ckpt_runtime.configuration.option import ConfigOption
-from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions, RestartStrategyOptions
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions
 
 GROUPS: tuple[tuple[str, type], ...] = (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from ckpt_runtime.configuration.option import Changeability, ConfigOption
-from ckpt_runtime.configuration.value_types import (
+from ckpt_runtime.configuration.option import (
     BOOLEAN,
+    Changeability,
+    ConfigOption,
     DirectoryType,
     EnumType,
     FloatType,

@@ -29,9 +29,13 @@ from ckpt_runtime.configuration.option import (
     OptionScope,
     UnknownOptionError,
 )
-from ckpt_runtime.configuration.pipeline_options import BadRowsMode, ExecutionOptions, PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import (
+    BadRowsMode,
+    ExecutionOptions,
+    PipelineOptions,
+    RestartStrategyOptions,
+)
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, NAMESPACES, OPTIONS, find_option
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions
 
 Problem = InvalidOptionError | UnknownOptionError
 

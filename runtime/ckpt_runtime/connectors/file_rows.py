@@ -11,9 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
-from ckpt_runtime.graph.csv_rows import CsvRows
-from ckpt_runtime.graph.json_rows import JsonRows
-from ckpt_runtime.graph.text_files import line_end
+from ckpt_runtime.graph.text_files import CsvRows, JsonRows, line_end
 from ckpt_runtime.sources import BadRow
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, naming
@@ -25,6 +23,8 @@ _MOST_SAMPLED_BYTES = 1 << 22
 _MOST_VALUES = 1024
 """A column of text with more distinct values than that in a row group is read as plain text, not as a dictionary."""
 _BLOCK_BYTES = 1 << 20
+MOST_WHOLE_BYTES = 1 << 28
+"""The greatest size, without compression, of a file that is read as a whole. Its rows take several times as much."""
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 _UNREADABLE = (".snappy", ".lz4", ".deflate", ".xz", ".lzo")
 
@@ -255,8 +255,7 @@ def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Ite
             location, f"format 'text' has one column, followed by those of partitions, not {schema.names}"
         )
     if options["wholetext"]:
-        with _opened(location) as stream:
-            whole = stream.read().decode("utf-8", "replace")
+        whole = _whole(location, "wholetext").decode("utf-8", "replace")
         yield pa.RecordBatch.from_arrays([pa.array([whole], pa.string())], schema=schema)
         return
     for lines in lines_of(location, line_end(options)):
@@ -298,9 +297,20 @@ def _pieces(reader: Any, location: Location, options: dict[str, Any]) -> Iterato
     if not options["multiLine"]:
         yield from lines_of(location, line_end(options))
         return
+    yield from reader.whole(_whole(location, "multiLine"))
+
+
+def _whole(location: Location, option: str) -> bytes:
+    """The bytes of a file. Raises FileFormatError for more than :data:`MOST_WHOLE_BYTES`."""
     with _opened(location) as stream:
-        data = stream.read()
-    yield from reader.whole(data)
+        data = bytes(stream.read(MOST_WHOLE_BYTES + 1))
+    if len(data) > MOST_WHOLE_BYTES:
+        raise FileFormatError(
+            location,
+            f"it has more than {MOST_WHOLE_BYTES >> 20} MiB (without compression), and option {option} reads a file as "
+            "a whole: split it into smaller files, or write one record per line and leave the option out",
+        )
+    return data
 
 
 def _reported(reader: Any, lines: Any, place: str, first: int) -> pa.RecordBatch:

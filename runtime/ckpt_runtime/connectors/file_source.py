@@ -3,27 +3,31 @@
 A split is a file; its position is the number of emitted rows. The enumerator lists the directory periodically and keeps
 the names of the files that it has sent to readers. Like Spark, it takes files in the order in which they were written,
 ignores names that begin with ``_`` or ``.``, and expects a file to be complete when it appears. Never changes a file,
-except with ``cleanSource``, after the completion of the checkpoint that covers it.
+except with ``cleanSource``, after the completion of the checkpoint that covers it. Directories whose names are like
+``country=DE`` add columns, with the values that Spark gives them.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from typing import Any, ClassVar, TypedDict
 
 import pyarrow as pa
 
-from ckpt_runtime.connectors.file_rows import batch_of, open_rows
-from ckpt_runtime.connectors.partition_values import partition_of, partition_value
-from ckpt_runtime.connectors.waiting_rows import WaitingRows
+from ckpt_runtime.connectors.file_rows import batch_of, count_rows, open_rows
+from ckpt_runtime.expressions import texts
+from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
-from ckpt_runtime.graph.path_patterns import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.graph.schema import NonNegative
+from ckpt_runtime.graph.source_formats import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.sources import (
     PositionKind,
     Source,
@@ -377,3 +381,156 @@ class FileReader(SplitReader):
             columns.append(pa.repeat(value, batch.num_rows))
         whole = batch_of(columns, self._schema)
         return marked(whole, batch.column(batch.num_columns - 1)) if self._reports_bad else whole
+
+
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_ESCAPED = re.compile("%([0-9a-fA-F]{2})")
+
+
+def partition_of(directories: Sequence[str]) -> dict[str, str | None]:
+    """The columns of the names of directories, the outermost first, as texts.
+
+    Only the last directories count that all name columns; others may lie below them. Raises ValueError.
+    """
+    columns: dict[str, str | None] = {}
+    for directory in reversed(directories):
+        name, equals, value = directory.partition("=")
+        if not equals or not name:
+            if columns:
+                break
+            continue
+        if not value:
+            raise ValueError(f"the directory {directory!r} gives column {name!r} no value")
+        columns[_unescaped(name)] = None if value == _NULL else _unescaped(value)
+    return dict(reversed(columns.items()))
+
+
+def _unescaped(text: str) -> str:
+    """Spark escapes a character of one byte as its code, and no other."""
+    return _ESCAPED.sub(lambda found: chr(int(found[1], 16)), text)
+
+
+def partition_value(text: str | None, type_: pa.DataType) -> Any:
+    """The value of a text as a scalar of a type. Raises ValueError if it is none."""
+    if text is None or pa.types.is_string(type_) or pa.types.is_binary(type_):
+        return pa.scalar(text, pa.string()).cast(type_)
+    if pa.types.is_integer(type_):
+        return pa.scalar(_integer(text, type_), type_)
+    if type_ == pa.bool_():
+        if text.lower() not in ("true", "false"):
+            raise ValueError
+        return pa.scalar(text.lower() == "true")
+    if pa.types.is_floating(type_):
+        number = texts.parse_double(text)
+        if number is None:
+            raise ValueError
+        return pa.scalar(number, pa.float64()).cast(type_)
+    if pa.types.is_decimal(type_):
+        if texts.parse_decimal(text) is None:
+            raise ValueError
+        return _cast(text, f"decimal({type_.precision},{type_.scale})")  # null if it does not fit, as in Spark
+    if pa.types.is_date(type_) or pa.types.is_timestamp(type_):
+        kind = "date" if pa.types.is_date(type_) else "timestamp" if type_.tz else "timestamp_ntz"
+        value = _cast(text, kind)
+        if not value.is_valid:
+            raise ValueError
+        return value.cast(type_)
+    raise ValueError("directories cannot name values of this type")
+
+
+def _integer(text: str, type_: pa.DataType) -> int:
+    """Java's parser, whose result loses its upper bits in a column of 8 or 16."""
+    if not re.fullmatch("[+-]?[0-9]+", text):
+        raise ValueError
+    value, bits = int(text), max(32, type_.bit_width)
+    if not -(1 << (bits - 1)) <= value < 1 << (bits - 1):
+        raise ValueError
+    half: int = 1 << (type_.bit_width - 1)
+    return (value + half) % (2 * half) - half
+
+
+def _cast(text: str, kind: str) -> Any:
+    return caster("string", kind, "try", "UTC")(pa.array([text], pa.string()))[0]
+
+
+COUNTED_AHEAD = 32
+"""How many of the next files are counted; the others are estimated."""
+
+
+class WaitingRows:
+    """The number of rows in the files that one reader has been given and has not read to the end.
+
+    A Parquet or ORC file is counted by its footer, others by their first lines. One thread counts the next files, while
+    the reader reads rows: reading never waits for a count. Later files are estimated from their sizes and from the rows
+    per byte of the files that were counted or read. In an object store a count costs a HEAD and a GET of the last 64 kB
+    or the first 256 kB; each file is counted at most once, and one at a time.
+
+    A file that cannot be counted is estimated like later ones: its fault is raised when its rows are read.
+    """
+
+    def __init__(self, format_: str, location: Callable[[Split], Location], options: dict[str, Any]) -> None:
+        """``location`` returns the file of a split; ``options`` are those of the format."""
+        self._format = format_
+        self._location = location
+        self._options = options
+        # Starts its thread with the first count.
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="rows of files")
+        self._counts: dict[str, Future[int]] = {}
+        self._waiting_bytes = 0
+        self._rows_of_counted = 0
+        self._bytes_of_counted = 0
+
+    def added(self, split: Split) -> None:
+        self._waiting_bytes += split.description["size"]
+
+    def ended(self, split: Split, rows: int) -> None:
+        """A file was read to the end; it had so many rows."""
+        size = split.description["size"]
+        self._waiting_bytes -= size
+        counted = self._counts.get(split.id)
+        if counted is None or not counted.done() or counted.exception() is not None:
+            self._rows_of_counted += rows
+            self._bytes_of_counted += size
+
+    def count(self, waiting: Iterable[tuple[Split, int]]) -> int | None:
+        """Returns the rows of the waiting files, each given with its number of read rows; None before the first count.
+
+        The files come in the order in which they will be read.
+        """
+        if not self._waiting_bytes:
+            return 0
+        rows, estimated_bytes = 0, self._waiting_bytes
+        counts: dict[str, Future[int]] = {}
+        read_of_estimated = 0
+        for split, position in islice(waiting, COUNTED_AHEAD):
+            size = split.description["size"]
+            if not size:
+                continue
+            found = self._counts.get(split.id)
+            if found is None:
+                found = self._pool.submit(self._count, split)
+            counts[split.id] = found
+            if found.done() and found.exception() is None:
+                rows += max(0, found.result() - position)
+                estimated_bytes -= size
+            else:
+                read_of_estimated += position
+        self._counts = counts
+        if not estimated_bytes:
+            return rows
+        # The thread adds to both numbers; one that is a file ahead of the other makes the estimate a little worse.
+        if not self._bytes_of_counted:
+            return None
+        estimate = estimated_bytes * self._rows_of_counted // self._bytes_of_counted
+        return rows + max(0, estimate - read_of_estimated)
+
+    def close(self) -> None:
+        """Does not wait for a footer that is being read."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _count(self, split: Split) -> int:
+        size = split.description["size"]
+        rows = count_rows(self._format, self._location(split), size, self._options)
+        self._rows_of_counted += rows
+        self._bytes_of_counted += size
+        return rows

@@ -1,8 +1,14 @@
 """Sends the transaction requests that librdkafka cannot send: they end a transaction that another process began.
 
-A small client of Kafka's protocol, over TCP or TLS, with SASL's mechanisms PLAIN and SCRAM. It uses versions of
-requests that brokers have had since Kafka 2.7 and that do not change a producer's epoch: brokers with transactions of
-version 2 raise it only for an ``EndTxn`` of version 5 or later. Blocking; one object belongs to one thread.
+A small client of Kafka's protocol, over TCP or TLS, with SASL's mechanisms PLAIN and SCRAM. A broker says first which
+versions of requests it knows. Blocking; one object belongs to one thread.
+
+The version of ``EndTxn`` decides by which rules a broker ends a transaction, whatever ``transaction.version`` the
+cluster has: up to version 4 the producer keeps its epoch, and a repeated request is answered with success only for
+the same epoch. From version 5 on (KIP-890) each end raises the epoch, and a request is taken for a repeated one if the
+epoch is one higher by now. An ``InitProducerId`` raises it as well, so this answer could call a transaction committed
+that was aborted. Therefore this client never uses version 5. If the producer itself has ended its transaction by
+version 5, brokers answer the repeated commit with PRODUCER_FENCED, and the log shows what has happened.
 """
 
 from __future__ import annotations
@@ -23,6 +29,23 @@ from types import TracebackType
 from typing import Self
 
 _FIND_COORDINATOR, _SASL_HANDSHAKE, _INIT_PRODUCER_ID, _END_TXN, _SASL_AUTHENTICATE = 10, 17, 22, 26, 36
+_API_VERSIONS = 18
+_KNOWN = {
+    _FIND_COORDINATOR: (2, 2),
+    _SASL_HANDSHAKE: (1, 1),
+    _INIT_PRODUCER_ID: (4, 5),
+    _END_TXN: (2, 4),
+    _SASL_AUTHENTICATE: (0, 0),
+}
+"""The least and the greatest version of each request that this client can send."""
+_NAMES = {
+    _FIND_COORDINATOR: "FindCoordinator",
+    _SASL_HANDSHAKE: "SaslHandshake",
+    _INIT_PRODUCER_ID: "InitProducerId",
+    _END_TXN: "EndTxn",
+    _SASL_AUTHENTICATE: "SaslAuthenticate",
+}
+_FLEXIBLE_FROM = {_INIT_PRODUCER_ID: 2, _END_TXN: 3}
 _TRANSACTION = 1
 _LARGEST_ANSWER = 1 << 20
 
@@ -30,6 +53,7 @@ COORDINATOR_MOVES = frozenset({14, 15, 16})
 """COORDINATOR_LOAD_IN_PROGRESS, COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR."""
 CONCURRENT_TRANSACTIONS = 51
 """The brokers are still writing the end of this transaction, or of the previous one."""
+_UNSUPPORTED_VERSION = 35
 NOT_THE_PRODUCER = {
     47: "INVALID_PRODUCER_EPOCH",
     48: "INVALID_TXN_STATE",
@@ -83,8 +107,8 @@ class TransactionClient:
 
         Raises OSError if no broker answers, and KafkaProtocolError if none names the coordinator.
         """
-        body = _text(transactional_id) + struct.pack(">qh?", identity.producer_id, identity.epoch, commit)
-        answer = self._coordinator(transactional_id).call(_END_TXN, 2, body)
+        body = struct.pack(">qh?", identity.producer_id, identity.epoch, commit)
+        answer = self._coordinator(transactional_id).call(_END_TXN, body, first=transactional_id)
         code = int(struct.unpack_from(">ih", answer)[1])
         if code in COORDINATOR_MOVES:
             self.close()
@@ -95,8 +119,8 @@ class TransactionClient:
 
         An epoch of 0 means that the id was unused. Raises as :meth:`end`.
         """
-        body = _compact(transactional_id) + struct.pack(">iqhB", 60_000, -1, -1, 0)
-        answer = self._coordinator(transactional_id).call(_INIT_PRODUCER_ID, 4, body, flexible=True)
+        body = struct.pack(">iqh", 60_000, -1, -1)
+        answer = self._coordinator(transactional_id).call(_INIT_PRODUCER_ID, body, first=transactional_id)
         _, code, producer_id, epoch = struct.unpack_from(">ihqh", answer)
         if code in COORDINATOR_MOVES:
             self.close()
@@ -112,7 +136,7 @@ class TransactionClient:
         for server in self._settings["bootstrap.servers"].split(","):
             try:
                 connection = self._connection(_address(server))
-                answer = connection.call(_FIND_COORDINATOR, 2, _text(transactional_id) + bytes([_TRANSACTION]))
+                answer = connection.call(_FIND_COORDINATOR, bytes([_TRANSACTION]), first=transactional_id)
             except OSError as error:
                 failures.append(f"{server.strip()}: {error}")
                 continue
@@ -148,6 +172,7 @@ class _Connection:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if _uses(settings, "ssl"):
                 self._socket = tls_context(settings).wrap_socket(self._socket, server_hostname=address[0])
+            self._versions = self._known_to_broker()
             if _uses(settings, "sasl"):
                 self._authenticate(settings)
         except BaseException:
@@ -159,8 +184,37 @@ class _Connection:
         with suppress(OSError):
             self._socket.close()
 
-    def call(self, key: int, version: int, body: bytes, *, flexible: bool = False) -> bytes:
-        """Sends a request and returns the body of its answer. Raises OSError, after which the connection is broken."""
+    def call(self, key: int, body: bytes, *, first: str | None = None) -> bytes:
+        """Sends a request and returns the body of its answer. ``first`` is a text in front of the body.
+
+        Raises OSError, after which the connection is broken, and KafkaProtocolError for a broker that does not know
+        the versions of this client.
+        """
+        version = self._version_of(key)
+        flexible = version >= _FLEXIBLE_FROM.get(key, version + 1)
+        if first is not None:
+            body = (_compact(first) if flexible else _text(first)) + body
+        return self._sent_and_answered(key, version, body + b"\0" if flexible else body, flexible=flexible)
+
+    def _known_to_broker(self) -> dict[int, tuple[int, int]]:
+        answer = _Reader(self._sent_and_answered(_API_VERSIONS, 0, b"", flexible=False))
+        [code, count] = answer.unpack(">hi")
+        if code:
+            raise KafkaProtocolError("ApiVersions", code)
+        found = (answer.unpack(">hhh") for _ in range(count))
+        return {key: (least, greatest) for key, least, greatest in found}
+
+    def _version_of(self, key: int) -> int:
+        """The least version that both sides know."""
+        ours, theirs = _KNOWN[key], self._versions.get(key)
+        version = max(ours[0], theirs[0]) if theirs else ours[0]
+        if theirs is None or version > min(ours[1], theirs[1]):
+            has = "does not have it" if theirs is None else f"has versions {theirs[0]} to {theirs[1]}"
+            request = f"{_NAMES[key]} in any of the versions {ours[0]} to {ours[1]}"
+            raise KafkaProtocolError(request, _UNSUPPORTED_VERSION, f"the broker {has}")
+        return version
+
+    def _sent_and_answered(self, key: int, version: int, body: bytes, *, flexible: bool) -> bytes:
         self._sent += 1
         head = struct.pack(">hhi", key, version, self._sent) + _text(self._client_id) + (b"\0" if flexible else b"")
         try:
@@ -188,7 +242,7 @@ class _Connection:
 
     def _authenticate(self, settings: Mapping[str, str]) -> None:
         mechanism = mechanism_of(settings)
-        answer = self.call(_SASL_HANDSHAKE, 1, _text(mechanism))
+        answer = self.call(_SASL_HANDSHAKE, b"", first=mechanism)
         [code] = struct.unpack_from(">h", answer)
         if code:
             raise KafkaProtocolError(f"SASL mechanism {mechanism}", code)
@@ -201,7 +255,7 @@ class _Connection:
         exchange.verify(self._exchange(final))
 
     def _exchange(self, token: bytes) -> bytes:
-        answer = _Reader(self.call(_SASL_AUTHENTICATE, 0, struct.pack(">i", len(token)) + token))
+        answer = _Reader(self.call(_SASL_AUTHENTICATE, struct.pack(">i", len(token)) + token))
         [code] = answer.unpack(">h")
         message = answer.text() or ""
         if code:

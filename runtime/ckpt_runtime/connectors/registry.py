@@ -98,7 +98,7 @@ def _create_sink(spec: SinkSpec) -> Operator:
 
             return NoopSink(spec)
         case SinkSpec(format="verify"):
-            from ckpt_runtime.connectors.verify import VerifySink
+            from ckpt_runtime.connectors.numbers import VerifySink
 
             return VerifySink(spec)
     from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator, PreparingSinkOperator

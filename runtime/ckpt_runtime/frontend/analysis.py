@@ -21,7 +21,7 @@ import msgspec
 
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
-from ckpt_runtime.frontend.catalog_tables import NewTables, table_to_read, table_to_write
+from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, check_static, table_to_read, table_to_write
 from ckpt_runtime.frontend.catalyst import (
     ExpressionReader,
     companion,
@@ -36,7 +36,6 @@ from ckpt_runtime.frontend.lateral import read_lateral
 from ckpt_runtime.frontend.observe import read_observe
 from ckpt_runtime.frontend.stateful_analysis import STATEFUL, event_window, is_event_time, read_stateful
 from ckpt_runtime.frontend.static_joins import STATIC_HOW
-from ckpt_runtime.frontend.table_reader import StaticTables, check_static
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,

@@ -215,8 +215,7 @@ class Capture:
             if kind == "hint" and message.hint.name.lower() in ("uid", "parallelism"):
                 self._take_hint(message)
                 return
-        elif name == "Expression" and message.unresolved_function.function_name.lower() in _MESSAGE_FUNCTIONS:
-            call = message.unresolved_function
+        elif name == "Expression" and (call := _message_call(message)) is not None:
             self.called.replace_call(message, _MESSAGE_FUNCTIONS[call.function_name.lower()](call))
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
@@ -300,6 +299,15 @@ class Capture:
         relation.CopyFrom(below)
         self._prepare(relation)
         self.hints.setdefault(relation.common.plan_id, {})[name] = text
+
+
+def _message_call(expression: Any) -> Any:
+    """The call of a function of messages that an expression is, also by ``call_function``; None for other ones."""
+    kind = expression.WhichOneof("expr_type")
+    if kind not in ("unresolved_function", "call_function"):
+        return None
+    call = getattr(expression, kind)
+    return call if call.function_name.lower() in _MESSAGE_FUNCTIONS else None
 
 
 class _Call:

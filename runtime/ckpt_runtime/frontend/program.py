@@ -30,8 +30,8 @@ from typing import Any
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.option import parse_duration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.configuration.value_types import parse_duration
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled

@@ -63,7 +63,7 @@ class CapturedFunctions:
         from pyspark.util import PythonEvalType
 
         argument = type(expression)()
-        argument.CopyFrom(expression.unresolved_function.arguments[0])
+        argument.CopyFrom(getattr(expression, expression.WhichOneof("expr_type")).arguments[0])
         replaced = expression.common_inline_user_defined_function
         replaced.function_name, replaced.deterministic = function.name, True
         replaced.arguments.append(argument)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.configuration.value_types import SIZE_FORM, MemorySizeType
+from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.delta_options import import_deltalake
@@ -22,7 +22,7 @@ from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
-from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
+from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
@@ -136,6 +136,7 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
 
 def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     check_location(options["path"])
+    check_distinct("format", schema)
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
         raise PlanError("partitionBy", "all columns are named; at least one must remain for the files")

@@ -1,24 +1,25 @@
 """The built-in sources that are read split by split, at planning time: their options, and the schemas that they emit.
 
-The names of formats, options and columns are Spark's. Their operators are in ``connectors/``.
+The names of formats, options and columns are Spark's. Patterns in the paths and names of files are Hadoop's: ``*``,
+``?``, ``[a-c]``, ``[^a]``, ``{a,b}``, and a backslash. The operators of the formats are in ``connectors/``.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.graph.csv_rows import CSV_OPTIONS, CsvRows
 from ckpt_runtime.graph.delta_options import DELTA_SOURCE_OPTIONS, delta_schema
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.json_rows import JSON_OPTIONS, JsonRows
 from ckpt_runtime.graph.kafka_options import KAFKA_SOURCE_OPTIONS, PREFIX, kafka_schema
 from ckpt_runtime.graph.options import Option, duration_ms, parse_options
-from ckpt_runtime.graph.path_patterns import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
 from ckpt_runtime.graph.postgres_options import POSTGRES_SOURCE_OPTIONS, postgres_schema
+from ckpt_runtime.graph.text_files import CSV_OPTIONS, JSON_OPTIONS, CsvRows, JsonRows
 
 SourceSchema = Callable[[dict[str, Any], pa.Schema | None], pa.Schema]
 
@@ -86,7 +87,20 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
             )
     if declared is None:
         raise PlanError("schema", "a stream of files needs its schema: .schema('name STRING, ...')")
+    if not declared.names:
+        raise PlanError("schema", "it has no column")
+    check_distinct("schema", declared)
     return declared
+
+
+def check_distinct(place: str, schema: pa.Schema) -> None:
+    """Raises PlanError for two columns of one name: readers of files, Spark's too, find columns ignoring case."""
+    known: dict[str, str] = {}
+    for name in schema.names:
+        if name.lower() in known:
+            same = f"{known[name.lower()]!r} and {name!r}"
+            raise PlanError(place, f"the columns {same} have one name, as case does not matter: rename one of them")
+        known[name.lower()] = name
 
 
 def _check_patterns(options: dict[str, Any]) -> None:
@@ -110,10 +124,10 @@ def _delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sch
 
 
 def _text_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
-    declared = pa.schema([("value", pa.string())]) if declared is None else declared
+    declared = _file_schema(options, pa.schema([("value", pa.string())]) if declared is None else declared)
     if not pa.types.is_string(declared.field(0).type):
         raise PlanError("schema", f"format 'text' has a text as first column, not {declared.field(0).type}")
-    return _file_schema(options, declared)
+    return declared
 
 
 def _json_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
@@ -207,3 +221,72 @@ SPLIT_SOURCES = (
         ends=False,
     ),
 )
+
+
+_MARKS = "{}[]*?\\"
+
+
+def is_pattern(path: str) -> bool:
+    """Whether Spark takes a path for a pattern."""
+    return any(mark in path for mark in _MARKS)
+
+
+def name_pattern(key: str, glob: str) -> re.Pattern[str]:
+    """A matcher of the names that a pattern without slashes means. ``key`` is the option. Raises PlanError."""
+    parts: list[str] = []
+    at, braces, in_set = 0, 0, False
+    while at < len(glob):
+        mark, at = glob[at], at + 1
+        if mark == "\\":
+            if at == len(glob):
+                raise PlanError(f"option {key!r}", f"{glob!r} ends with a backslash")
+            parts.append(re.escape(glob[at]))
+            at += 1
+        elif in_set:
+            parts.append(mark if mark in "]-^" else re.escape(mark))
+            in_set = mark != "]"
+        elif mark == "[":
+            negated = glob[at : at + 1] in ("!", "^") and at < len(glob)
+            parts.append("[^" if negated else "[")
+            at, in_set = at + negated, True
+        elif mark in "*?":
+            parts.append(".*" if mark == "*" else ".")
+        elif mark == "{" or (mark in ",}" and braces):
+            parts.append({"{": "(?:", ",": "|", "}": ")"}[mark])
+            braces += {"{": 1, ",": 0, "}": -1}[mark]
+        else:
+            parts.append(re.escape(mark))
+    if braces or in_set:
+        raise PlanError(f"option {key!r}", f"{glob!r} has {'an open bracket' if in_set else 'an open brace'}")
+    try:
+        return re.compile("".join(parts), re.DOTALL)
+    except re.error as error:
+        raise PlanError(f"option {key!r}", f"{glob!r} is not a pattern: {error}") from None
+
+
+def without_slashes_in_braces(path: str) -> list[str]:
+    """The patterns of a path whose braces contain slashes: ``/in/{a/b,c}`` is ``/in/a/b`` and ``/in/c``."""
+    start, depth = -1, 0
+    commas: list[int] = []
+    for at, mark in enumerate(path):
+        if mark == "{":
+            if not depth:
+                start, commas = at, []
+            depth += 1
+        elif mark == "," and depth == 1:
+            commas.append(at)
+        elif mark == "}" and depth:
+            depth -= 1
+            if not depth and "/" in path[start:at]:
+                ends = [start, *commas, at]
+                choices = [path[one + 1 : other] for one, other in pairwise(ends)]
+                whole = [path[:start] + choice + path[at + 1 :] for choice in choices]
+                return [each for one in whole for each in without_slashes_in_braces(one)]
+    return [path]
+
+
+def split_at_pattern(path: str) -> tuple[str, list[str]]:
+    """The directory in front of a path's first pattern, and the segments from there on."""
+    segments = path.split("/")
+    first = next((at for at, segment in enumerate(segments) if is_pattern(segment)), len(segments))
+    return "/".join(segments[:first]) or "/", [segment for segment in segments[first:] if segment]

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsStatus
-from ckpt_runtime.failure_report import printable
+from ckpt_runtime.failure_report import log_failure, name_of, printable
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
 from ckpt_runtime.scheduler.core_events import DeployTasks, JobOutput, RecordFailure
@@ -160,12 +160,26 @@ class JobAnnouncer:
     """Publishes the events of one job under one driver, and logs its failed checkpoints. It only observes.
 
     The job's shell passes it every output and, after each event, its core. With ``publish`` None it publishes nothing.
+    ``failed_reports`` counts the events and other reports that could not be made.
     """
 
     def __init__(self, job_id: str, publish: Publish | None = None) -> None:
+        self.failed_reports = 0
         self._job_id = job_id
         self._publish = publish
         self._state: JobState | None = None
+        self._known_failures: set[str] = set()
+
+    def report(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Makes a report that only users see. A failure is counted, and logged once for each kind; the job goes on."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self.failed_reports += 1
+            name = f"{name_of(call)}, {type(error).__name__}"
+            if name not in self._known_failures:
+                self._known_failures.add(name)
+                log_failure(logger, logging.ERROR, f"job {self._job_id}: the report {name} failed", error)
 
     def _tell(self, kind: EventType, **data: Any) -> None:
         if self._publish is not None:
@@ -175,6 +189,9 @@ class JobAnnouncer:
 
     def announce(self, output: JobOutput) -> None:
         """Publishes an output that is already executed, so that REST shows its effect."""
+        self.report(self._announce, output)
+
+    def _announce(self, output: JobOutput) -> None:
         match output:
             case StatusChanged():
                 self._tell(EventType.JOB_STATUS, status=output.status.value, cause=_cause(output.cause))
@@ -193,6 +210,9 @@ class JobAnnouncer:
 
     def looked(self, core: JobCore) -> None:
         """Publishes what has changed in the core after an event."""
+        self.report(self._looked, core)
+
+    def _looked(self, core: JobCore) -> None:
         state, self._state = self._state, core.machine.state
         if state is JobState.DEPLOYING and self._state is JobState.RUNNING:
             self._tell(EventType.TASKS_RUNNING, attempt=core.machine.attempt)
@@ -217,6 +237,9 @@ class JobAnnouncer:
 
     def checkpoint(self, stats: CheckpointStats) -> None:
         """Publishes a checkpoint that was triggered or has ended; called by the job's statistics."""
+        self.report(self._checkpoint, stats)
+
+    def _checkpoint(self, stats: CheckpointStats) -> None:
         data: dict[str, Any] = {"id": stats.id, "checkpoint_type": stats.checkpoint_type.value}
         data["trigger_timestamp"] = stats.trigger_timestamp
         if stats.status is CheckpointStatsStatus.COMPLETED:

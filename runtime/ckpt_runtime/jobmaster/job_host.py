@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import Enum
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.failure_report import name_of
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import JobInput
@@ -70,6 +71,56 @@ class JobHost(Protocol):
 
     def bind_slots(self, slots: list[Slot]) -> list[int | None]:
         """As ``SlotPool.bind``."""
+
+
+class SupervisedHost:
+    """A host whose callbacks never raise: ``failed`` gets each exception that one lets through, with its name.
+
+    Every call in a pool gets an answer, even if the pool does not accept it.
+    """
+
+    def __init__(self, host: JobHost, failed: Callable[[str, Exception], None]) -> None:
+        self._host = host
+        self._failed = failed
+        self.now, self.token = host.now, host.token
+        self.next_deployment, self.bind_slots = host.next_deployment, host.bind_slots
+
+    def run(self, call: Callable[..., object], *arguments: Any) -> None:
+        """Calls; raises nothing."""
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._failed(name_of(call), error)
+
+    def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
+        return self._host.call_later(delay_ms, partial(self.run, call))
+
+    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
+        try:
+            self._host.in_pool(pool, call, partial(self.run, answer))
+        except Exception as error:
+            self.call_later(0, partial(answer, partial(raised, error)))
+
+    def acquire_slots(
+        self,
+        owner: SlotOwner,
+        count: int,
+        held: list[Slot],
+        answer: Callable[[Result[list[Slot]]], None],
+        least: int | None = None,
+    ) -> Cancellable:
+        return self._host.acquire_slots(owner, count, held, partial(self.run, answer), least)
+
+    def release_slot(self, slot: Slot) -> None:
+        self.run(self._host.release_slot, slot)
+
+    def replace_worker(self, slot: Slot) -> None:
+        self.run(self._host.replace_worker, slot)
+
+
+def raised(error: Exception) -> NoReturn:
+    """As a :data:`Result`: the call raised this."""
+    raise error
 
 
 class JobSlots:

@@ -32,25 +32,23 @@ from ckpt_runtime.frontend.static_tables import program_of
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import EventLog, JobAnnouncer
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway_errors import (
+from ckpt_runtime.jobmaster.gateway_values import (
+    CheckpointKind,
     ConfigurationRefused,
     Conflict,
+    EffectiveCheckpointConfig,
+    ExceptionHistory,
+    ExecutionResult,
     InvalidRequest,
+    JobDetails,
+    JobOverview,
     JobTerminated,
     NotReady,
+    OperationStatus,
     RequirementsRefused,
     RescaleInProgress,
     UpdateInProgress,
     VersionConflict,
-)
-from ckpt_runtime.jobmaster.gateway_values import (
-    CheckpointKind,
-    EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
-    JobDetails,
-    JobOverview,
-    OperationStatus,
 )
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, overridden_options, submitted_settings
@@ -397,9 +395,13 @@ class JobMaster:
         self._asked.add(future)
         future.add_done_callback(self._asked.discard)
 
-        def answer(output: JobOutput) -> None:
-            if not future.done():  # the caller may have been cancelled
-                future.set_result(output)
+        def answer(result: Result[JobOutput]) -> None:
+            if future.done():  # the caller may have been cancelled
+                return
+            try:
+                future.set_result(result())
+            except Exception as error:
+                future.set_exception(error)
 
         self._shell.ask(request_id, event, answer)
         return await future
@@ -456,7 +458,7 @@ class JobMaster:
 
     def metrics(self) -> dict[str, str]:
         """Flink's names of job metrics."""
-        return self.view.metrics(self.checkpoint_statistics())
+        return self.view.metrics(self.checkpoint_statistics(), self._shell.failed_reports)
 
 
 def create_job_core(

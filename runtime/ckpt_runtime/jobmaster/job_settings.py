@@ -14,8 +14,8 @@ from ckpt_runtime.configuration.checkpointing_options import (
     CheckpointingOptions,
 )
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.configuration.pipeline_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.registry import IMPLICIT_RESTART_STRATEGY
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType
 from ckpt_runtime.scheduler.restart_strategies import (
     ExponentialDelay,

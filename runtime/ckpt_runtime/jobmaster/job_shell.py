@@ -2,6 +2,10 @@
 
 Everything that takes time or a thread goes through the host, so that the same shell runs on the driver's event loop
 and in the simulation of whole jobs. An event that arises while outputs are being executed waits for its turn.
+
+An exception that the driver's own code does not expect fails the job, wherever it is raised: it is logged, every answer
+that the core waits for is given, and the restart strategy decides. Reports (progress, metrics, events, what users see
+of a subtask) are the exception: a failed one is counted, and the job goes on.
 """
 
 from __future__ import annotations
@@ -21,18 +25,26 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
 from ckpt_runtime.configuration.state_options import StateOptions
-from ckpt_runtime.failure_report import summary_of
+from ckpt_runtime.failure_report import report_of, summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
-from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, JobSlots, Pool, Result
+from ckpt_runtime.jobmaster.job_host import (
+    Cancellable,
+    JobHost,
+    JobSlots,
+    Pool,
+    Result,
+    SupervisedHost,
+    raised,
+)
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
-from ckpt_runtime.jobmaster.storage_effects import StorageEffects, backoff_ms
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects, answer_to_failed, backoff_ms
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import SecondaryFailures, SlotPlacement, TaskGateway, plan_deployments
 from ckpt_runtime.network.control_messages import (
@@ -64,11 +76,11 @@ from ckpt_runtime.snapshots.clean_up import sink_lineages, sink_outputs
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.driver_pools import crash_point
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
-from ckpt_runtime.structured_log import about
+from ckpt_runtime.structured_log import about, fields
 
 logger = logging.getLogger(__name__)
 
-Answer = Callable[[JobOutput], None]
+Answer = Callable[[Result[JobOutput]], None]
 _ALIGNMENT, _ALIGN_AFTER_MS = "alignment", 50
 
 
@@ -94,7 +106,7 @@ class JobShell:
         with about(job_id=submission.job_id, job_name=submission.graph.name):
             self._context = copy_context()
         self._state_backend = BACKEND_NAMES[submission.configuration.get(StateOptions.BACKEND_TYPE)]
-        self._host = host
+        self._host = host = SupervisedHost(host, self._unexpected)
         self._tasks = tasks
         self._record = submission.record
         history = submission.history
@@ -119,7 +131,7 @@ class JobShell:
         self._closed = False
         self._slots = JobSlots(host, self, self.tell)
         self._timers: dict[TimerId | str, Cancellable] = {}
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, tuple[JobInput, Answer]] = {}
         self._backlog = False
         self._alignment = AlignmentGroups({})
         self._failures_changed = False
@@ -130,10 +142,7 @@ class JobShell:
     # --- events in, outputs out
 
     def tell(self, event: JobInput) -> None:
-        """Passes an event to the core, in order, and executes the effects that the core returns.
-
-        Raises as :meth:`JobCore.handle`.
-        """
+        """Passes an event to the core, in order, and executes the effects that the core returns. Raises nothing."""
         self._inbox.append(event)
         # Executing an output may raise an event (a lost worker cannot be cancelled): the core is not
         # re-entered.
@@ -152,16 +161,101 @@ class JobShell:
     def _take(self, event: JobInput) -> None:
         if isinstance(event, JobEvent):
             self.view.touched()
-        for output in self.core.handle(event, self._host.now()):
-            self._execute(output)
+        try:
+            outputs = self.core.handle(event, self._host.now())
+        except Exception as error:
+            self._refused(event, error)
+            return
+        for output in outputs:
+            try:
+                self._execute(output)
+            except Exception as error:
+                self._not_executed(output, error)
             # Announced after execution: listeners look at the job on a change, so it has to show it already.
             self._announcer.announce(output)
         self._announcer.looked(self.core)
 
     def ask(self, request_id: str, event: JobInput, answer: Answer) -> None:
-        """As :meth:`tell`, for an event that gets an answer. There is no answer after :meth:`close`."""
-        self._answers[request_id] = answer
+        """As :meth:`tell`, for an event that gets an answer, or the error that it causes. None after :meth:`close`."""
+        self._answers[request_id] = event, answer
         self.tell(event)
+
+    # --- errors of the driver's own code
+
+    @property
+    def failed_reports(self) -> int:
+        """The number of reports that could not be made."""
+        return self._announcer.failed_reports
+
+    def _unexpected(self, place: str, error: Exception) -> None:
+        """Fails the job. What it waits for may never come, so nothing is done to keep it running."""
+        cause = self._cause_in(place, error)
+        if not self._closed:
+            self.tell(job_on.JobFailed(cause))
+
+    def _cause_in(self, place: str, error: Exception) -> FailureInfo:
+        """Logs the error, and returns it as the cause of a failure."""
+        report = report_of(error)
+        about_it = fields(job_id=self._submission.job_id)
+        logger.error("job %s: %s failed: %s", self._submission.job_id, place, report.stack_trace, extra=about_it)
+        message = f"{place} in the driver failed unexpectedly with {report.exception}: {report.message}"
+        return FailureInfo("UnexpectedDriverException", message, report.stack_trace)
+
+    def _refused(self, event: JobInput, error: Exception) -> None:
+        """The core cannot take an event: who asked hears of it, otherwise the job fails."""
+        asked = next((key for key, (asked, _) in self._answers.items() if asked is event), None)
+        if asked is not None:
+            _, answer = self._answers.pop(asked)
+            self._cause_in(type(event).__name__, error)
+            self._announcer.report(answer, partial(raised, error))
+        elif isinstance(event, job_on.JobFailed):
+            self._cause_in("JobFailed", error)  # failing the job once more would fail again
+        else:
+            self._unexpected(type(event).__name__, error)
+
+    def _not_executed(self, output: JobOutput, error: Exception) -> None:
+        """Gives the core the answer that it waits for; where it waits for none, the job fails."""
+        cause = self._cause_in(type(output).__name__, error)
+        match output:
+            case job_out.AcquireSlots(attempt):
+                self.tell(job_on.SlotsFailed(attempt, cause))
+            case core.ReserveSlots():
+                self.tell(core.SlotsNotReserved(output.request_id, cause.message))
+            case core.DeployTasks():
+                self._abandon_workers()
+                for execution in output.executions:
+                    self._task_failed(execution, cause)
+            case job_out.CancelTasks(executions):
+                self._abandon_workers()
+                for execution in executions:
+                    self._task_canceled(execution)
+            case core.RecordAttempt(attempt):
+                self.tell(core.AttemptNotRecorded(attempt, cause))
+            case core.StoreResult():
+                self._tell_later(core.ResultNotStored())
+            case core.StoreOverrides() | core.SettleOverrides() | core.StorePlan() | core.SettlePlan():
+                self.tell(unconfirmed(output, error))
+            # The end is tried once more; if that fails too, the next driver finishes it.
+            case job_out.JobEnded() | checkpoint_out.ShutdownComplete():
+                self._host.call_later(backoff_ms(1), partial(self._execute, output))
+            case _ if (answer := answer_to_failed(output, cause.message)) is not None:
+                self._tell_later(answer)
+            case _:
+                self.tell(job_on.JobFailed(cause))
+
+    def _tell_later(self, event: JobInput) -> None:
+        """The core may order the same again at once."""
+
+        def tell() -> None:
+            if not self._closed:
+                self.tell(event)
+
+        self._host.call_later(backoff_ms(1), tell)
+
+    def _abandon_workers(self) -> None:
+        """Ends whatever the job's workers run: it is unknown what they were told."""
+        for slot in self._slots.held:
+            self._host.replace_worker(slot)
 
     def clean_up_after(self, status: JobStatus) -> None:
         """Finishes the clean-up of a job that ended as ``status`` under an earlier driver.
@@ -198,10 +292,11 @@ class JobShell:
                 self._tasks.limit(rates, self.core.graph)
             case job_out.CancelTasks(executions):
                 self._cancel_tasks(executions)
-            case job_out.JobEnded():
+            case job_out.JobEnded(status):
+                self._ends_as = status
                 self._end(output)
             case core.RecordFailure():
-                self._record_failure(output)
+                self._announcer.report(self._record_failure, output)
             case core.RecordAttempt(attempt):
                 self._record_attempt(attempt)
             case core.StoreResult():
@@ -230,10 +325,11 @@ class JobShell:
                 crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
                 crash_point("notify-after")
-                self.progress.completed(checkpoint_id, begun, self._host.now().abs_ms, self.core.graph)
+                now_ms = self._host.now().abs_ms
+                self._announcer.report(self.progress.completed, checkpoint_id, begun, now_ms, self.core.graph)
             case checkpoint_out.NotifyAborted(checkpoint_id, _, latest_completed, tasks):
                 self._tasks.abort(checkpoint_id, latest_completed, tasks)
-                self.progress.aborted(checkpoint_id)
+                self._announcer.report(self.progress.aborted, checkpoint_id)
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
                 self._schedule(timer, at_rel_ms, checkpoint_on.TimerFired(timer, generation))
             case checkpoint_out.CancelTimer(timer):
@@ -249,9 +345,9 @@ class JobShell:
                 | job_out.StopFailed()
                 | core.ChangeAnswered()
             ):
-                answer = self._answers.pop(output.request_id, None)
-                if answer is not None:
-                    answer(output)
+                if output.request_id in self._answers:
+                    _, answer = self._answers.pop(output.request_id)
+                    self._announcer.report(answer, lambda: output)
             case _:
                 self.storage.execute(output)
 
@@ -317,7 +413,7 @@ class JobShell:
 
     def _deploy(self, order: core.DeployTasks) -> None:
         self.view.deploying(order)
-        self.progress.deployed()
+        self._announcer.report(self.progress.deployed)
         # A slot whose loss was reported to this job has been removed from them.
         slots = self._slots.held
         # Slots were acquired before the state was restored, which took time: any of them may have been lost since.
@@ -342,13 +438,13 @@ class JobShell:
         crash_point("deploy-before")
         program = Program(submission.program_id, submission.entry, submission.arguments)
         self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
-        self.view.deployed(slots)
+        self._announcer.report(self.view.deployed, slots)
         self._alignment = AlignmentGroups(order.graph.alignment_groups)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
         by_slot: dict[int, list[ExecutionId]] = {}
         for execution in executions:
-            self.view.enter(execution, ExecutionState.CANCELING)
+            self._show(execution, ExecutionState.CANCELING)
             by_slot.setdefault(execution.subtask, []).append(execution)
         for subtask, gone in by_slot.items():
             # A lost worker cannot answer: its tasks ended with it.
@@ -360,6 +456,9 @@ class JobShell:
 
     def worker_lost(self, slot: Slot, reason: str) -> None:
         """Fails the lost worker's tasks. A late call fails none if a new deployment has another worker there."""
+        self._host.run(self._worker_lost, slot, reason)
+
+    def _worker_lost(self, slot: Slot, reason: str) -> None:
         index = self._tasks.index_of(slot)
         if index is not None and not self._tasks.lives(index):
             cause = FailureInfo("WorkerLostException", reason)
@@ -381,7 +480,7 @@ class JobShell:
 
     def slot_lost(self, slot: Slot, reason: str) -> None:
         self.worker_lost(slot, reason)
-        self._slots.lost(slot, reason)
+        self._host.run(self._slots.lost, slot, reason)
 
     def slots_awaited(self, reason: str) -> None:
         self.view.waits_for_slots = reason
@@ -409,12 +508,14 @@ class JobShell:
     def worker_message(self, slot: Slot, message: DeploymentMessage) -> None:
         """Raises MalformedMessageError when the message names a subtask that was not deployed to the slot."""
         index = self._tasks.sender_of(slot, message)
-        if index is None:
-            return
+        if index is not None:
+            self._host.run(self._worker_message, slot, index, message)
+
+    def _worker_message(self, slot: Slot, index: int, message: DeploymentMessage) -> None:
         match message:
             case WorkerHeartbeat():
-                self.view.executions.measured(message.tasks)
-                self._note_backlog()
+                self._announcer.report(self.view.executions.measured, message.tasks)
+                self._announcer.report(self._note_backlog)
                 for snapshot in message.snapshots:
                     self._snapshot_progress(snapshot)
             case DeploymentFailed():
@@ -459,7 +560,9 @@ class JobShell:
                 self._align(self._alignment.ended(execution.key))
                 self.tell(checkpoint_on.EndOfDataReached(execution, message.waits))
             case AcknowledgeCheckpoint():
-                self.progress.acknowledged(message.checkpoint_id, execution.key, message.intervals)
+                self._announcer.report(
+                    self.progress.acknowledged, message.checkpoint_id, execution.key, message.intervals
+                )
                 self.tell(
                     checkpoint_on.Acknowledged(
                         message.checkpoint_id, execution, message.directory, message.state, message.metrics
@@ -475,13 +578,13 @@ class JobShell:
         state = ExecutionState(message.state)
         match state:
             case ExecutionState.RUNNING:
-                self.view.enter(execution, state)
+                self._show(execution, state)
                 self.tell(job_on.TaskRunning(execution))
             case ExecutionState.FINISHED:
-                self.view.enter(execution, state)
-                self.progress.ended(execution.key, message.intervals)
-                self._align(self._alignment.ended(execution.key))
+                self._show(execution, state)
+                self._announcer.report(self.progress.ended, execution.key, message.intervals)
                 self.tell(job_on.TaskFinished(execution))
+                self._align(self._alignment.ended(execution.key))
             case ExecutionState.CANCELED:
                 self._task_canceled(execution)
             case ExecutionState.FAILED:
@@ -509,12 +612,15 @@ class JobShell:
     def _alive_in(self, index: int) -> list[ExecutionId]:
         return [execution for execution in self.core.machine.tasks.alive if execution.subtask == index]
 
+    def _show(self, execution: ExecutionId, state: ExecutionState) -> None:
+        self._announcer.report(self.view.enter, execution, state)
+
     def _task_canceled(self, execution: ExecutionId) -> None:
-        self.view.enter(execution, ExecutionState.CANCELED)
+        self._show(execution, ExecutionState.CANCELED)
         self.tell(job_on.TaskCanceled(execution))
 
     def _task_failed(self, execution: ExecutionId, cause: FailureInfo) -> None:
-        self.view.enter(execution, ExecutionState.FAILED)
+        self._show(execution, ExecutionState.FAILED)
         self.tell(job_on.TaskFailed(execution, cause))
 
     # --- what is stored beside checkpoints
@@ -540,14 +646,14 @@ class JobShell:
     def _keep_failures(self) -> None:
         """Stores the failures for a later driver. If that fails, it is tried again with the next failure."""
         self._failures_changed = False
-        self._keeping_failures = True
         stored = self.view.failures_to_store()
+        self._keeping_failures = True
         self._host.in_pool(Pool.OWN, lambda: self._record.keep_failures(stored), self._failures_kept)
 
     def _failures_kept(self, result: Result[None]) -> None:
         try:
             result()
-        except (StorageError, ValueError) as error:  # ValueError: not a document, too large or not JSON
+        except Exception as error:  # the end of the job waits for this, whatever the error is
             logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
         # More failures came during the write: one write at a time, so that no older list replaces a newer one.
         if self._failures_changed and not self._closed:
@@ -582,9 +688,8 @@ class JobShell:
         self._in_pool(store, failed, backoff_ms(order.attempt))
 
     def _end(self, ended: job_out.JobEnded) -> None:
-        self._ends_as = ended.status
         if ended.status is JobStatus.FINISHED:
-            self.progress.finished(self._host.now().abs_ms, self.core.graph)
+            self._announcer.report(self.progress.finished, self._host.now().abs_ms, self.core.graph)
         self.view.ended(ended.cause)
         self._slots.release_all()
         self._consequences.forget()

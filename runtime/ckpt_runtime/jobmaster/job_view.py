@@ -245,12 +245,12 @@ class JobView:
             effective=effective_options(own, submitted, self._submission.defaults, overrides),
         )
 
-    def metrics(self, statistics: CheckpointStatsSnapshot) -> dict[str, str]:
+    def metrics(self, statistics: CheckpointStatsSnapshot, failed_reports: int = 0) -> dict[str, str]:
         """Job metrics by Flink's names."""
         running_since = self._timestamps.get(JobStatus.RUNNING, NOT_YET)
         uptime = wall_clock_ms() - running_since if self.status is JobStatus.RUNNING else 0
         latest = statistics.latest_completed
-        figures = JobFigures(self._restarts, statistics.counts, uptime, latest)
+        figures = JobFigures(self._restarts, statistics.counts, uptime, latest, failed_reports)
         path = "n/a" if latest is None else str(latest.external_path)
         return {**texts(JOB, figures), "lastCheckpointExternalPath": path}
 

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from ckpt_runtime import leader_proof
+from ckpt_runtime.storage import leader_store
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, Lease
 
@@ -83,14 +83,14 @@ class LeaseSignature:
         self._good_for_s = 2 * lease_timeout_s
 
     def signed(self, document: dict[str, Any]) -> dict[str, Any]:
-        return leader_proof.signed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
+        return leader_store.signed(document, self._token, self._cluster_id, time.time() + self._good_for_s)
 
     def is_good(self, published: Any, document: dict[str, Any]) -> bool:
         """Whether the signature is valid: at most half of its time has passed, and the clock was not set back since."""
-        good_until = published.get(leader_proof.GOOD_UNTIL) if isinstance(published, dict) else None
+        good_until = published.get(leader_store.GOOD_UNTIL) if isinstance(published, dict) else None
         if not isinstance(good_until, float) or not 0.5 <= (good_until - time.time()) / self._good_for_s <= 1:
             return False
-        return bool(published == leader_proof.signed(document, self._token, self._cluster_id, good_until))
+        return bool(published == leader_store.signed(document, self._token, self._cluster_id, good_until))
 
 
 class Leadership:

@@ -45,6 +45,7 @@ class JobFigures:
     counts: CheckpointCounts
     uptime_ms: int = 0
     latest: CheckpointStats | None = None
+    failed_reports: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +115,12 @@ JOB: tuple[Metric[JobFigures], ...] = (
     Metric("numRestarts", _COUNTER, lambda j: j.restarts, "The restarts since the submission."),
     Metric("fullRestarts", _COUNTER, lambda j: j.restarts, "The same: each restart restarts the whole job."),
     Metric("uptime", _GAUGE, lambda j: j.uptime_ms, "Milliseconds since the job has been running; 0 while it is not."),
+    Metric(
+        "numFailedReports",
+        _COUNTER,
+        lambda j: j.failed_reports,
+        "The reports of progress, metrics and events that this driver could not make; its log has the reasons.",
+    ),
     Metric("totalNumberOfCheckpoints", _COUNTER, lambda j: j.counts.total, "All checkpoints that were triggered."),
     Metric("numberOfCompletedCheckpoints", _COUNTER, lambda j: j.counts.completed, "The checkpoints that completed."),
     Metric("numberOfFailedCheckpoints", _COUNTER, lambda j: j.counts.failed, "The checkpoints that failed."),

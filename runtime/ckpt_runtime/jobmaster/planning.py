@@ -21,14 +21,12 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.frontend.analysis import ANALYZER
-from ckpt_runtime.frontend.catalog_tables import NewTables
+from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
-from ckpt_runtime.frontend.table_reader import StaticTables
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (
     check_backend,

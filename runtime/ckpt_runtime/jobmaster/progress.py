@@ -17,7 +17,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures, since
+from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
 from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, ObserveSpec
@@ -274,3 +274,8 @@ def spark_time(millis: int) -> str:
     Rows may have years that :class:`datetime.datetime` cannot hold, for example when their unit was mistaken.
     """
     return f"{'+' if millis > _LATEST_MS else ''}{np.datetime64(millis, 'ms')}Z"
+
+
+def since(intervals: Iterable[Interval], completed: int, checkpoint_id: int) -> list[Interval]:
+    """Returns the intervals that a checkpoint reports if ``completed`` is the one that completed before it."""
+    return [interval for interval in intervals if completed < interval.checkpoint_id <= checkpoint_id]

@@ -18,19 +18,17 @@ from ckpt_runtime.configuration.checkpointing_options import (
 )
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import ConfigurationError, OptionScope
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.registry import (
     INTERNAL_PREFIX,
     RESTORE_DRILL,
     RESTORED_MAX_PARALLELISM,
     canonical_key,
 )
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.positions import start_position
 from ckpt_runtime.sources import StartPosition

@@ -20,11 +20,11 @@ from functools import partial
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
+from ckpt_runtime.failure_report import summary_of
 from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
@@ -164,7 +164,7 @@ class SnapshotDeletions:
             return
         try:
             failed = result()
-        except StorageError as error:  # the pool's own: not begun, or still hanging
+        except Exception as error:  # the pool's own: not begun, or still hanging
             logger.warning("will try %d deletions again: %s", len(deletions), error)
             failed = deletions
         for deletion in deletions:
@@ -275,6 +275,7 @@ class StorageEffects:
         self._deletions = SnapshotDeletions(host, record.check)
         self._late: dict[int, _StorageCall] = {}
         self._disposals: dict[int, SnapshotDisposal] = {}
+        self._begun_before: Mapping[int, SnapshotDisposal] = {}
         self._kept: set[int] = set()
         self._ended_before = False
         self._directory_known = False
@@ -320,6 +321,7 @@ class StorageEffects:
 
     def dispose(self, disposals: Mapping[int, SnapshotDisposal]) -> None:
         """Continues the deletions that an earlier driver had begun outside the job's directory."""
+        self._begun_before = dict(disposals)
         for checkpoint_id, disposal in disposals.items():
             what = f"delete checkpoint {checkpoint_id} in {disposal.directory.url}"
             self._deletions.submit(what, partial(self._dispose, checkpoint_id, disposal))
@@ -439,7 +441,7 @@ class StorageEffects:
         match effect:
             case out.DiscardCheckpoint(checkpoint):
                 what = f"delete checkpoint {checkpoint.id} in {checkpoint.directory}"
-                submit(what, self._discard(checkpoint), partial(self._cleaned, checkpoint.id))
+                submit(what, partial(self._discard, checkpoint), partial(self._cleaned, checkpoint.id))
             case out.DiscardLocation(checkpoint_id, directory):
                 what = f"delete {directory}"
                 delete = partial(self._delete_location, checkpoint_id, directory)
@@ -499,7 +501,7 @@ class StorageEffects:
         except NotLeaderError as error:
             logger.error("job %s: this driver no longer runs it: %s", self._job_id, error)
             self._tell(LeadershipLost())
-        except StorageError as error:  # the pool's own: a call turns errors of storage into answers
+        except Exception as error:  # the pool's own: a call turns its errors into answers
             if isinstance(error, StorageTimeoutError):
                 # Set before the answer: afterwards nothing would delete what the hanging call still creates.
                 call.abandoned.set()
@@ -508,7 +510,7 @@ class StorageEffects:
         else:
             self._tell(event)
 
-    def _failed(self, call: _StorageCall, error: StorageError) -> None:
+    def _failed(self, call: _StorageCall, error: Exception) -> None:
         if self._closed:
             return
         about_it = fields(job_id=self._job_id, checkpoint_id=call.checkpoint_id)
@@ -525,8 +527,8 @@ class StorageEffects:
                 return
             try:
                 event = result()
-            except StorageError as error:
-                logger.warning("cannot list leftover files, will try again: %s", error)
+            except Exception as error:
+                logger.warning("cannot list leftover files, will try again: %s", summary_of(error))
                 again = partial(self._look_for_leftovers, states, below, attempt + 1)
                 self._host.call_later(backoff_ms(attempt), again)
             else:
@@ -635,21 +637,27 @@ class StorageEffects:
                 check_directory(self._storage.location)
                 return on.LeftoversFound((), find_unused_shared_files(self._storage, ids, states))
             found = find_leftovers(self._storage, self._earlier_ids, states)
+            self._record.check()
+            # Files of a claimed snapshot are leftovers only once its metadata is deleted, and are sought only once.
+            for checkpoint_id, disposal in self._begun_before.items():
+                self._dispose(checkpoint_id, disposal)
             claimed = () if self._claims is None else self._claims.unused(states)
             return replace(found, shared=(*found.shared, *claimed))
         except InvalidLocationError as error:
             logger.warning("cannot find out which files are left over, so they are kept: %s", error)
             return on.LeftoversFound(())
 
-    def _discard(self, checkpoint: CompletedCheckpoint) -> Callable[[], None]:
+    def _discard(self, checkpoint: CompletedCheckpoint) -> None:
         """Deletes a completed checkpoint; outside the job's own directory, the files that its metadata refers to.
 
         If its metadata was unusable when the pointer was removed, nothing is deleted: reading it again raises.
         """
         if resolve(checkpoint.directory) == self._storage.checkpoint(checkpoint.id):
-            return lambda: delete_checkpoint(self._storage, checkpoint.id)
-        noted = self._disposals.pop(checkpoint.id, None)
-        return lambda: self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
+            delete_checkpoint(self._storage, checkpoint.id)
+            return
+        noted = self._disposals.get(checkpoint.id)
+        self._dispose(checkpoint.id, noted or disposal_of(checkpoint.directory, claimed=True))
+        self._disposals.pop(checkpoint.id, None)
 
     def _dispose(self, checkpoint_id: int, disposal: SnapshotDisposal) -> None:
         """Disposes of a snapshot; runs again if its success was not recorded, although the snapshot may already be
@@ -668,3 +676,27 @@ class StorageEffects:
 def backoff_ms(attempt: int) -> float:
     """The pause in milliseconds before a storage call is retried; 0 before the first attempt, which is number 0."""
     return 0.0 if attempt <= 0 else min(_RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(attempt - 1, 30))
+
+
+def answer_to_failed(effect: object, message: str) -> CoordinatorEvent | None:
+    """The answer to an effect that certainly was not begun; None for one without an answer.
+
+    Files whose deletion was not begun are deleted at the end of the job.
+    """
+    match effect:
+        case out.InitializeLocation(checkpoint_id):
+            return on.LocationFailed(checkpoint_id, message)
+        case out.WriteMetadata(checkpoint):
+            return on.MetadataFailed(checkpoint.id, message)
+        case out.AddToStore(checkpoint):
+            return on.StoreFailed(checkpoint.id, message)
+        case out.ResolveMetadata(checkpoint) | out.ResolveStore(checkpoint):
+            kind = on.MetadataUnknown if isinstance(effect, out.ResolveMetadata) else on.StoreUnknown
+            return kind(checkpoint.id, message)
+        case out.RemoveFromStore(checkpoint_id):
+            return on.StoreRemoveFailed(checkpoint_id, message)
+        case out.DiscardCheckpoint() | out.DiscardLocation():
+            return on.CleanupDone(
+                effect.checkpoint.id if isinstance(effect, out.DiscardCheckpoint) else effect.checkpoint_id
+            )
+    return None

@@ -10,6 +10,8 @@ consumed, or at once when the receiver's queue is empty.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from msgspec import Struct
 
@@ -124,3 +126,32 @@ class ReceiverCredit:
             owed, self._owed = self._owed, 0
             return owed
         return 0
+
+
+class DesiredBufferSize:
+    """The buffer size that the receiver of a channel requests, on its way to the sender.
+
+    One thread announces while another one may start to listen: the listener always ends up with the latest size.
+    """
+
+    __slots__ = ("_listener", "latest")
+
+    def __init__(self) -> None:
+        self._listener: Callable[[int], None] | None = None
+        self.latest: int | None = None
+
+    def announce(self, size: int) -> None:
+        # Set before the listener is read, and listen() does both in the opposite order: so the later of the two calls
+        # notifies the listener.
+        self.latest = size
+        if self._listener is not None:
+            self._listener(size)
+
+    def listen(self, listener: Callable[[int], None]) -> None:
+        """Calls ``listener(bytes)`` with the latest requested size, if any, and with each later one."""
+        self._listener = listener
+        delivered = None
+        while delivered != self.latest:
+            delivered = self.latest
+            assert delivered is not None
+            listener(delivered)

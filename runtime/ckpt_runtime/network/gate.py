@@ -18,8 +18,14 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfPartition, ReceiverCredit, Watermark
+from ckpt_runtime.network.elements import (
+    CheckpointBarrier,
+    ControlElement,
+    DesiredBufferSize,
+    EndOfPartition,
+    ReceiverCredit,
+    Watermark,
+)
 from ckpt_runtime.network.output_queue import InFlightData
 
 Announced: TypeAlias = "CheckpointBarrier | EndOfPartition"

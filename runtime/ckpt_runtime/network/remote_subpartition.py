@@ -12,8 +12,14 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.network.buffer_debloater import DesiredBufferSize
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, EndOfData, SenderCredit, encode_element
+from ckpt_runtime.network.elements import (
+    CheckpointBarrier,
+    ControlElement,
+    DesiredBufferSize,
+    EndOfData,
+    SenderCredit,
+    encode_element,
+)
 from ckpt_runtime.network.framing import FrameKind, encode_header
 from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
 

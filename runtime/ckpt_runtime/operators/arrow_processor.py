@@ -1,8 +1,8 @@
 """Hosts an :class:`~ckpt_runtime.processors.ArrowStatefulProcessor`: one call of user code for all keys of a batch.
 
 It is the host of PySpark's processors, with its triggers, late rows and watermarks. Only a call differs: it gets the
-state of all keys of the batch as a table, and returns the new state as one. State is one row per key in row buffers,
-which both backends have; the new state of a key replaces its row. Rows expire by the column of timers.
+state of all keys of the batch as a table, and returns the new state as one. State is one row per key in columns, which
+both backends have; the new state of a key replaces its row. Rows expire by the column of timers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, plain
 from ckpt_runtime.state.kernels.group_kernels import number_groups
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
-from ckpt_runtime.state.states import KeyedRows, RowBufferSpec
+from ckpt_runtime.state.states import RowBufferSpec
 
 STATE = "state"
 EXPIRED_ROWS = 32_768
@@ -64,29 +64,20 @@ class StateRows:
         self._timer = timer
         self.schema = pa.schema([*schemas.key, *schemas.state])
         self._width = len(schemas.key)
-        self._wanted = range(self._width, len(self.schema))
-        spec = RowBufferSpec(STATE, self.schema, tuple(keys), timer, keeps_matched=False)
-        self._buffers: KeyedRows = backend.row_buffers([spec])
-        self._buffer = self._buffers.sides[0]
+        self._rows = backend.keyed_columns(RowBufferSpec(STATE, self.schema, tuple(keys), timer, keeps_matched=False))
         self._marks: AnyArray = np.zeros(1024, dtype=np.uint32)
 
     def keys_of(self, keys: list[pa.Array]) -> BatchKeys:
-        """The distinct keys; their slots are valid until :meth:`settle`."""
-        slots = read_only(self._buffers.slots_of(keys))
+        """The distinct keys; their slots are valid until :meth:`put`."""
+        slots = self._rows.slots_of(keys)
         size = int(slots.max()) + 1
         if size > len(self._marks):
             self._marks = np.zeros(2 * size, dtype=np.uint32)
         return BatchKeys(slots, self._marks)
 
     def taken(self, keys: list[pa.Array], slots: AnyArray) -> pa.RecordBatch:
-        """Removes the rows of keys, and returns them in the order of the keys; all columns are null without a row."""
-        rows = self._buffer.consume(slots)
-        known = rows >= 0
-        if known.all():
-            return self._table(keys, self._buffer.take(rows, self._wanted))
-        columns = self._buffer.take(rows[known], self._wanted)
-        places = pa.array(np.cumsum(known) - 1, mask=~known)
-        return self._table(keys, [column.take(places) for column in columns])
+        """The rows of keys, in their order; all columns are null without a row. :meth:`put` follows."""
+        return self._table(keys, self._rows.take(slots))
 
     def _table(self, keys: list[pa.Array], columns: list[pa.Array]) -> pa.RecordBatch:
         if self._timer is not None:
@@ -94,39 +85,34 @@ class StateRows:
             columns[at] = pc.if_else(pc.equal(columns[at], NEVER), pa.scalar(None, pa.int64()), columns[at])
         return pa.RecordBatch.from_arrays([*keys, *columns], schema=self.schema)
 
-    def put(self, keys: list[pa.Array], slots: AnyArray, state: pa.RecordBatch) -> int:
-        """Adds the rows of keys that have none, but those of nulls only. Returns the earliest timer, or NEVER."""
-        columns = state.columns
-        if all(column.null_count for column in columns):
-            valid = np.zeros(len(slots), dtype=bool)
-            for column in columns:
-                valid |= np.asarray(column.is_valid())
-            if not valid.all():
-                mask = pa.array(valid)
-                keys, columns = ([column.filter(mask) for column in part] for part in (keys, columns))
-                slots = slots[valid]
+    def put(self, keys: list[pa.Array], slots: AnyArray, state: pa.RecordBatch | None) -> int:
+        """Replaces the rows that were taken; those of nulls only are removed. None leaves them as they are.
+
+        Returns the earliest timer, or NEVER.
+        """
         earliest = NEVER
-        if self._timer is not None:
-            at = self._schema.get_field_index(self._timer)
-            columns[at] = columns[at].fill_null(NEVER)
-            earliest = pc.min(columns[at]).as_py() if len(slots) else NEVER
-        if len(slots):
-            rows = pa.RecordBatch.from_arrays([*keys, *columns], schema=self.schema)
-            self._buffer.append(rows, read_only(slots), np.zeros(len(slots), dtype=np.uint8))
+        columns, living = None, None
+        if state is not None:
+            columns = state.columns
+            if all(column.null_count for column in columns):
+                living = np.zeros(len(slots), dtype=bool)
+                for column in columns:
+                    living |= np.asarray(column.is_valid())
+            if self._timer is not None:
+                at = self._schema.get_field_index(self._timer)
+                columns[at] = columns[at].fill_null(NEVER)
+                earliest = pc.min(columns[at]).as_py()
+        self._rows.put(keys, slots, columns, living)
+        self._rows.compact_if_due()
         return int(earliest)
 
     def expired(self, bound: int) -> list[pa.RecordBatch]:
         """Removes and returns the rows whose timers are at ``bound`` or before it."""
         parts = []
-        for rows in self._buffer.expired(bound):
-            for start in range(0, len(rows), EXPIRED_ROWS):
-                columns = self._buffer.take(rows[start : start + EXPIRED_ROWS], range(len(self.schema)))
-                parts.append(self._table(columns[: self._width], columns[self._width :]))
+        for columns in self._rows.expired(bound):
+            rows = self._table(columns[: self._width], columns[self._width :])
+            parts += [rows.slice(start, EXPIRED_ROWS) for start in range(0, rows.num_rows, EXPIRED_ROWS)]
         return parts
-
-    def settle(self) -> None:
-        """Frees the memory of replaced rows when it is worth it."""
-        self._buffers.compact_if_due()
 
     def fitting(self, state: Any, given: pa.RecordBatch, method: str) -> pa.RecordBatch:
         """The new state for the rows of ``given``, in the declared columns.
@@ -231,15 +217,9 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
         with self._user_code("handleBatch", None):
             result = self._processor.handleBatch(table, offsets, pa.Table.from_batches([given]), timer_values)
         output, after = self._pair("handleBatch", result)
-        kept = given.select(self._schemas.state.names)
-        if after is not None:
-            kept = self._state.fitting(after, given, "handleBatch")
-        self._keep(distinct, keys.slots, kept)
+        kept = None if after is None else self._state.fitting(after, given, "handleBatch")
+        self._next_timer = min(self._next_timer, self._state.put(distinct, keys.slots, kept))
         self._collect(output)
-
-    def _keep(self, keys: list[pa.Array], slots: AnyArray, state: pa.RecordBatch) -> None:
-        self._next_timer = min(self._next_timer, self._state.put(keys, slots, state))
-        self._state.settle()
 
     def _collect(self, output: Any) -> None:
         if output is not None:
@@ -272,7 +252,8 @@ class ArrowProcessorOperator(StatefulProcessorOperator):
             if after is not None:
                 kept = self._state.fitting(after, given, "handleExpired")
                 keys = given.columns[: len(self._schemas.key)]
-                self._keep(keys, self._state.keys_of(keys).slots, kept)
+                slots = self._state.keys_of(keys).slots
+                self._next_timer = min(self._next_timer, self._state.put(keys, slots, kept))
             self._collect(output)
 
 

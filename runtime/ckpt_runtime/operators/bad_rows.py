@@ -17,6 +17,7 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -28,6 +29,7 @@ from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.bad_rows import ReaderPolicy
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.sources import BadRow
+from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_file,
@@ -108,19 +110,34 @@ class BadRows:
         self, batch: pa.RecordBatch, compute: Callable[[pa.RecordBatch], T]
     ) -> Iterator[tuple[pa.RecordBatch, T]]:
         """Yields the good rows in parts, in their order, with the values computed from them."""
+
+        def of_range(first: int, last: int) -> tuple[pa.RecordBatch, T]:
+            part = batch.slice(first, last - first)
+            return part, compute(part)
+
+        for _, _, result in self.good_ranges(0, batch.num_rows, of_range, lambda at: batch.slice(at, 1)):
+            yield result
+
+    def good_ranges(
+        self, first: int, last: int, compute: Callable[[int, int], T], row: Callable[[int], pa.RecordBatch]
+    ) -> Iterator[tuple[int, int, T]]:
+        """Yields the ranges of positions that have no bad row, with the values computed from each range.
+
+        ``row`` returns the row at a position: it is called for bad rows only.
+        """
         try:
-            result = compute(batch)
+            result = compute(first, last)
         except ServiceError:
             raise
         except self._caught as error:
-            if batch.num_rows == 1:
-                self._take_failed(batch, error)
+            if last - first == 1:
+                self._take_failed(row(first), error)
                 return
-            half = batch.num_rows // 2
-            yield from self.left_out(batch.slice(0, half), compute)
-            yield from self.left_out(batch.slice(half), compute)
+            half = (first + last) // 2
+            yield from self.good_ranges(first, half, compute, row)
+            yield from self.good_ranges(half, last, compute, row)
             return
-        yield batch, result
+        yield first, last, result
 
     def barrier(self, checkpoint_id: int) -> None:
         """Writes the rows in front of a barrier."""
@@ -213,6 +230,25 @@ class LeavesOutBadRows(Operator):
             return
         yield from self._bad_rows.left_out(batch, compute)
         self.bad_rows_dropped = self._bad_rows.dropped
+
+    def _where(
+        self, pairs: int, holds: Callable[[int, int], AnyArray], pair: Callable[[int], pa.RecordBatch]
+    ) -> AnyArray:
+        """Returns for which pairs a condition of a join holds: for no bad one. ``holds`` gets a range of positions,
+        and ``pair`` returns the row that stands for a pair."""
+        if self._bad_rows is None:
+            return holds(0, pairs)
+        found = np.zeros(pairs, bool)
+        for first, last, mask in self._bad_rows.good_ranges(0, pairs, holds, pair):
+            found[first:last] = mask
+        self.bad_rows_dropped = self._bad_rows.dropped
+        return found
+
+
+def as_pair(sides: tuple[str, str], rows: tuple[pa.RecordBatch, pa.RecordBatch]) -> pa.RecordBatch:
+    """The row of a pair of rows, for dead letters: each column's name begins with that of its side."""
+    names = [f"{side}.{name}" for side, row in zip(sides, rows, strict=True) for name in row.schema.names]
+    return pa.record_batch([column for row in rows for column in row.columns], names)
 
 
 def _fields(row: pa.RecordBatch) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
@@ -26,9 +26,10 @@ from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.graph.schemas import join_bounds, join_output_schema, shared_join_keys
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows, as_pair
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
-from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, OperatorContext, Output
 from ckpt_runtime.operators.watermark import LateRows, in_unit
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column
 from ckpt_runtime.state.states import KeyedRowBuffer, RowBufferSpec
@@ -79,7 +80,7 @@ _MIN = -(1 << 63)
 _NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
 
 
-class JoinOperator(Operator):
+class JoinOperator(LeavesOutBadRows):
     """Built from a :class:`JoinSpec`; gates of the left side come first. The watermark is part of the state."""
 
     requires_final_checkpoint = False
@@ -177,10 +178,7 @@ class JoinOperator(Operator):
         """Like :meth:`_matches`, for pairs for which a further condition has to hold."""
         side, other = self._sides[number], self._sides[1 - number]
         for probes, rows in other.buffer.candidates(slots, side.times_of(batch), *side.bounds):
-            mine = [batch.column(at).take(pa.array(probes)) for at in condition.needed[number]]
-            theirs = other.buffer.take(rows, condition.needed[1 - number])
-            both = [*mine, *theirs] if number == LEFT else [*theirs, *mine]
-            holds = condition.holds(Frame(both, len(rows), moment=self.context.now_ms() * 1000))
+            holds = self._holding(condition, number, batch, probes, rows)
             if not holds.any():
                 continue
             found[probes[holds]] = 1
@@ -193,6 +191,27 @@ class JoinOperator(Operator):
         if self._semi and number == LEFT and found.any():
             matched = batch.filter(_mask(found))
             yield self._result.joined([matched.column(index) for index in self._result.needed[LEFT]], ())
+
+    def _holding(
+        self, condition: _PairCondition, number: int, batch: pa.RecordBatch, probes: AnyArray, rows: AnyArray
+    ) -> AnyArray:
+        """For which pairs of rows of the batch and of stored rows the condition holds."""
+        buffer, schema = self._sides[1 - number].buffer, self._sides[1 - number].spec.schema
+        mine = [batch.column(at).take(pa.array(probes)) for at in condition.needed[number]]
+        theirs = buffer.take(rows, condition.needed[1 - number])
+        both = [*mine, *theirs] if number == LEFT else [*theirs, *mine]
+        moment = self.context.now_ms() * 1000
+
+        def holds(first: int, last: int) -> AnyArray:
+            columns = [column.slice(first, last - first) for column in both]
+            return condition.holds(Frame(columns, last - first, moment=moment))
+
+        def pair(at: int) -> pa.RecordBatch:
+            stored = pa.RecordBatch.from_arrays(buffer.take(rows[at : at + 1], range(len(schema))), schema=schema)
+            arrived = batch.slice(int(probes[at]), 1)
+            return as_pair(STATE_NAMES, (arrived, stored) if number == LEFT else (stored, arrived))
+
+        return self._where(len(rows), holds, pair)
 
     def _keep(self, side: _Side, batch: pa.RecordBatch, slots: AnyArray, found: AnyArray) -> None:
         """Adds rows that can still match to the state. An outer join emits the other rows if they have no match."""

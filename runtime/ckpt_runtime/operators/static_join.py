@@ -21,7 +21,9 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, rewritten
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.static_tables import read_table
 from ckpt_runtime.graph.specs import StaticJoinKey, StaticJoinSpec
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows, as_pair
+from ckpt_runtime.operators.operator import OperatorContext, Output
+from ckpt_runtime.state.columns import AnyArray
 
 OUTPUT_ROWS = 32_768
 """Maximum number of row pairs that are compared at a time, and therefore of rows in a result batch."""
@@ -41,6 +43,7 @@ class StaticTableIndex:
             mask = evaluate(compile_expression(tree), Frame(columns, rows), pa.bool_()).fill_null(False)
             columns = [column.filter(mask) for column in columns]
             rows = mask.true_count
+        self.names = table.column_names
         self.columns = columns
         frame = Frame(columns, rows)
         self.keys = [broadcast(compile_expression(key.table)(frame), rows) for key in keys]
@@ -66,7 +69,7 @@ class StaticTableIndex:
         return (hashes >> self._shift).astype(np.int64)
 
 
-class StaticJoinOperator(Operator):
+class StaticJoinOperator(LeavesOutBadRows):
     """Built from a :class:`StaticJoinSpec`. Rows of the stream stay in order."""
 
     requires_final_checkpoint = False
@@ -86,9 +89,15 @@ class StaticJoinOperator(Operator):
         self._index = _index_of(self._spec)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        spec = self._spec
+        for part, keys in self._parts(batch, self._keys_of):
+            self._join(part, keys)
+
+    def _keys_of(self, batch: pa.RecordBatch) -> list[pa.Array]:
         frame = Frame(batch.columns, batch.num_rows, moment=self.context.now_ms() * 1000)
-        keys = [broadcast(key(frame), batch.num_rows) for key in self._keys]
+        return [broadcast(key(frame), batch.num_rows) for key in self._keys]
+
+    def _join(self, batch: pa.RecordBatch, keys: Sequence[pa.Array]) -> None:
+        spec = self._spec
         hashes = _hashes(keys, spec.keys, batch.num_rows)
         starts, counts = self._index.candidates(hashes)
         matchable = _matchable(keys, spec.keys, batch.num_rows)
@@ -103,7 +112,7 @@ class StaticJoinOperator(Operator):
             if keys:
                 kept = kept[self._index.hashes[places[kept]] == hashes[rows[kept]]]
             if len(kept):
-                kept = kept[self._matching(frame, keys, rows[kept], places[kept])]
+                kept = kept[self._matching(batch, keys, rows[kept], places[kept])]
             matched[rows[kept]] = True
             if spec.how == "outer":
                 # The last candidate of each row means "no match": it is kept if no earlier one has matched.
@@ -119,23 +128,35 @@ class StaticJoinOperator(Operator):
                 arrays = [found.column(at) for at in spec.output]
                 self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=spec.schema))
 
-    def _matching(self, frame: Frame, keys: Sequence[pa.Array], rows: IntArray, places: IntArray) -> IntArray:
+    def _matching(self, batch: pa.RecordBatch, keys: Sequence[pa.Array], rows: IntArray, places: IntArray) -> IntArray:
         """Returns which pairs match. ``places`` are positions in the index."""
         index = self._index
         kept = np.arange(len(rows))
         for equal, ours, theirs in zip(self._equal, keys, index.keys, strict=True):
             pair = Frame([ours.take(pa.array(rows[kept])), theirs.take(pa.array(index.rows[places[kept]]))], len(kept))
-            kept = kept[_true(evaluate(equal, pair, pa.bool_()))]
+            kept = kept[_mask(evaluate(equal, pair, pa.bool_()))]
         if self._condition is not None and len(kept):
-            width = self._spec.width
-            ours_at, theirs_at = pa.array(rows[kept]), pa.array(index.rows[places[kept]])
-            columns = [
-                frame.columns[at].take(ours_at) if at < width else index.columns[at - width].take(theirs_at)
-                for at in self._needed
-            ]
-            held = evaluate(self._condition, Frame(columns, len(kept), moment=frame.moment), pa.bool_())
-            kept = kept[_true(held)]
+            kept = kept[self._holding(self._condition, batch, rows[kept], index.rows[places[kept]])]
         return kept
+
+    def _holding(self, condition: Evaluator, batch: pa.RecordBatch, rows: IntArray, others: IntArray) -> AnyArray:
+        """For which pairs of rows of the batch and of the table the condition holds."""
+        index, width, moment = self._index, self._spec.width, self.context.now_ms() * 1000
+        ours_at, theirs_at = pa.array(rows), pa.array(others)
+        columns = [
+            batch.column(at).take(ours_at) if at < width else index.columns[at - width].take(theirs_at)
+            for at in self._needed
+        ]
+
+        def holds(first: int, last: int) -> AnyArray:
+            parts = [column.slice(first, last - first) for column in columns]
+            return _mask(evaluate(condition, Frame(parts, last - first, moment=moment), pa.bool_()))
+
+        def pair(at: int) -> pa.RecordBatch:
+            stored = [column.slice(int(others[at]), 1) for column in index.columns]
+            return as_pair(("stream", "table"), (batch.slice(int(rows[at]), 1), pa.record_batch(stored, index.names)))
+
+        return self._where(len(rows), holds, pair)
 
     def _emit(self, batch: pa.RecordBatch, rows: IntArray, places: IntArray) -> None:
         """Emits the pairs; a position below zero means that the row has no match."""
@@ -207,8 +228,8 @@ def _over(tree: Expression, columns: Sequence[int]) -> Expression:
     return rewritten(tree, moved)
 
 
-def _true(array: pa.Array) -> IntArray:
-    return np.flatnonzero(array.fill_null(False).to_numpy(zero_copy_only=False))
+def _mask(array: pa.Array) -> AnyArray:
+    return np.asarray(array.fill_null(False))
 
 
 def _pairs(starts: IntArray, counts: IntArray, *, outer: bool) -> Iterator[tuple[IntArray, IntArray]]:

@@ -15,11 +15,11 @@ from ckpt_runtime.expressions.evaluation import (
     evaluate,
     evaluate_encoded,
 )
-from ckpt_runtime.expressions.generators import IntArray, compile_generator
+from ckpt_runtime.expressions.generators import Elements, IntArray, compile_generator
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec, GenerateSpec
 from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
-from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SelectingOutput
+from ckpt_runtime.operators.operator import OperatorContext, Output, SelectingOutput
 
 
 class ConditionOperator(LeavesOutBadRows):
@@ -120,7 +120,7 @@ OUTPUT_ROWS = 32_768
 """Maximum number of rows in an output batch, unless a single input row alone makes more."""
 
 
-class GenerateOperator(Operator):
+class GenerateOperator(LeavesOutBadRows):
     """Built from a :class:`GenerateSpec`. Rows stay in order; so do the elements of a row."""
 
     requires_final_checkpoint = False
@@ -130,7 +130,10 @@ class GenerateOperator(Operator):
         self._generator = compile_generator(spec.function)
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        elements = self._generator(Frame(batch.columns, batch.num_rows))
+        for part, elements in self._parts(batch, lambda part: self._generator(_frame(part, self.context))):
+            self._emit(part, elements)
+
+    def _emit(self, batch: pa.RecordBatch, elements: Elements) -> None:
         counts = np.maximum(elements.counts, 1) if self._spec.outer else elements.counts
         for first, last in _cuts(counts):
             rows = np.repeat(np.arange(first, last), counts[first:last])

@@ -18,13 +18,14 @@ from typing import BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.states import (
     AggregateColumn,
     Key,
     KeyedAggregates,
+    KeyedColumns,
     KeyedLists,
     KeyedMaps,
     KeyedRows,
@@ -209,6 +210,10 @@ class KeyedStateBackend(ABC):
     @abstractmethod
     def row_buffers(self, specs: Sequence[RowBufferSpec]) -> KeyedRows:
         """Rows per key of several sides whose keys have equal types; each side is a state. May be called only once."""
+
+    @abstractmethod
+    def keyed_columns(self, spec: RowBufferSpec) -> KeyedColumns:
+        """At most one row per key. Its stored form is that of :meth:`row_buffers`, of which it takes the place."""
 
     @abstractmethod
     def restored_key_schema(self) -> pa.Schema | None:

@@ -242,3 +242,33 @@ class KeyedRows(Protocol):
 
     def compact_if_due(self) -> None:
         """Frees the memory of removed rows when it is worth it: constant work per row. Call it after each batch."""
+
+
+class KeyedColumns(Protocol):
+    """At most one row per key, read and replaced for many keys in one call, as columns.
+
+    Slots of keys are valid until :meth:`compact_if_due`. The slots of a call are distinct.
+    """
+
+    def slots_of(self, keys: list[pa.Array]) -> AnyArray:
+        """The slot of each row's key."""
+
+    def take(self, slots: AnyArray) -> list[pa.Array]:
+        """The columns behind the key's, in the order of the slots; null for keys without a row. :meth:`put` follows."""
+
+    def put(
+        self, keys: list[pa.Array], slots: AnyArray, columns: list[pa.Array] | None, living: AnyArray | None = None
+    ) -> None:
+        """Replaces the rows of slots that were taken last or have none; with None, leaves those that were taken.
+
+        ``living`` (bool) says which keys have a row from now on; all, if it is None.
+        """
+
+    def expired(self, bound: int) -> Iterator[list[pa.Array]]:
+        """Removes rows whose event time is at most ``bound``; yields their columns, those of the key first.
+
+        The caller takes all of them before it reads or replaces rows.
+        """
+
+    def compact_if_due(self) -> None:
+        """Frees the memory of removed rows when it is worth it: constant work per row. Call it after each batch."""

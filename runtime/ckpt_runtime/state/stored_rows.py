@@ -176,7 +176,7 @@ def fixed_key(array: pa.Array) -> columns.FixedColumn:
     return canonical_floats(array) if pa.types.is_floating(array.type) else columns.int64_column(array)
 
 
-def _fixed_value(array: pa.Array) -> columns.FixedColumn:
+def fixed_value(array: pa.Array) -> columns.FixedColumn:
     """The same for a column that is not a key: every float keeps its bits."""
     if not pa.types.is_floating(array.type):
         return columns.int64_column(array)
@@ -202,7 +202,7 @@ def encode_rows(
     views: list[columns.FixedColumn | columns.BytesColumn] = []
     for array, name in zip(map(columns.plain, arrays), names, strict=True):
         if is_fixed(array.type):
-            fixed = fixed_key(array) if keys else _fixed_value(array)
+            fixed = fixed_key(array) if keys else fixed_value(array)
             add_fixed_sizes(fixed.bitmap, fixed.bit_offset, sizes)
             views.append(fixed)
         else:

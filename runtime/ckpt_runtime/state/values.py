@@ -77,11 +77,24 @@ def row_coercer(state: str, schema: pa.Schema) -> Callable[[Any], tuple[Any, ...
         return coerce_one
     if arity == 2:
         first, second = checks
+        # Most values are tuples of the canonical types: they need no call for each entry.
+        one_type, least, greatest = _canonical(schema.field(0).type)
+        other_type, other_least, other_greatest = _canonical(schema.field(1).type)
+        one_free, other_free = one_type is not int, other_type is not int
 
         def coerce_two(value: Any) -> tuple[Any, ...]:
             if type(value) is not tuple or len(value) != 2:
                 value = spread(value)
-            return (first(value[0]), second(value[1]))
+            one: Any = value[0]
+            other: Any = value[1]
+            if (
+                type(one) is one_type
+                and type(other) is other_type
+                and (one_free or least <= one <= greatest)
+                and (other_free or other_least <= other <= other_greatest)
+            ):
+                return value  # type: ignore[no-any-return]
+            return (first(one), second(other))
 
         return coerce_two
 
@@ -132,7 +145,7 @@ def value_coercer(state: str, field: str, kind: pa.DataType, nullable: bool = Tr
     if pa.types.is_integer(kind):
         return _integer_coercer(state, field, kind, nullable)
     slow = _slow_coercer(state, field, kind)
-    exact = None if pa.types.is_floating(kind) and kind.bit_width < 64 else _EXACT_TYPES.get(_family(kind))
+    exact, _, _ = _canonical(kind)
 
     def coerce(value: Any) -> Any:
         if type(value) is exact:
@@ -167,11 +180,21 @@ def _wrong_type(state: str, field: str, kind: pa.DataType, value: Any) -> StateV
     )
 
 
+class _NoType:
+    """In place of the type of values that always need a further check."""
+
+
+def _canonical(kind: pa.DataType) -> tuple[Any, int, int]:
+    """The Python type of values that are stored as they come; those of integers from the least to the greatest."""
+    if pa.types.is_integer(kind):
+        bits = kind.bit_width - (0 if pa.types.is_unsigned_integer(kind) else 1)
+        return int, 0 if bits == kind.bit_width else -(1 << bits), (1 << bits) - 1
+    narrow = pa.types.is_floating(kind) and kind.bit_width < 64
+    return _NoType if narrow else _EXACT_TYPES.get(_family(kind), _NoType), 0, 0
+
+
 def _integer_coercer(state: str, field: str, kind: pa.DataType, nullable: bool) -> Coercer:
-    bits = kind.bit_width
-    unsigned = pa.types.is_unsigned_integer(kind)
-    lowest = 0 if unsigned else -(1 << (bits - 1))
-    highest = (1 << bits) - 1 if unsigned else (1 << (bits - 1)) - 1
+    _, lowest, highest = _canonical(kind)
 
     def coerce(value: Any) -> Any:
         if type(value) is int and lowest <= value <= highest:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
@@ -291,6 +291,21 @@ class ObservedMachine(JobMachine):
         return effects
 
 
+class StrictShell(JobShell):
+    """Lets every exception through that the shell does not expect: in a simulation it is a finding."""
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._announcer.report = _call  # type: ignore[method-assign]
+
+    def _cause_in(self, place: str, error: Exception) -> NoReturn:
+        raise error
+
+
+def _call(call: Callable[..., object], *arguments: Any) -> None:
+    call(*arguments)
+
+
 class JobMaster:
     """``origin`` is what the run starts from, ``number`` counts the runs from 1; ``claims`` make the origin the run's.
 
@@ -344,7 +359,7 @@ class JobMaster:
         storage = CheckpointStorage(ROOT, self.job_id)
         savepoint = None if history.checkpoints else self.origin
         recovered = [entry.checkpoint for entry in history.checkpoints]
-        self.shell = JobShell(
+        self.shell = StrictShell(
             JobSubmission(
                 job_id=self.job_id,
                 graph=graph,
@@ -477,7 +492,8 @@ class JobMaster:
     def patch(self, overrides: CheckpointOverrides, *, until_applied: bool = False) -> None:
         """Once, as a user does, or again and again until it is in force or the run has ended."""
 
-        def answer(output: JobOutput) -> None:
+        def answer(result: Result[JobOutput]) -> None:
+            output = result()
             assert isinstance(output, ChangeAnswered)
             if output.outcome is ChangeOutcome.APPLIED:
                 self.world.patched(self, overrides)
@@ -491,7 +507,8 @@ class JobMaster:
         self.shell.ask(request_id, PatchRequested(request_id, overrides), answer)
 
     def rescale(self, bounds: Mapping[str, ParallelismBounds], applied: Callable[[], None]) -> None:
-        def answer(output: JobOutput) -> None:
+        def answer(result: Result[JobOutput]) -> None:
+            output = result()
             assert isinstance(output, ChangeAnswered)
             self.world.seen[f"rescale {output.outcome.name}"] += 1
             if output.outcome is ChangeOutcome.APPLIED:

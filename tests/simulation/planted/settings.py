@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint import triggering
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, CheckpointFailures
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, CheckpointFailures, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule, PeriodicTrigger
-from ckpt_runtime.checkpoint.triggering import CheckpointRequestDecider, Triggering, TriggerRequest
+from ckpt_runtime.checkpoint.triggering import CheckpointRequestDecider, Triggering
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.durable_change import SettingsUpdate
 from ckpt_runtime.scheduler.job_core import JobCore

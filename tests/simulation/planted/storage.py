@@ -7,11 +7,12 @@ from dataclasses import replace
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.completion import PendingCheckpoints
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, PendingCheckpoints, Triggering
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -19,7 +19,6 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
-from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.control_messages import AcknowledgeCheckpoint, DeclineCheckpoint, DeploymentMessage
@@ -34,6 +33,7 @@ from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from tests.simulation.jobs.file_system import ROOT
+from tests.simulation.jobs.job_master import StrictShell
 from tests.simulation.protocols.driver_checker import DriverChecker
 from tests.simulation.protocols.event_loop import SimulatedProcess
 from tests.simulation.protocols.files import JOB
@@ -68,7 +68,7 @@ class _Ids(CheckpointIdCounter):
         return super().next_id()
 
 
-class ObservedShell(JobShell):
+class ObservedShell(StrictShell):
     """``driver`` is set before the first event."""
 
     driver: Driver
@@ -103,10 +103,10 @@ class ObservedShell(JobShell):
 
 
 class Driver:
-    """One process that leads in ``epoch`` until somebody else does."""
+    """One process that leads in ``epoch`` until another one leads."""
 
     def __init__(self, world: World, epoch: int, lease: LeaseHolder | None = None) -> None:
-        """``lease`` None: it leads until it is gone, and somebody starts another one."""
+        """``lease`` None: it leads until it ends and another one is started."""
         self.world = world
         self.epoch = epoch
         self.lease = lease
@@ -118,6 +118,7 @@ class Driver:
         self.ended: job_out.JobEnded | None = None
         self.ends_as = ""
         self.shut_down = False
+        self.found_ended = False
         self.backlog = False
         self.storing = ""
         """The request whose overrides are being stored."""
@@ -192,7 +193,7 @@ class Driver:
 
     @property
     def leads(self) -> bool:
-        """Whether nobody has claimed a later epoch. A driver cannot see this but by asking high availability."""
+        """Whether no later epoch is claimed. A driver can only find this out from high availability."""
         return self.world.ha.epoch == self.epoch
 
     @property
@@ -213,7 +214,7 @@ class Driver:
         if result is None:
             self.tell(job_on.Start())
         else:
-            self.ends_as = result.status
+            self.ends_as, self.found_ended = result.status, True
             self.shell.clean_up_after(JobStatus(result.status))
 
     def _renew(self) -> None:

@@ -83,7 +83,8 @@ class _Timer:
         if not self._cancelled:
             self._call()
         elif self._driver.world.scenario.late_timers and isinstance(self._call, partial):
-            event = self._call.args[-1]
+            supervised = self._call.args[0]
+            event = supervised.args[-1] if isinstance(supervised, partial) else None
             if isinstance(event, on.TimerFired) and not self._driver.shut_down:
                 self._driver.tell(event)
 
@@ -187,7 +188,11 @@ class SimulatedHost:
         self._free.append(slot)
 
     def replace_worker(self, slot: Slot) -> None:
-        raise AssertionError("simulated subtasks end when they are cancelled")
+        """Only all workers of a deployment are replaced, when it is unknown what they were told."""
+        slot.worker = None
+        deployment, self._driver.deployment = self._driver.deployment, None
+        if deployment is not None:
+            deployment.die()
 
     def bind_slots(self, slots: list[Slot]) -> list[int | None]:
         return [None] * len(slots)

@@ -1,4 +1,4 @@
-"""A session whose REST API is away for a minute, in time that passes at once: every wait goes on, and asks seldom."""
+"""A session whose REST API is away for a minute, in time that passes at once: every wait continues and polls rarely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Waits and requests in a worker whose session changes its token: they go on with the one of the connection."""
+"""Waits and requests in a worker whose session changes its token: they continue with the one of the connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_ckpt.exceptions import CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

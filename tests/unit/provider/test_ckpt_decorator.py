@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from airflow_provider_ckpt.decorators.ckpt import ckpt_task, source_of
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptProgramChanged
-from ckpt_runtime.configuration.value_types import MAP
+from ckpt_runtime.configuration.option import MAP
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.scheduler.job_status import JobStatus

@@ -1,4 +1,4 @@
-"""Jobs that are given by their names: found once, kept over retries and deferrals, and what is told without one."""
+"""Jobs that are given by their names: found once, kept over retries and deferrals, and messages without one."""
 
 from __future__ import annotations
 
@@ -20,16 +20,14 @@ from airflow_provider_ckpt.exceptions import (
     CkptJobRunning,
     CkptOperationFailed,
 )
-from airflow_provider_ckpt.operators.cancel import CancelJobOperator
-from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
-from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
-from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator, TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.job import CancelJobOperator
+from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists
+from ckpt_runtime.jobmaster.gateway_values import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 

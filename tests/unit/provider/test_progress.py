@@ -24,9 +24,8 @@ from airflow_provider_ckpt.conditions.job import (
     shortened,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.operators.cancel import CancelJobOperator
-from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
-from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+from airflow_provider_ckpt.operators.job import CancelJobOperator
+from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

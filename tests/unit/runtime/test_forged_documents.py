@@ -19,19 +19,19 @@ import orjson
 import pytest
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
-from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     SubtaskState,
     check_state,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.cli.framework import read_session
 from ckpt_runtime.client.process_id import ProcessId
@@ -42,7 +42,6 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.known_jobs import find_jobs
-from ckpt_runtime.leader_proof import opened, signed
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_UNREGISTERED,
@@ -77,6 +76,7 @@ from ckpt_runtime.storage import metadata
 from ckpt_runtime.storage.claims import Claim, Claimant, _read_successor, read_claim
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.ha_store import HaStore, HeldUpgrade, HeldUpgrades
+from ckpt_runtime.storage.leader_store import opened, signed
 from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.storage.publish import checksum_of, publish
 from ckpt_runtime.storage.savepoint_entry import Mark, SavepointEntry, read_entry

@@ -3,7 +3,6 @@
 from ckpt_runtime.expressions.functions import (
     arithmetic,
     casts,
-    conditionals,
     csv_texts,
     datetimes,
     documents,
@@ -21,7 +20,6 @@ from ckpt_runtime.expressions.functions import (
 __all__ = [
     "arithmetic",
     "casts",
-    "conditionals",
     "csv_texts",
     "datetimes",
     "documents",

@@ -22,7 +22,7 @@ from ckpt_runtime.rest.exchange import (
     whole_request,
 )
 from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name, is_same_origin
-from ckpt_runtime.web.files import INDEX, page_files
+from ckpt_runtime.web import INDEX, page_files
 
 router = flink_router(include_in_schema=False)
 routers = (router,)

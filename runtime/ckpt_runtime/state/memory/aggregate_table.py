@@ -3,9 +3,6 @@
 The owner updates it a batch at a time. A snapshot freezes the columns in constant time and
 shares the append-only keys. Keys are never evicted.
 
-Until frozen columns are copied, the owner announces which slots it will change, and their old values are kept: once per
-slot, so the cost of a batch depends on its rows and not on the number of slots.
-
 The accumulators are NumPy arrays by slot, updated a batch at a time by kernels. SQL's rules: nulls are ignored,
 ``count`` of nothing is 0 and every other aggregate of nothing is null. Integer sums that leave 64 bits raise
 :class:`AggregateOverflowError` (Spark's ANSI mode); NaN is the greatest float. One thread changes an accumulator.
@@ -13,7 +10,6 @@ The accumulators are NumPy arrays by slot, updated a batch at a time by kernels.
 
 from __future__ import annotations
 
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -28,9 +24,7 @@ from ckpt_runtime.state.columns import AnyArray, plain
 from ckpt_runtime.state.errors import AggregateOverflowError, UnsupportedAggregateError, schema_mismatch
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels import aggregate_kernels as kernels
-from ckpt_runtime.state.kernels.aggregate_kernels import first_touches, gather
-from ckpt_runtime.state.kernels.hash_kernels import scatter
-from ckpt_runtime.state.memory.changes import Changed, SealedChanges, SlotNotes
+from ckpt_runtime.state.memory.changes import Changed, FrozenColumns, SealedChanges, SlotNotes
 from ckpt_runtime.state.memory.key_index import FrozenKeys, capacity_for, grown, key_index
 from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import AggregateColumn
@@ -303,57 +297,6 @@ def accumulator_for(column: AggregateColumn) -> Accumulator:
         bytes_like = columns.is_bytes_like(column.result_type)
         return BytesExtremeAccumulator(column) if bytes_like else ExtremeAccumulator(column)
     raise UnsupportedAggregateError(f"aggregate {column.alias!r}: function {column.function!r} is unknown")
-
-
-class FrozenColumns:
-    """The first ``size`` slots. One thread owns the columns, another one copies or releases them."""
-
-    def __init__(self, size: int, columns: Sequence[AnyArray]) -> None:
-        self._size = size
-        self._columns = [_bits(column) for column in columns]
-        self._types = [column.dtype for column in columns]
-        self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
-        # Uses memory only as far as it is written: the system allocates pages when they are touched.
-        self._slots: AnyArray = np.empty(size, dtype=np.uint32)
-        self._kept: list[AnyArray] = [np.empty(size, dtype=column.dtype) for column in self._columns]
-        self._known = 0
-        self._lock = threading.Lock()
-        self.open = True
-        """Whether the owner has to announce its changes with :meth:`keep`."""
-
-    def keep(self, slots: AnyArray) -> None:
-        """Keeps the values of these slots, which the owner is about to change."""
-        before = self._known
-        known = int(first_touches(slots, self._size, self._touched, self._slots, before))
-        places = read_only(self._slots[before:known])
-        for column, kept in zip(self._columns, self._kept, strict=True):
-            gather(read_only(column), places, kept[before:known])
-        # Published before the slots change: a thread that copied a changed value finds the kept one under this lock.
-        with self._lock:
-            self._known = known
-
-    def take(self, slots: AnyArray | None = None) -> list[AnyArray]:
-        """Copies of the columns as they were when frozen, or of some ascending slots of them. To be called once."""
-        copies = [column[: self._size].copy() if slots is None else column[slots] for column in self._columns]
-        with self._lock:
-            self.open = False
-            known = self._known
-        places, wanted = self._slots[:known], slice(None)
-        if slots is not None and known:
-            found = np.minimum(np.searchsorted(slots, places), len(slots) - 1).astype(np.uint32)
-            wanted = slots[found] == places
-            places = found[wanted]
-        for copy, kept in zip(copies, self._kept, strict=True):
-            scatter(read_only(kept[:known][wanted]), read_only(places), copy)
-        return [copy.view(kind) for copy, kind in zip(copies, self._types, strict=True)]
-
-    def release(self) -> None:
-        """Ends the freeze without a copy."""
-        self.open = False
-
-
-def _bits(column: AnyArray) -> AnyArray:
-    return column.view(np.uint64 if column.itemsize == 8 else np.uint8)
 
 
 class AggregateTable:

@@ -6,15 +6,19 @@ subtask's thread. The backend opens no files: a snapshot writes to the stream th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    HASHMAP,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+    KeyedStateHandle,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedSnapshot, SnapshotFiles, SnapshotReader
@@ -28,15 +32,17 @@ from ckpt_runtime.state.memory.increments import (
     NamedState,
     opened_parts,
 )
+from ckpt_runtime.state.memory.keyed_columns import ColumnTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
+from ckpt_runtime.state.memory.keyed_states import TableBackend
 from ckpt_runtime.state.memory.pages import SectionWriter, UnclaimedState, unclaimed_part_states, unclaimed_states
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, check_ends, rows_descriptor, stored_schema
-from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.schema_evolution import check_evolution, evolve
-from ckpt_runtime.state.states import AggregateColumn, RowBufferSpec
+from ckpt_runtime.state.states import AggregateColumn, KeyedColumns, RowBufferSpec
 from ckpt_runtime.state.stored_rows import StateWriter
 
 MAINTENANCE_BUDGET = 4_000
+_State: TypeAlias = AggregateTable | MemoryState | RowBuffer | ColumnTable
 
 
 class MemorySnapshot:
@@ -83,7 +89,7 @@ class MemoryKeyedStateBackend(TableBackend):
         self.key_groups = key_groups
         self.max_parallelism = max_parallelism
         self.uid = uid
-        self._states: dict[str, AggregateTable | MemoryState | RowBuffer] = {}
+        self._states: dict[str, _State] = {}
         self._unclaimed: dict[str, UnclaimedState] = {}
         self._increments = Increments() if incremental else None
 
@@ -124,15 +130,29 @@ class MemoryKeyedStateBackend(TableBackend):
         self.check_rows(specs)
         buffers = RowBuffers(specs)
         for spec, side in zip(specs, buffers.sides, strict=True):
-            restored = self._claim(spec.name, "rows")
-            if restored is not None:
-                check_ends(self.uid, spec, restored.descriptor)
-                wanted = stored_schema(spec)
-                check_evolution(self.uid, spec.name, restored.schema, wanted)
-                for batch in restored.batches():
-                    buffers.load(side, evolve(spec.name, batch, wanted))
+            for batch in self._restored_rows(spec):
+                buffers.load(side, batch)
             self._states[spec.name] = side
         return buffers
+
+    def keyed_columns(self, spec: RowBufferSpec) -> KeyedColumns:
+        if not ColumnTable.takes(spec):
+            return super().keyed_columns(spec)
+        self.check_rows([spec])
+        table = ColumnTable(spec)
+        for batch in self._restored_rows(spec):
+            table.load(batch)
+        self._states[spec.name] = table
+        return table
+
+    def _restored_rows(self, spec: RowBufferSpec) -> Iterator[pa.RecordBatch]:
+        """The restored rows of a side, in its present schema. Raises StateSchemaError."""
+        restored = self._claim(spec.name, "rows")
+        if restored is not None:
+            check_ends(self.uid, spec, restored.descriptor)
+            wanted = stored_schema(spec)
+            check_evolution(self.uid, spec.name, restored.schema, wanted)
+            yield from (evolve(spec.name, batch, wanted) for batch in restored.batches())
 
     def restored_key_schema(self) -> pa.Schema | None:
         for state in self._unclaimed.values():
@@ -183,7 +203,7 @@ class MemoryKeyedStateBackend(TableBackend):
         self._unclaimed.clear()
 
     @property
-    def states(self) -> Mapping[str, AggregateTable | MemoryState | RowBuffer]:
+    def states(self) -> Mapping[str, _State]:
         return self._states
 
     def open_state(self, state: MemoryState) -> None:
@@ -207,11 +227,11 @@ class MemoryKeyedStateBackend(TableBackend):
         return self._unclaimed.pop(name)
 
 
-def _descriptor_of(state: AggregateTable | MemoryState | RowBuffer | UnclaimedState) -> dict[str, Any]:
+def _descriptor_of(state: _State | UnclaimedState) -> dict[str, Any]:
     match state:
         case UnclaimedState():
             return state.descriptor
-        case RowBuffer():
+        case RowBuffer() | ColumnTable():
             return rows_descriptor(state.spec)
         case _:
             return state.descriptor()

@@ -1,12 +1,16 @@
-"""What has changed in a state between two snapshots, for increments: slots, row numbers or keys.
+"""What has changed in a state between two snapshots, for increments: slots, row numbers or keys; frozen columns.
 
 Each state notes its changes as they happen. A snapshot *seals* them in constant time: it takes the notes, and new ones
 begin. They are worked out when the increment is written, in another thread. ``None`` in place of changes means that all
 of the state has to be written: it is new, or has got another schema, or its rows have other numbers than before.
+
+Until frozen columns are copied, the owner announces which slots it will change, and their old values are kept: once per
+slot, so the cost of a batch depends on its rows and not on the number of slots.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeAlias
 
@@ -14,7 +18,8 @@ import numpy as np
 
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.kernels.aggregate_kernels import mark, marked
+from ckpt_runtime.state.kernels.aggregate_kernels import first_touches, gather, mark, marked
+from ckpt_runtime.state.kernels.hash_kernels import scatter
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE
 from ckpt_runtime.state.memory.key_index import capacity_for, grown
 
@@ -100,6 +105,57 @@ class SlotNotes:
         sealed = None if self._start is None else ChangedSlots(self._marks, self._start, size)
         self.begin(size)
         return sealed
+
+
+class FrozenColumns:
+    """The first ``size`` slots. One thread owns the columns, another one copies or releases them."""
+
+    def __init__(self, size: int, columns: Sequence[AnyArray]) -> None:
+        self._size = size
+        self._columns = [_bits(column) for column in columns]
+        self._types = [column.dtype for column in columns]
+        self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
+        # Uses memory only as far as it is written: the system allocates pages when they are touched.
+        self._slots: AnyArray = np.empty(size, dtype=np.uint32)
+        self._kept: list[AnyArray] = [np.empty(size, dtype=column.dtype) for column in self._columns]
+        self._known = 0
+        self._lock = threading.Lock()
+        self.open = True
+        """Whether the owner has to announce its changes with :meth:`keep`."""
+
+    def keep(self, slots: AnyArray) -> None:
+        """Keeps the values of these slots, which the owner is about to change."""
+        before = self._known
+        known = int(first_touches(slots, self._size, self._touched, self._slots, before))
+        places = read_only(self._slots[before:known])
+        for column, kept in zip(self._columns, self._kept, strict=True):
+            gather(read_only(column), places, kept[before:known])
+        # Published before the slots change: a thread that copied a changed value finds the kept one under this lock.
+        with self._lock:
+            self._known = known
+
+    def take(self, slots: AnyArray | None = None) -> list[AnyArray]:
+        """Copies of the columns as they were when frozen, or of some ascending slots of them. To be called once."""
+        copies = [column[: self._size].copy() if slots is None else column[slots] for column in self._columns]
+        with self._lock:
+            self.open = False
+            known = self._known
+        places, wanted = self._slots[:known], slice(None)
+        if slots is not None and known:
+            found = np.minimum(np.searchsorted(slots, places), len(slots) - 1).astype(np.uint32)
+            wanted = slots[found] == places
+            places = found[wanted]
+        for copy, kept in zip(copies, self._kept, strict=True):
+            scatter(read_only(kept[:known][wanted]), read_only(places), copy)
+        return [copy.view(kind) for copy, kind in zip(copies, self._types, strict=True)]
+
+    def release(self) -> None:
+        """Ends the freeze without a copy."""
+        self.open = False
+
+
+def _bits(column: AnyArray) -> AnyArray:
+    return column.view(np.uint64 if column.itemsize == 8 else np.uint8)
 
 
 def union(found: Sequence[Changed | None]) -> Changed | None:

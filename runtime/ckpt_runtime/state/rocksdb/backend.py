@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions, rocksdb_metrics
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader
@@ -25,12 +25,12 @@ from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState
+from ckpt_runtime.state.memory.keyed_states import TableBackend
 from ckpt_runtime.state.memory.row_buffer import (
     check_ends,
     rows_descriptor,
     stored_schema,
 )
-from ckpt_runtime.state.memory.table_backend import TableBackend
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates

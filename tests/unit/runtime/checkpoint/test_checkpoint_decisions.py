@@ -6,8 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailureManager
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    FileGivenUpError,
+    SharedStateConflictError,
+    SharedStateRegistry,
+    SubtaskState,
+)
+from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
 from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
@@ -19,19 +25,12 @@ from ckpt_runtime.checkpoint.retention import (
     RetainedCheckpoint,
     UnexpectedAnswerError,
 )
-from ckpt_runtime.checkpoint.state_handles import (
-    FileGivenUpError,
-    SharedStateConflictError,
-    SharedStateRegistry,
-    SubtaskState,
-)
 from ckpt_runtime.checkpoint.triggering import (
     CAPACITY,
     CheckpointIdCounter,
     CheckpointRequestDecider,
     Load,
     RequestVerdict,
-    TriggerRequest,
 )
 from ckpt_runtime.graph.job_graph import Partitioning
 from tests.unit.runtime.checkpoint.checkpoint_driver import (

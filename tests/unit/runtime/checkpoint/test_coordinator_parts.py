@@ -9,7 +9,15 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.completion import CheckpointFailures, Completion
+from ckpt_runtime.checkpoint.completion import (
+    ABORTED_REMEMBERED,
+    CheckpointFailures,
+    Completion,
+    PendingCheckpoint,
+    PendingCheckpoints,
+    PendingState,
+    TriggerRequest,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.coordinator import Restoring
 from ckpt_runtime.checkpoint.executions import ExecutionId, ExecutionView
@@ -19,15 +27,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
-from ckpt_runtime.checkpoint.triggering import (
-    ABORTED_REMEMBERED,
-    CheckpointIdCounter,
-    PendingCheckpoint,
-    PendingCheckpoints,
-    PendingState,
-    Triggering,
-    TriggerRequest,
-)
+from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
 PLAIN = CheckpointProperties()

@@ -6,16 +6,15 @@ import pytest
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingMode, CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import RestOptions
-from ckpt_runtime.configuration.option import InvalidOptionError
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyOptions, RestartStrategyType
-from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
-from ckpt_runtime.configuration.value_types import (
+from ckpt_runtime.configuration.option import (
+    InvalidOptionError,
     format_duration,
     format_memory_size,
     parse_duration,
     parse_memory_size,
 )
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions, RestartStrategyType
+from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
-from ckpt_runtime.connectors.file_rows import BATCH_ROWS, open_rows
+from ckpt_runtime.connectors import file_rows
+from ckpt_runtime.connectors.file_rows import BATCH_ROWS, FileFormatError, open_rows
+from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.storage.filesystem import resolve
 
 SCHEMA = pa.schema([("n", pa.int64()), ("few", pa.string()), ("many", pa.string())])
@@ -65,3 +69,25 @@ def test_text_that_is_declared_in_another_case_or_wider_is_found(tmp_path: Path)
         {"FEW": None, "missing": None, "N": 7},
         {"FEW": "value 3", "missing": None, "N": 8},
     ]
+
+
+@pytest.mark.parametrize(
+    ("format_", "option", "text"),
+    [("json", "multiLine", '{"line": "a"}'), ("csv", "multiLine", '"a\nb"'), ("text", "wholetext", "a\nb")],
+)
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_file_that_is_read_as_a_whole_fails_above_the_limit_by_its_name_and_size_without_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format_: str, option: str, text: str, suffix: str
+) -> None:
+    schema = pa.schema([("line", pa.string())])
+    options = source_options(format_, {"path": str(tmp_path), option: "true"})
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(gzip.compress(text.encode()) if suffix else text.encode())
+    monkeypatch.setattr(file_rows, "MOST_WHOLE_BYTES", len(text))
+    [batch] = open_rows(format_, resolve(str(path)), schema, options)
+    assert batch.num_rows == 1
+    monkeypatch.setattr(file_rows, "MOST_WHOLE_BYTES", len(text) - 1)
+    with pytest.raises(
+        FileFormatError, match=f"{path}: it has more than 0 MiB .* option {option} reads a file as a whole"
+    ):
+        list(open_rows(format_, resolve(str(path)), schema, options))

@@ -12,16 +12,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 from ckpt_runtime.connectors.delta_sink import DeltaSink
 from ckpt_runtime.connectors.file_sink import FileSink
-from ckpt_runtime.connectors.numbers import NumbersSource
+from ckpt_runtime.connectors.numbers import NumbersSource, VerifySink
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 from ckpt_runtime.connectors.replay import ReplaySource
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, CommittingSinkOperator, PreparingSinkOperator
-from ckpt_runtime.connectors.verify import VerifySink
 from ckpt_runtime.graph.specs import (
     EnumeratorSpec,
     RangeReaderSpec,

@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.connectors.kafka_protocol import ProducerIdentity, ScramExchange, TransactionClient
+from ckpt_runtime.connectors.kafka_protocol import (
+    KafkaProtocolError,
+    ProducerIdentity,
+    ScramExchange,
+    TransactionClient,
+)
 from ckpt_runtime.connectors.kafka_sink import KafkaSink, OpenTransaction, TransactionCommitter
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.graph.errors import PlanError
@@ -24,9 +29,19 @@ OPEN = OpenTransaction("ckpt-1", 7, 3, "orders", 0, 41)
 COMMIT = Transaction("sink", 1)
 
 
+def _end_txn_answer(version: int, code: int) -> bytes:
+    """As the published schema of EndTxnResponse says: from version 3 on flexible, with an empty list of tagged fields
+    behind the head and behind the body."""
+    answer = struct.pack(">ih", 0, code)
+    return answer if version < 3 else b"\0" + answer + b"\0"
+
+
 @contextmanager
-def scripted_broker(*codes: int) -> Iterator[tuple[str, list[bytes]]]:
-    """A broker that is its own coordinator and answers each ``EndTxn`` with the next code; yields the requests too."""
+def scripted_broker(*codes: int, end_txn: tuple[int, int] = (0, 5)) -> Iterator[tuple[str, list[bytes]]]:
+    """A broker that is its own coordinator and answers each ``EndTxn`` with the next code; yields the requests too.
+
+    ``end_txn`` are the versions of that request which it knows.
+    """
     requests: list[bytes] = []
     answers = list(codes)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -41,12 +56,14 @@ def scripted_broker(*codes: int) -> Iterator[tuple[str, list[bytes]]]:
                 with connection, connection.makefile("rb") as stream:
                     while size := stream.read(4):
                         request = stream.read(struct.unpack(">i", size)[0])
-                        key, _, number = struct.unpack_from(">hhi", request)
+                        key, version, number = struct.unpack_from(">hhi", request)
                         answer = struct.pack(">ihhi", 0, 0, -1, 0)
                         answer += struct.pack(">h", 9) + b"127.0.0.1" + struct.pack(">i", port)
+                        if key == 18:
+                            answer = struct.pack(">hi", 0, 2) + struct.pack(">hhhhhh", 10, 0, 6, 26, *end_txn)
                         if key == 26:
                             requests.append(request)
-                            answer = struct.pack(">ih", 0, answers.pop(0))
+                            answer = _end_txn_answer(version, answers.pop(0))
                         connection.sendall(struct.pack(">ii", len(answer) + 4, number) + answer)
 
         thread = Thread(target=serve, daemon=True)
@@ -141,3 +158,36 @@ def test_transactions_that_brokers_would_abort_before_a_checkpoint_are_refused(
         check_transactions(options, interval_ms, 600_000)
     check_transactions({**options, "deliveryGuarantee": "at-least-once"}, interval_ms, 600_000)
     check_transactions({}, 1_000, 600_000)
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize(("end_txn", "sent"), [((0, 2), 2), ((0, 5), 2), ((2, 4), 2), ((3, 5), 3), ((4, 6), 4)])
+def test_end_of_a_transaction_is_sent_in_the_least_version_that_keeps_its_epoch_and_that_the_broker_knows(
+    end_txn: tuple[int, int], sent: int
+) -> None:
+    with (
+        scripted_broker(51, 0, end_txn=end_txn) as (servers, requests),
+        TransactionClient(servers_of(servers)) as client,
+    ):
+        assert [client.end("ckpt-1", ProducerIdentity(7, 3), commit=True) for _ in range(2)] == [51, 0]
+    for request in requests:
+        assert struct.unpack_from(">hh", request) == (26, sent)
+        text = b"\0\6ckpt-1" if sent == 2 else b"\7ckpt-1"  # the compact form has its length plus one
+        assert request.endswith(
+            b"\0\4ckpt" + b"\0" * (sent > 2) + text + struct.pack(">qh?", 7, 3, True) + b"\0" * (sent > 2)
+        )
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("end_txn", [(0, 1), (5, 6)])
+def test_broker_without_a_version_that_keeps_the_epoch_is_named_and_gets_no_request(end_txn: tuple[int, int]) -> None:
+    with scripted_broker(end_txn=end_txn) as (servers, requests), TransactionClient(servers_of(servers)) as client:
+        refused = (
+            f"EndTxn in any of the versions 2 to 4 .* error 35: the broker has versions {end_txn[0]} to {end_txn[1]}"
+        )
+        with_error(partial(client.end, "ckpt-1", ProducerIdentity(7, 3), commit=True), KafkaProtocolError, refused)
+        assert requests == []
+
+
+def servers_of(servers: str) -> dict[str, str]:
+    return {"bootstrap.servers": servers}

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
-from ckpt_runtime.connectors import waiting_rows
+from ckpt_runtime.connectors import file_source
 from ckpt_runtime.connectors.file_rows import FileFormatError, count_rows
 from ckpt_runtime.connectors.file_source import FileReader
 from ckpt_runtime.graph.formats import source_options
@@ -78,9 +78,9 @@ def test_files_after_the_counted_ones_are_estimated_and_footers_are_read_once(
         counted.append(location.name)
         return count_rows(format_, location, size, options)
 
-    monkeypatch.setattr(waiting_rows, "count_rows", counting)
+    monkeypatch.setattr(file_source, "count_rows", counting)
     reader = reader_of("parquet", tmp_path)
-    ahead = waiting_rows.COUNTED_AHEAD
+    ahead = file_source.COUNTED_AHEAD
     for number in range(ahead + 8):
         reader.add(write(tmp_path / f"{number:03}.parquet", 100), None)
 

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 
 from ckpt_runtime.frontend.analysis import Analyzer
-from ckpt_runtime.frontend.table_reader import StaticTables
+from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest, StaticTable, TableRequest, TypedColumn
 from tests.support import analyses
 

@@ -5,9 +5,14 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.option import Changeability, InvalidConfigurationError, InvalidOptionError, OptionScope
+from ckpt_runtime.configuration.option import (
+    KEYS,
+    Changeability,
+    InvalidConfigurationError,
+    InvalidOptionError,
+    OptionScope,
+)
 from ckpt_runtime.configuration.registry import OPTIONS
-from ckpt_runtime.configuration.value_types import KEYS
 from ckpt_runtime.jobmaster.configuration_updates import check_changeable, differences, not_allowed, with_kept_secrets
 
 INTERVAL, BACKOFF = "execution.checkpointing.interval", "execution.checkpointing.min-pause"

@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.configuration.checkpointing_options import CHECKPOINT_SETTINGS, PATCHABLE, CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import Changeability, InvalidOptionError
-from ckpt_runtime.configuration.restart_strategy_options import RestartStrategyType
+from ckpt_runtime.configuration.pipeline_options import RestartStrategyType
 from ckpt_runtime.contract.configuration import Externalization
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode

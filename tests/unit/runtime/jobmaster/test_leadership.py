@@ -12,10 +12,9 @@ import pytest
 
 from ckpt_runtime.jobmaster import leadership
 from ckpt_runtime.jobmaster.leadership import ClusterEnded, Leadership, LeaseSignature
-from ckpt_runtime.leader_proof import PublishedLeader, opened
 from ckpt_runtime.storage.errors import NotLeaderError, StorageError
 from ckpt_runtime.storage.filesystem import resolve
-from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore
+from ckpt_runtime.storage.leader_store import LeaderInfo, LeaderStore, PublishedLeader, opened
 from tests.support.virtual_time import InlineExecutor, JumpingLoop, LoopTime
 
 LEASE_S = 10.0
@@ -223,7 +222,7 @@ async def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Pat
 
 
 async def test_a_signed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
-    """And put right when somebody has changed it."""
+    """It is corrected after another process has changed it."""
     file = tmp_path / "ha" / "leader.json"
 
     def published() -> PublishedLeader:

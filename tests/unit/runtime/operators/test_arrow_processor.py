@@ -18,6 +18,7 @@ from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.processors import ArrowStatefulProcessor
+from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.errors import StateSchemaError
 from tests.support.pipelines.arrow_processors import FORGETS, SESSIONS, TOTALS, ColumnSessions, ColumnTotals
 from tests.unit.runtime.operators.conftest import Harness
@@ -185,5 +186,5 @@ def test_keys_that_are_equal_in_spark_share_one_state(harness: type[Harness]) ->
     keys = [0.0, -0.0, float("nan"), float("nan"), None, 1.0]
     for _ in range(2):
         run.process(pa.RecordBatch.from_arrays([pa.array(keys), pa.array([1] * 6, pa.int32())], schema=schema))
-    (stored,) = run.operator._state._buffer.stored()
-    assert sorted(stored.column("n").to_pylist()) == [2, 2, 4, 4]
+    (numbers,) = run.operator._state._rows.take(read_only(np.arange(4, dtype=np.uint32)))
+    assert sorted(numbers.to_pylist()) == [2, 2, 4, 4]

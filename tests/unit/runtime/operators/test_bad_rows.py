@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,15 +14,32 @@ import pyarrow.dataset as ds
 import pytest
 
 from ckpt_runtime.configuration.registry import RESTORE_DRILL
-from ckpt_runtime.expressions.nodes import Call, Column
-from ckpt_runtime.expressions.types import EvaluationError
-from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec
+from ckpt_runtime.expressions.nodes import Call, Column, Literal
+from ckpt_runtime.expressions.types import EvaluationError, SparkType
+from ckpt_runtime.graph.specs import (
+    ConditionSpec,
+    EvaluateSpec,
+    ExpandSpec,
+    GenerateSpec,
+    StaticJoinKey,
+    StaticJoinSpec,
+)
 from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore
-from ckpt_runtime.operators.typed_expressions import ConditionOperator, EvaluateOperator, ExpandOperator
+from ckpt_runtime.operators.static_join import StaticJoinOperator
+from ckpt_runtime.operators.typed_expressions import (
+    ConditionOperator,
+    EvaluateOperator,
+    ExpandOperator,
+    GenerateOperator,
+)
+from tests.support.joins import Subtask, join_spec
 
 KIND = pa.schema([("quotient", pa.float64())])
+DOUBLES: SparkType = {"type": "array", "elementType": "double", "containsNull": True}
 QUOTIENT = Call("Divide", (Column(0, "double"), Column(1, "double")), "double", "ansi", {})
 POSITIVE = Call("IsNotNull", (QUOTIENT,), "boolean", "ansi", {})
+EXPLODED = Call("Explode", (Call("CreateArray", (QUOTIENT,), DOUBLES),), "void")
+GENERATED = pa.schema([("a", pa.float64()), ("b", pa.float64()), *KIND])
 
 
 class Taken:
@@ -88,8 +106,9 @@ def test_bad_row_fails_the_job_without_the_option() -> None:
         (evaluate, ["quotient"]),
         (lambda: ConditionOperator(ConditionSpec(POSITIVE)), ["a"]),
         (lambda: ExpandOperator(ExpandSpec(((QUOTIENT,), (QUOTIENT,)), KIND)), ["quotient"]),
+        (lambda: GenerateOperator(GenerateSpec(EXPLODED, False, frozenset(), GENERATED)), ["quotient"]),
     ],
-    ids=["select", "where", "expand"],
+    ids=["select", "where", "expand", "explode"],
 )
 def test_bad_rows_are_left_out_and_counted_and_the_others_continue(
     make: Callable[[], Operator], columns: list[str]
@@ -101,6 +120,70 @@ def test_bad_rows_are_left_out_and_counted_and_the_others_continue(
     assert good == ({4.0, 9.0} if columns == ["a"] else {2.0, None, 3.0})
     run.process((1.0, 0.0))
     assert run.operator.bad_rows_dropped == 4
+
+
+OF_PAIRS = Call(
+    "GreaterThan",
+    (Call("Divide", (Column(2, "double"), Column(5, "double")), "double", "ansi", {}), Literal(1.0, "double")),
+    "boolean",
+)
+
+
+@pytest.mark.row("ends.6")
+@pytest.mark.parametrize("how", ["inner", "left_outer", "left_semi"])
+def test_pair_for_which_the_condition_of_a_join_fails_does_not_match_and_is_kept(tmp_path: Path, how: str) -> None:
+    """The rows of the pair still match others; without others, an outer join emits them with nulls."""
+    spec = dataclasses.replace(join_spec(how, payload=pa.float64()), condition=OF_PAIRS)
+    join = Subtask(spec, configuration=dead_letters(tmp_path))
+    join.left({"k": 1, "lt": 10, "l": 4.0}, {"k": 2, "lt": 10, "l": 4.0})
+    rows = join.right(*({"k": 1, "rt": 10, "r": divisor} for divisor in (2.0, 0.0, 1.0)), {"k": 2, "rt": 10, "r": 0.0})
+    rows += [event for event in join.watermark(100) if isinstance(event, dict)]
+    found = [(row["k"], row.get("r")) for row in rows]
+    unmatched = [(2, None)] if how == "left_outer" else []
+    assert found == ([(1, None)] if how == "left_semi" else [(1, 2.0), (1, 1.0), *unmatched])
+    assert join.operator.bad_rows_dropped == 2
+    join.operator.prepare_snapshot(1)
+    bad = ds.dataset([str(file) for file in tmp_path.glob("*.parquet")]).to_table().to_pylist()
+    assert {row["condition"] for row in bad} == {"DIVIDE_BY_ZERO"}
+    pairs = [json.loads(row["row"]) for row in bad]
+    assert {(pair["left.k"], pair["left.l"], pair["right.k"], pair["right.r"]) for pair in pairs} >= {(2, 4.0, 2, 0.0)}
+    with pytest.raises(EvaluationError, match="DIVIDE_BY_ZERO"):
+        failing = Subtask(spec)
+        failing.left({"k": 1, "lt": 10, "l": 4.0})
+        failing.right({"k": 1, "rt": 10, "r": 0.0})
+
+
+@pytest.mark.row("ends.6")
+def test_pair_and_key_that_fail_in_a_join_with_a_table_are_kept(tmp_path: Path) -> None:
+    table = pa.table({"key": [2.0, 2.0, 3.0], "by": [0.0, 1.0, 0.0]})
+    with pa.ipc.new_file(str(tmp_path / "table.arrow"), table.schema) as writer:
+        writer.write_table(table)
+    key = StaticJoinKey(QUOTIENT, Column(0, "double"))
+    over = Call("Divide", (Column(0, "double"), Column(3, "double")), "double", "ansi", {})
+    schema = pa.schema([("a", pa.float64()), ("b", pa.float64()), *table.schema])
+    spec = StaticJoinSpec(
+        "outer",
+        str(tmp_path / "table.arrow"),
+        (key,),
+        (),
+        Call("IsNotNull", (over,), "boolean"),
+        2,
+        (0, 1, 2, 3),
+        schema,
+    )
+    run = Taken(StaticJoinOperator(spec), **dead_letters(tmp_path / "bad"))
+    run.process((4.0, 2.0), (1.0, 0.0), (9.0, 3.0), (8.0, 2.0))
+    assert [(row["a"], row["key"], row["by"]) for row in run.rows] == [
+        (4.0, 2.0, 1.0),
+        (9.0, None, None),
+        (8.0, None, None),
+    ]
+    run.operator.finish()
+    bad = ds.dataset([str(file) for file in (tmp_path / "bad").glob("*.parquet")]).to_table().to_pylist()
+    pairs = [{"stream.a": a, "stream.b": b, "table.key": a / b, "table.by": 0.0} for a, b in ((4.0, 2.0), (9.0, 3.0))]
+    rows = [json.loads(row["row"]) for row in bad]
+    assert sorted(rows, key=str) == sorted([{"a": 1.0, "b": 0.0}, *pairs], key=str)
+    assert run.operator.bad_rows_dropped == 3
 
 
 @pytest.mark.row("ends.6")

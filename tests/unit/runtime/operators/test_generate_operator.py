@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -36,7 +37,9 @@ class Emitted:
 def generated(call: Call, column: pa.Array, made: list[Any], *, outer: bool = False, carried: bool = True) -> Emitted:
     schema = pa.schema([("given", column.type), *made])
     operator = GenerateOperator(GenerateSpec(call, outer, frozenset([0] if carried else []), schema))
-    operator.output = emitted = Emitted()
+    emitted = Emitted()
+    context: Any = SimpleNamespace(now_ms=lambda: 0, configuration={})
+    operator.open(context, emitted)
     operator.process_batch(pa.record_batch([column], ["given"]), 0)
     return emitted
 

@@ -44,7 +44,7 @@ def operator_of(path: str, how: str, keys: tuple[StaticJoinKey, ...], condition:
     if how == "existence":
         schema = STREAM.append(pa.field("exists", pa.bool_()))
     operator = StaticJoinOperator(StaticJoinSpec(how, path, keys, (), condition, 2, output, schema))
-    context: Any = SimpleNamespace(now_ms=lambda: 0)
+    context: Any = SimpleNamespace(now_ms=lambda: 0, configuration={})
     operator.open(context, Emitted())  # type: ignore[arg-type]
     return operator
 

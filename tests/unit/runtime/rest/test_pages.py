@@ -14,7 +14,7 @@ from ckpt_runtime.rest import server
 from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.rest.handlers.pages import MAX_TOKEN_CHARS
 from ckpt_runtime.rest.server import LIFETIME_S, WebSessions, cookie_name
-from ckpt_runtime.web.files import page_files
+from ckpt_runtime.web import page_files
 from tests.unit.runtime.rest.conftest import JOB, Send, sender
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 

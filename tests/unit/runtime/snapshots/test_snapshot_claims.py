@@ -1,4 +1,4 @@
-"""Claims of jobs that go on from one another, with real files: who may claim what, and what each one deletes."""
+"""Claims of jobs that resume from one another, with real files: which job may claim what, and what each one deletes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any, cast
 import pytest
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, StateFile
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.jobmaster.job_host import Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.snapshots.clean_up import JobCleanUp
 from ckpt_runtime.snapshots.job_claims import JobClaims, OwnedElsewhereError, claim_snapshot
-from ckpt_runtime.snapshots.snapshot import open_snapshot
+from ckpt_runtime.snapshots.snapshot import disposal_of, open_snapshot
 from ckpt_runtime.storage import filesystem
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, SnapshotDisposal
 from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError, read_claim
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location
@@ -268,6 +267,28 @@ def test_claimed_files_that_a_dead_driver_did_not_get_to_are_found_by_the_next(j
     assert found.shared == (unused.path,)
     shell.execute(out.DeleteSharedFiles(found.shared))
     assert [is_there(file) for file in (needed, unused, foreign)] == [True, False, True]
+
+
+@pytest.mark.row("203.6")
+def test_claimed_files_of_a_disposal_that_fails_at_the_start_of_a_driver_are_found_by_it(
+    jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = jobs.shared_file(FIRST, 1)
+    claimed = jobs.checkpoint(FIRST, 2, shared)
+    claims, own = jobs.claim(claimed, SECOND), jobs.checkpoint(SECOND, 3)
+    disposal = disposal_of(claimed.directory, claimed=True)
+    host, told = AtOnce(), list[Any]()
+    shell = effects(jobs, claims, host, told, JobRecord(), own)
+    with monkeypatch.context() as patch:
+        patch.setattr(SnapshotDisposal, "execute", _fail)
+        shell.dispose({2: disposal})
+        assert open_snapshot(claimed.directory).verify() == []
+    shell.execute(out.FindLeftovers())
+    assert told[0].shared == (shared.path,)
+
+
+def _fail(*_: object) -> None:
+    raise StorageError("away", "snapshots")
 
 
 @pytest.mark.row("203.6")

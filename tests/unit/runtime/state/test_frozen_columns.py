@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.memory.aggregate_table import FrozenColumns
+from ckpt_runtime.state.memory.changes import FrozenColumns
 
 
 def slots(*numbers: int) -> AnyArray:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.leader_proof import (
+from ckpt_runtime.storage.leader_store import (
     DamagedDocument,
     LeaderDocumentError,
     OutdatedDocument,

@@ -9,9 +9,9 @@ import pytest
 
 from ckpt_runtime.expressions.csv_reader import Dialect, fields_of
 from ckpt_runtime.graph.bad_rows import BadRecordError
-from ckpt_runtime.graph.csv_rows import CsvRows
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_options, source_schema
+from ckpt_runtime.graph.text_files import CsvRows
 
 SCHEMA = pa.schema([("n", pa.int32()), ("name", pa.string())])
 BAD_ROWS = {"columnPruning": "false"}

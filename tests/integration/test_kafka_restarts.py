@@ -1,0 +1,148 @@
+"""A broker that is killed and started again with its data: the source and the sink that is exactly once continue."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Thread
+from uuid import uuid4
+
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.integration.test_kafka_transactions import _ATTEMPTS, Attempt, until, values
+from tests.support.jobs import PIPELINES, fast
+from tests.support.kafka_broker import KafkaBroker, committed, stored_broker
+from tests.support.object_store import ObjectStore
+from tests.support.patience import patient
+from tests.unit.runtime.connectors.harness import redistributed
+
+pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[KafkaBroker, ObjectStore]]:
+    with stored_broker(tmp_path_factory.mktemp("kafka")) as started:
+        yield started
+
+
+@pytest.fixture
+def topic(stored: tuple[KafkaBroker, ObjectStore]) -> Iterator[str]:
+    name = f"out-{uuid4().hex[:8]}"
+    stored[0].create_topic(name, 1)
+    yield name
+    while _ATTEMPTS:
+        pool = _ATTEMPTS.pop().sink.pool
+        assert pool is not None
+        pool.close()
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("committer", ["its own producer", "the next attempt"])
+def test_transaction_that_is_open_at_the_barrier_is_committed_when_the_broker_is_there_again(
+    stored: tuple[KafkaBroker, ObjectStore], topic: str, committer: str
+) -> None:
+    broker, _ = stored
+    attempt = Attempt(broker, topic)
+    attempt.write("1")
+    state = attempt.checkpoint(1, completes=False)
+    attempt.write("2")
+    with broker.down():
+        pass
+    assert values(committed(broker, topic)) == []
+    if committer == "its own producer":
+        attempt.operator.notify_complete(1)
+    else:
+        attempt = Attempt(broker, topic, attempt=1, restored=1, state=redistributed([state], 1)[0])
+        attempt.write("2")
+    attempt.write("3")
+    attempt.checkpoint(2)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
+    assert values(committed(broker, topic)) == ["1", "2", "3"]
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize("is_stored", [False, True], ids=["lost with the broker", "in the log, without an answer"])
+def test_commit_that_is_in_flight_when_the_broker_crashes_is_done_once(
+    stored: tuple[KafkaBroker, ObjectStore], topic: str, is_stored: bool
+) -> None:
+    """It is killed while it writes: before it has noted anything, or with the mark that ends the transaction on its way
+    to the store, which takes it."""
+    broker, store = stored
+    attempt = Attempt(broker, topic)
+    attempt.write("1")
+    attempt.checkpoint(1, completes=False)
+    commit = Thread(target=attempt.operator.notify_complete, args=(1,))
+
+    if is_stored:
+        with store.holding(lambda method, path: method == "PUT" and path.endswith(".batch")) as held:
+            commit.start()
+            assert held.arrived.wait(patient(30))
+            broker.crash()
+        until(lambda: held.served == held.met, "the store to serve what the broker has sent")
+    else:
+        with store.failing(lambda method, _: method == "PUT", cut=True) as fault:
+            commit.start()
+            until(lambda: fault.met > 0, "the broker to write")
+            broker.crash()
+    broker.start()
+    commit.join(patient(60))
+    assert not commit.is_alive()
+    attempt.write("2")
+    attempt.checkpoint(2)
+    log = committed(broker, topic)
+    assert values(log) == ["1", "2"]
+    assert len(log.open) <= 1, "the next transaction at most"
+    attempt.operator.close()
+    assert committed(broker, topic).open == {}
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.row("ends.4", "ends.5")
+def test_job_copies_each_message_once_while_its_broker_and_its_workers_are_killed(
+    cluster: MiniCluster, stored: tuple[KafkaBroker, ObjectStore], topic: str, tmp_path: Path
+) -> None:
+    broker, _ = stored
+    source, moments = f"{topic}-in", random.Random(71)
+    broker.create_topic(source, 1)
+    job = cluster.submit(
+        PIPELINES,
+        entry="kafka_copy:pipeline",
+        arguments=[broker.servers, source, topic],
+        configuration={
+            **fast(execution__checkpointing__interval="200ms"),
+            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
+            "execution.checkpointing.timeout": "30 s",
+        },
+    )
+    cluster.wait_for_status(job, JobStatus.RUNNING)
+    sent = 0
+    for number in range(6):
+        broker.produce(source, [b"%d" % value for value in range(sent, sent + 200)])
+        sent += 200
+        pause = time.monotonic() + moments.uniform(0, 0.6)
+        cluster.wait_until(lambda pause=pause: time.monotonic() > pause, "the moment of a crash")  # type: ignore[misc]
+        restarts = cluster.restarts(job)
+        with broker.down():
+            if number % 2:
+                os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
+                cluster.wait_until(lambda restarts=restarts: cluster.restarts(job) > restarts, "a restart")  # type: ignore[misc]
+            over = time.monotonic() + moments.uniform(0.2, 2.0)
+            cluster.wait_until(lambda over=over: time.monotonic() > over, "the end of the outage")  # type: ignore[misc]
+        cluster.wait_until(
+            lambda sent=sent: len(values(committed(broker, topic))) >= sent,  # type: ignore[misc]
+            f"{sent} messages",
+            patient(120),
+        )
+    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    log = committed(broker, topic)
+    assert Counter(map(int, values(log))) == Counter(range(sent))
+    assert log.open == {}
