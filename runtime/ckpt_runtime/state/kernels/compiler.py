@@ -34,7 +34,7 @@ _NUMBA: Any = config
 _LOG = logging.getLogger(__name__)
 _REGISTERED: list[tuple[Any, tuple[tuple[Any, ...], ...]]] = []
 _COMPILE_LOCK = threading.Lock()
-_OPTIONS = {"nogil": True, "_nrt": False}
+_OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False}
 """Without numba's runtime a kernel cannot allocate, and counts no references to its arrays. It would count them, with
 atomic instructions, in each call of a helper."""
 
