@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from benchmarks.harness import emit, parser_for, positive_int, progress, run_main
 from benchmarks.state_memory import AGGREGATES, BATCH, MAX_PARALLELISM
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.kernels.compiler import warm_up
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend

@@ -25,8 +25,8 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 import pyarrow as pa
 
 from benchmarks.expected import KEY_FORMS, scattered
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFile, SnapshotFiles
 from ckpt_runtime.state.kernels.compiler import warm_up

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType
 
-from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import CanonicalKeyedStateHandle
 from ckpt_runtime.graph.key_groups import (
     DEFAULT_MAX_PARALLELISM,
     UPPER_BOUND_MAX_PARALLELISM,

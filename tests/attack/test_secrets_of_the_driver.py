@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 
 pytestmark = pytest.mark.attack

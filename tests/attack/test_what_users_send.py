@@ -68,7 +68,7 @@ def job(session: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @contextmanager
 def unharmed(session: MiniCluster, job: SequenceJob) -> Iterator[None]:
-    """The driver (this process) answers all the time, takes little memory, and the job's checkpoints go on."""
+    """The driver (this process) answers all the time, takes little memory, and the job's checkpoints continue."""
     Path("/proc/self/clear_refs").write_text("5")
     before = _memory("VmRSS")
     ended = threading.Event()

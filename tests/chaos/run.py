@@ -438,14 +438,14 @@ def _no_answer(run: Run) -> None:
 
 
 def _kill_while_slow(run: Run) -> None:
-    """State is loaded slowly while heartbeats go on."""
+    """State is loaded slowly while heartbeats continue."""
     run.disk.slow_down(run.choice.choice((0.2, 1.0, None)))
     kill(run.victim("worker"))
     run.hold(8.0)
 
 
 def _kill_driver_while_slow(run: Run) -> None:
-    """The next one finds its jobs, and the snapshots that they go on from, on slow storage."""
+    """The next driver finds its jobs, and the snapshots that they resume from, on slow storage."""
     run.disk.slow_down(0.2)
     run.session.kill_driver()
 

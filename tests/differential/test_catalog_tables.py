@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.client.packaging import pack_pipeline
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.planning import PlanPreview
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster

@@ -39,7 +39,7 @@ class Outcome:
         return [json.loads(line) for line in (self.directory / "calls").read_text().splitlines()]
 
     def committed(self) -> list[list[Any]]:
-        """What the writer told: partition, attempt number, task attempt, rows, file, kind of id, task attempt again."""
+        """What the writer saw: partition, attempt number, task attempt, rows, file, kind of id, task attempt again."""
         return [entry for file in (self.directory / "parts").glob("commit-*") for entry in json.loads(file.read_text())]
 
     def rows(self) -> Counter[str]:
@@ -79,7 +79,7 @@ def _query(spark: SparkSession, directory: Path) -> None:
 
 @pytest.fixture(scope="module")
 def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    """Fails when the enumerators have finished, checkpoints going on, in the middle of the only range of one source."""
+    """Fails in the middle of the only range of one source, when the enumerators have finished, between checkpoints."""
     directory = tmp_path_factory.mktemp("engine-sources")
     faults = directory / "faults"
     for folder in (faults, directory / "parts"):

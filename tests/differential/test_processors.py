@@ -196,7 +196,7 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
 
 @pytest.mark.parametrize("fires", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_the_end_of_data(both: Both, fires: bool) -> None:
-    """Spark keeps the timers beyond its last watermark; the engine fires them, unless it is told not to."""
+    """Spark keeps the timers beyond its last watermark; the engine fires them, unless an option forbids it."""
     case = event_case(**{"execution.event-time.ends-with-data": str(fires).lower()})
     theirs, ours = both(case, drain=True)
     further = [row for row in ours if row not in theirs]

@@ -27,7 +27,7 @@ from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse
 from ckpt_runtime.frontend import spark_connect
 from ckpt_runtime.frontend.live_session import RealChannel
 from ckpt_runtime.frontend.spark_connect import spark_url
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks

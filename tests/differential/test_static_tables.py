@@ -20,8 +20,7 @@ from ckpt_runtime.frontend import catalog_tables
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import AnalysisRequest
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
+from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, all_run, fast

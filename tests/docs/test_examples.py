@@ -24,8 +24,8 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import OptionScope
 from ckpt_runtime.configuration.registry import find_option
 from ckpt_runtime.configuration.validation import validate
-from ckpt_runtime.rest.exchange import checked
 from ckpt_runtime.rest.handlers.configuration import PatchBody, overrides_of
+from ckpt_runtime.rest.parameters import checked
 from tests.docs.markdown import DOCS, PAGES, ROOT, Block, anchors, blocks, links, spans
 from tests.support.run_directory import RUN
 

@@ -65,8 +65,8 @@ def test_a_worker_killed_while_it_restores(job: SequenceJob) -> None:
 
     job.cluster.wait_until(replaced, "the next worker")
     _kill(job.cluster.worker_pids()[0])
-    # A job that is asked to stop before it knows of that would have nobody to ask. Of two more checkpoints the second
-    # one began behind the kill.
+    # A job that gets the stop before it knows of the kill would have no worker to send it to. The second of two more
+    # checkpoints began after the kill.
     job.cluster.wait_for_checkpoints(job.job_id, 2)
     job.stopped()
 

@@ -1,4 +1,4 @@
-"""The leader is killed while commands and clients wait; its standby leads, and they go on there by themselves."""
+"""The leader is killed while commands and clients wait; its standby leads, and they continue there by themselves."""
 
 from __future__ import annotations
 

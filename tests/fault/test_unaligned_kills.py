@@ -65,7 +65,7 @@ def cancelled(client: CkptClient, job: SequenceJob) -> str:
 
 
 def stopped(job: SequenceJob) -> int:
-    """Ends a job that one which was cancelled goes on as, some rows later. Returns the rows of both, all exact."""
+    """Continues a cancelled job in another one, and ends that some rows later. Returns the rows of both, all exact."""
     job.running()
     job.has_rows()
     job.cluster.savepoint(job.job_id, job.directory / "savepoints", stop=True)

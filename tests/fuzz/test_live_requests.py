@@ -1,4 +1,4 @@
-"""Requests made from the OpenAPI document to a session with a job that runs: documented answers, and the job goes on.
+"""Requests made from the OpenAPI document to a session with a job that runs: documented answers, and the job runs on.
 
 Requests that write to a directory, start processes or end the job or session are left to the dispatcher in memory.
 """

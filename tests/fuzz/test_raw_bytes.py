@@ -63,7 +63,7 @@ def talk(port: int, sent: bytes) -> bytes:
 
 
 def check(port: int, sent: bytes) -> None:
-    """Statuses below 500; after refusals alone everything is as before; the server goes on."""
+    """Statuses are below 500; refusals alone change nothing; the server keeps serving."""
     gateway = dispatcher()
     APP.state.dispatcher = gateway
     before = contents(gateway)

@@ -169,7 +169,7 @@ def test_a_job_without_a_savepoint(cluster: MiniCluster, tmp_path: Path, monkeyp
 def test_a_connection_to_a_port_without_a_server_fails_with_the_address(
     asked: Asked, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with socket.socket() as taken:  # bound, so that nobody else listens there
+    with socket.socket() as taken:  # bound, so that no other process listens there
         taken.bind(("127.0.0.1", 0))
         connect(monkeypatch, f"http://127.0.0.1:{taken.getsockname()[1]}")
         message = says(asked, tmp_path, two_jobs[0].job_id, 1)

@@ -70,7 +70,7 @@ def fail_after_checkpoints(job: SequenceJob, operator: SubmitJobOperator, contex
 
 
 def _known(job: SequenceJob) -> bool:
-    from ckpt_runtime.jobmaster.gateway_errors import JobNotFound
+    from ckpt_runtime.jobmaster.gateway_values import JobNotFound
 
     try:
         job.cluster.status(job.job_id)

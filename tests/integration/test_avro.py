@@ -47,4 +47,8 @@ def test_messages_of_two_schemas_are_decoded_and_encoded_in_a_job(cluster: MiniC
     keys = [fastavro.schemaless_reader(io.BytesIO(key), json.loads(KEY)) for key in found["key"].tolist()]
     assert keys[:3] == [{"country": "?", "id": 1}, {"country": "?", "id": 2}, {"country": "DE", "id": 10}]
     assert keys[3:] == [{"country": None, "id": None}] * 2
-    assert sorted({path for path, _ in serving.asked}) == ["/schemas/ids/7", "/schemas/ids/8"]
+    assert [message[5:] for message in found["framed"]] == found["key"].tolist()
+    assert {message[:5] for message in found["framed"]} == {framed(100, b"")}
+    assert serving.subjects == {"keys": [{"schema": KEY}]}
+    asked = ["/schemas/ids/7", "/schemas/ids/8", "/subjects/keys/versions"]
+    assert sorted({path for path, _ in serving.asked}) == asked

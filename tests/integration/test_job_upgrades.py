@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import Conflict
+from ckpt_runtime.jobmaster.gateway_values import Conflict
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, SequenceJob, fast
@@ -255,7 +255,7 @@ def test_upgrade_attempt_that_dies_after_any_step_repeats_nothing(
 def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None:
     from airflow_provider_ckpt.exceptions import CkptUpgradeRefused
     from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
-    from ckpt_runtime.jobmaster.gateway_errors import PipelineInUse
+    from ckpt_runtime.jobmaster.gateway_values import PipelineInUse
 
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)

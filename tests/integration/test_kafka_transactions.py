@@ -12,8 +12,8 @@ import httpx
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator

@@ -21,7 +21,7 @@ from ckpt_runtime.client.errors import CkptApiError, is_passing
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
-from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse
+from ckpt_runtime.jobmaster.gateway_values import SnapshotInUse
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.snapshot import Snapshot, open_snapshot

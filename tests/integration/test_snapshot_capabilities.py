@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.cli.main import main
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
+from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.snapshots.copying import copy_snapshot
 from ckpt_runtime.snapshots.keyed_states import keyed_states
 from ckpt_runtime.snapshots.snapshot import open_snapshot

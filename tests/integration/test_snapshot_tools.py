@@ -1,4 +1,4 @@
-"""The tools on what a real job with RocksDB has written, and jobs that go on from what the tools have made of it."""
+"""The tools on what a real job with RocksDB has written, and jobs that resume from what the tools have made of it."""
 
 from __future__ import annotations
 

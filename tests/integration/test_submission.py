@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import HoldRequest, Precondition
+from ckpt_runtime.jobmaster.gateway_values import Conflict, HoldRequest, Precondition, SubmissionFailed
 from ckpt_runtime.jobmaster.lineages import LineageHeld, LineageLives, LineageNotHeld, NotTheLatest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot

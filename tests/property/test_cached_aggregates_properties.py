@@ -11,7 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend
@@ -78,7 +78,7 @@ class CachedAggregates(RuleBasedStateMachine):
 
     @rule(pick=st.integers(0, 9), restores=st.booleans())
     def write(self, pick: int, restores: bool) -> None:
-        """Of any snapshot, not only the oldest one; the job may go on from it."""
+        """The job may resume from any snapshot, not only from the oldest one."""
         if self.snapshots:
             snapshot, model = self.snapshots.pop(pick % len(self.snapshots))
             restored = self.made(written(snapshot))

@@ -1,4 +1,4 @@
-"""Claims over any history of jobs that go on from one another: no complete snapshot ever lacks a file.
+"""Claims over any history of jobs that resume from one another: no complete snapshot ever lacks a file.
 
 Files, claims, the retention of the coordinator and the storage effects are the real ones; what tasks would write is
 made up. Jobs retain several checkpoints that share files, end with or without them, claim one of those of an earlier
@@ -20,19 +20,20 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+    is_shared,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention, SettingsInForce
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
-from ckpt_runtime.checkpoint.state_handles import (
-    IncrementalKeyedStateHandle,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
-    is_shared,
-)
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.jobmaster.job_host import Pool
@@ -78,7 +79,7 @@ class Host:
 
 
 class Job:
-    """One run: ``base`` are shared files of its latest checkpoint, which the next may go on referring to."""
+    """One run: ``base`` are shared files of its latest checkpoint, to which the next one may still refer."""
 
     def __init__(
         self, root: Path, number: int, cluster: str, origin: RetainedCheckpoint | None, claims: JobClaims | None

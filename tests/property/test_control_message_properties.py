@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import (
-    CheckpointFailureReason,
-    CheckpointOptions,
-    CheckpointProperties,
-    CheckpointType,
-    SavepointFormat,
-)
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     ChannelStateSegment,
     ChannelStateStream,
@@ -30,6 +22,14 @@ from ckpt_runtime.checkpoint.state_handles import (
     RowGroup,
     StateFile,
     SubtaskState,
+)
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.properties import (
+    CheckpointFailureReason,
+    CheckpointOptions,
+    CheckpointProperties,
+    CheckpointType,
+    SavepointFormat,
 )
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning

@@ -19,7 +19,15 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    IncrementalKeyedStateHandle,
+    OperatorSubtaskState,
+    SharedStateRegistry,
+    StateFile,
+    SubtaskState,
+    is_shared,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -32,14 +40,6 @@ from ckpt_runtime.checkpoint.properties import (
     SavepointFormat,
 )
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
-from ckpt_runtime.checkpoint.state_handles import (
-    IncrementalKeyedStateHandle,
-    OperatorSubtaskState,
-    SharedStateRegistry,
-    StateFile,
-    SubtaskState,
-    is_shared,
-)
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode

@@ -14,7 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of

@@ -17,8 +17,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, SharedStateRegistry, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, SharedStateRegistry, SubtaskState, is_shared
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend

@@ -51,8 +51,8 @@ class Sessions:
     def start(self) -> CkptClient:
         """Returns a client once the session leads.
 
-        One that could not renew its lease in time, on a busy machine, has ended: another one is started, as whoever
-        watches sessions would.
+        A session that could not renew its lease in time, on a busy machine, has ended: another one is started, as a
+        supervisor would do.
         """
         for _ in range(STARTS):
             ready = self._started()

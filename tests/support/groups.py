@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, OperatorListState
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.aggregates import GroupAggregate
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec, TableSpec

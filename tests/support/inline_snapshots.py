@@ -10,8 +10,8 @@ from typing import Any, cast
 
 from msgspec import convert, to_builtins
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
 from ckpt_runtime.state.backend import KeyedSnapshot, KeyedStateBackend, SnapshotFile
 
 CHECKPOINT = CheckpointProperties()

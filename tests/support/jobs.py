@@ -143,7 +143,7 @@ class SequenceJob:
         return "\n".join([str(details.overview), *(f"{name}: {subtask}" for name, subtask in subtasks)])
 
     def release(self, place: str) -> None:
-        """Lets it go on, if it is held up."""
+        """Releases it, if it is held up."""
         (self.faults / f"{place}-held").unlink(missing_ok=True)
 
     def stands_still(self, condition: Callable[[], bool], what: str) -> None:

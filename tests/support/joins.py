@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorListState
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.schemas import join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec

@@ -51,7 +51,7 @@ class _Fault:
 
 @dataclass
 class Held:
-    """Requests that have arrived, and are served when the test lets them go on. ``served`` counts those."""
+    """Requests that have arrived, and are served when the test releases them. ``served`` counts those."""
 
     wanted: Wanted
     arrived: threading.Event = field(default_factory=threading.Event)

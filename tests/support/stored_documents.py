@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
-from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateSegment,
     ChannelStateStream,
+    CompletedCheckpoint,
+    EdgeDescriptor,
     KeyedSection,
     KeyedStateHandle,
     OperatorListState,
@@ -17,7 +16,10 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointCounts, CheckpointStatsSnapshot, RestoredCheckpointStats
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.failure_report import FailureCause

@@ -1,4 +1,4 @@
-"""Requests that hang until whoever has sent them is gone: any process can be killed in the middle of one."""
+"""Requests that hang until their sender is gone: any process can be killed in the middle of one."""
 
 from __future__ import annotations
 

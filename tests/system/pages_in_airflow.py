@@ -30,7 +30,7 @@ def guarded_connection(airflow: LocalAirflow, session: Session, conn_id: str = "
 
 
 def visits(airflow: LocalAirflow, paths: list[str], changed: str) -> Answers:
-    """Status and text of the paths below ``/ckpt/`` for each role and for nobody, and of changes of ``changed``."""
+    """Status and text of the paths below ``/ckpt/`` for each role and without any, and of changes of ``changed``."""
     users = {
         "_AIRFLOW_PROCESS_CONTEXT": "server",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",

@@ -60,7 +60,7 @@ class Waiting:
 
 @pytest.fixture(scope="module")
 def waiting(airflow: LocalAirflow, session: Session, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Waiting]:
-    """The last test that uses it lets the job go on."""
+    """The last test that uses it releases the job."""
     job = SequenceJob(session.cluster, tmp_path_factory.mktemp("waiting"))
     latest = begin_held(job)
     found = Waiting(job, latest, trigger(airflow, "system_savepoint", job), trigger(airflow, "system_sensor", job))
@@ -86,7 +86,7 @@ def test_clearing_a_waiting_task_keeps_its_job_and_marking_it_failed_cancels_it(
     """Each says what became of the job."""
 
     def its_trigger_runs(number: int) -> bool:
-        """Airflow has nobody to tell before."""
+        """Airflow can notify no task before."""
         return "starting" in airflow.api.task_log(run, "submit", number).rpartition("trigger ")[2]
 
     known = session.jobs()

@@ -30,7 +30,7 @@ def checkpoint(job: SequenceJob, number: int) -> Described:
 
 @pytest.fixture(scope="module")
 def session() -> Iterator[Session]:
-    """Of which nobody else asks anything: requests are counted."""
+    """No other client sends requests to it: they are counted."""
     with open_session() as opened:
         yield opened
 
@@ -74,7 +74,7 @@ def requests_of(session: Session, job: SequenceJob, unseen: Uncounted, airflow: 
 
 
 def has_resumed(airflow: Triggerer, run_id: str, expected: set[int]) -> bool:
-    """Whether these were resumed; nobody else may have been."""
+    """Whether these were resumed, and no others."""
     found = set(airflow.resumed(run_id))
     assert found <= expected
     return found == expected

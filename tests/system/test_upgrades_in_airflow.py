@@ -178,7 +178,7 @@ def test_an_upgrade_outlives_the_end_of_worker_and_triggerer(
     if thorough:
         killer.at(f"GET /jobs/{old}/savepoints/.*", killer.triggerer)
         killer.at(r"POST /jars/[^/]+/plan", stopping, carried_out=True)
-    # Nothing runs while somebody is asked.
+    # Nothing runs while a person is asked.
     wait_state(airflow, run, APPROVAL, "awaiting_input")
     if thorough:
         killer.triggerer()

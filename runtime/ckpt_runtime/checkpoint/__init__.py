@@ -34,8 +34,8 @@ Contract for the shell:
 * ``UnexpectedEventError`` means a bug of the shell; the machine has not changed.
 
 Other modules: ``barrier_handler`` (one subtask's barriers), ``state_assignment`` (which subtask restores what),
-``statistics`` (what REST shows), ``configuration`` (settings and their overrides), ``state_handles`` and
-``completed_checkpoint`` (the metadata's content).
+``statistics`` (what REST shows), ``configuration`` (settings and their overrides), ``completed_checkpoint``
+(the content of metadata).
 
 The coordinator is made of parts. Each part owns its fields and knows only the parts above it in this list; none knows
 the coordinator. An effect is emitted where it is decided.

@@ -12,9 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    NO_PEER,
+    ChannelStateSegment,
+    ChannelStateStream,
+    CompletedCheckpoint,
+    EdgeDescriptor,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 

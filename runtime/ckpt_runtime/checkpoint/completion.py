@@ -17,7 +17,13 @@ from enum import Enum
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    EdgeDescriptor,
+    FileGivenUpError,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.configuration import SettingsInForce
 from ckpt_runtime.checkpoint.effects import Effect
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
@@ -27,7 +33,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, UnexpectedAnswerError
 from ckpt_runtime.checkpoint.schedule import CheckpointSchedule
-from ckpt_runtime.checkpoint.state_handles import FileGivenUpError, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsTracker, SubtaskStats
 
 # Limits memory. A late acknowledgement of a forgotten id deletes nothing: the checkpoint may have completed.

@@ -13,11 +13,14 @@ from dataclasses import dataclass
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    SharedStateConflictError,
+    SharedStateRegistry,
+)
 from ckpt_runtime.checkpoint.configuration import SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, Effect, RemoveFromStore
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.checkpoint.state_handles import SharedStateConflictError, SharedStateRegistry
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, checked, decoded
 
 SINK_ID = "sink"

@@ -16,15 +16,15 @@ from ckpt_runtime.checkpoint.channel_state_assignment import (
     broadcast_origin,
     keyed_channel_targets,
 )
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateStream,
+    CompletedCheckpoint,
     KeyedHandle,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
 )
+from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 

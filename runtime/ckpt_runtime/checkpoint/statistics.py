@@ -17,9 +17,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import TypedDict
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 
 ABSENT = -1
 """The value that Flink shows for an unknown timestamp or duration."""

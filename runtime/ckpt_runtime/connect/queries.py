@@ -25,8 +25,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import JobTerminated
-from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, OperationKind, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, JobTerminated, OperationKind, RunRequest
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 _MODULE = "connect_query"

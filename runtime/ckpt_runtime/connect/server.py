@@ -36,7 +36,7 @@ from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import GatewayError
+from ckpt_runtime.jobmaster.gateway_values import GatewayError
 
 _CODE = frozenset(
     {

@@ -16,8 +16,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
 from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA

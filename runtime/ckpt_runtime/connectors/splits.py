@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, Struct
 
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore
 

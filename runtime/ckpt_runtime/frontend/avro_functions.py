@@ -1,8 +1,8 @@
 """Spark's ``from_avro`` and ``to_avro``: Arrow functions around fastavro.
 
 ``from_avro`` takes Spark's options ``mode`` and ``avroSchema``, and those of a Schema Registry, whose messages name the
-schema with which they were written. Types are those that Spark's package has; types to which it would give another form
-are refused.
+schema with which they were written. ``to_avro`` takes options for writing such messages. Types are those that Spark's
+package has; types to which it would give another form are refused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,15 @@ from ckpt_runtime.frontend.message_functions import (
     HEADER_BYTES,
     REGISTRY_URL,
     REGISTRY_USER,
+    WRITER_OPTIONS,
     Decoder,
     MessageFunction,
+    WrittenSchema,
     by_name,
     checked_options,
     literals_of,
     nullable,
+    registered_schema,
 )
 from ckpt_runtime.graph.errors import PlanError
 
@@ -251,14 +254,16 @@ class ToAvro(MessageFunction):
     name = "to_avro"
     result = "binary"
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, options: Mapping[str, str] | None = None) -> None:
         if not schema:
             raise PlanError(
                 self.name,
                 "the engine does not derive a schema from a column, whose nullability decides its bytes; give one: "
                 "to_avro(column, jsonFormatSchema)",
             )
+        self._registered = registered_schema(self.name, checked_options(self.name, options or {}, WRITER_OPTIONS))
         parsed = _parsed(self.name, schema)
+        self._text = schema
         self._schema = parsed
         self._type = _Types(self.name).of(parsed)
         self._write = _fastavro(self.name).schemaless_writer
@@ -275,6 +280,8 @@ class ToAvro(MessageFunction):
         if value is None:
             return None
         stream = io.BytesIO()
+        if self._registered is not None:
+            stream.write(self._registered.header(lambda: WrittenSchema(self._text, "AVRO")))
         self._write(stream, self._schema, value, strict=True)
         return stream.getvalue()
 
@@ -289,5 +296,5 @@ def function_of(call: Any) -> MessageFunction:
 def _made(name: str, schema: str = "", *, options: tuple[tuple[str, str], ...]) -> MessageFunction:
     """One object for all equal calls, which a plan then calls once for equal columns."""
     if name == "to_avro":
-        return ToAvro(schema)
+        return ToAvro(schema, dict(options))
     return FromAvro(schema, dict(options))

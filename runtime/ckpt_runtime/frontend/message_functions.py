@@ -3,27 +3,34 @@
 Spark's packages for these functions are not needed. The analyzer in Spark gets a Python function of the result's type
 in place of each call, and the operators call it with columns of Arrow. Schemas and options have to be literals.
 
-A Schema Registry of Confluent's API gives schemas by the ids that messages of Kafka carry. Schemas never change, so
-each is requested once. If the registry does not answer, the call is repeated for a while, and fails then. Credentials
-are in no log line and no error.
+A Schema Registry of Confluent's API gives schemas by the ids that messages of Kafka carry, and registers those of
+messages that are written. Schemas never change, so each is requested once; a repeated registration gives the same id.
+If the registry does not answer, the call is repeated for a while, and fails then. Credentials are in no log line and no
+error.
 """
 
 from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote
 
 import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.expressions.types import ServiceError, SparkType, arrow_type
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.errors import PlanError
+
+T = TypeVar("T")
 
 _ATTEMPTS, _PAUSE_S, _TIMEOUT_S = 5, 0.5, 10.0
 _MOST_BYTES = 1 << 20
+_MOST_REASON_CHARS = 500
+_NOT_FOUND, _CONFLICT = 404, 409
+_CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 HEADER_BYTES = 5
 """The wire format: a zero byte, the id of the schema as a big-endian number of four bytes, the message."""
 
@@ -36,15 +43,37 @@ class RegistryError(ServiceError):
     """The registry did not answer, or refused to."""
 
 
-class _Reference(msgspec.Struct):
+class Reference(msgspec.Struct):
+    """Another schema that a schema imports as ``name``."""
+
     subject: str
     version: int
+    name: str = ""
+
+
+class Registered(msgspec.Struct):
+    """A schema in the registry; the answer to a registration has no ``version``, that to a look-up has."""
+
+    id: Annotated[int, msgspec.Meta(ge=0, lt=1 << 32)]
+    version: int | None = None
+
+
+class WrittenSchema(msgspec.Struct, frozen=True):
+    """A schema as it is registered. ``kind`` is AVRO or PROTOBUF."""
+
+    text: str
+    kind: str
+    references: Sequence[Reference] = ()
+
+
+class _Refusal(msgspec.Struct):
+    message: str
 
 
 class _Answer(msgspec.Struct, rename="camel"):
     schema: str
     schema_type: str = "AVRO"
-    references: list[_Reference] = []
+    references: list[Reference] = []
 
 
 class SchemaRegistry:
@@ -91,7 +120,46 @@ class SchemaRegistry:
             found += [*self._referred(other, known), other.schema]
         return found
 
+    def registered(self, subject: str, schema: WrittenSchema, *, register: bool) -> Registered:
+        """Returns a schema in a subject. Without ``register``, it has to be there.
+
+        Raises RegistryError if it is not, or if the registry refuses it, as it does for one that is incompatible with
+        earlier versions.
+        """
+        given: dict[str, Any] = {"schema": schema.text}
+        if schema.kind != "AVRO":
+            given["schemaType"] = schema.kind
+        if schema.references:
+            given["references"] = list(schema.references)
+        path = f"subjects/{quote(subject, safe='')}"
+        what = f"the schema of subject {subject!r}"
+        answer = self._answer(f"{path}/versions" if register else path, what, given)
+        if answer.is_success:
+            return self._decoded(answer.content, what, Registered)
+        problem = self._reason_of(answer.content) or f"status {answer.status_code}"
+        advice = {
+            _NOT_FOUND: "; register it, or let auto.register.schemas do it",
+            _CONFLICT: "; change the schema, or the compatibility of the subject",
+        }.get(answer.status_code, "")
+        raise RegistryError(f"the Schema Registry at {self._url} refused {what}: {problem}{advice}")
+
+    @staticmethod
+    def _reason_of(content: bytes) -> str:
+        try:
+            return printable(msgspec.json.decode(content, type=_Refusal).message, _MOST_REASON_CHARS)
+        except msgspec.DecodeError:
+            return ""
+
     def _asked(self, path: str, what: str) -> _Answer:
+        answer = self._answer(path, what)
+        if answer.status_code == _NOT_FOUND:
+            raise UnknownSchemaError(f"the Schema Registry has no {what}")
+        if not answer.is_success:
+            raise self._unread(what, f"status {answer.status_code}")
+        return self._decoded(answer.content, what, _Answer)
+
+    def _answer(self, path: str, what: str, body: Any = None) -> Any:
+        """Returns an answer that is no error of the server; asks again for a while before it raises RegistryError."""
         import httpx
 
         auth = None
@@ -102,29 +170,64 @@ class SchemaRegistry:
         for attempt in range(_ATTEMPTS):
             if attempt:
                 time.sleep(_PAUSE_S * 2**attempt)
+            method, headers = ("GET", {}) if body is None else ("POST", {"content-type": _CONTENT_TYPE})
+            content = None if body is None else msgspec.json.encode(body)
             try:
-                answer = httpx.get(f"{self._url}/{path}", auth=auth, timeout=_TIMEOUT_S)
+                answer = httpx.request(
+                    method, f"{self._url}/{path}", auth=auth, timeout=_TIMEOUT_S, headers=headers, content=content
+                )
             except httpx.HTTPError as error:
                 problem = f"{type(error).__name__}: {error}"
                 continue
-            if answer.status_code == httpx.codes.NOT_FOUND:
-                raise UnknownSchemaError(f"the Schema Registry has no {what}")
-            if answer.is_success:
-                return self._schema_in(answer.content, what)
-            problem = f"status {answer.status_code}"
             if not answer.is_server_error:
-                break
-        raise RegistryError(f"{what} cannot be read from the Schema Registry at {self._url}: {problem}")
+                return answer
+            problem = f"status {answer.status_code}"
+        if body is None:
+            raise self._unread(what, problem)
+        raise RegistryError(f"{what} cannot be registered at {self._url}: {problem}")
 
-    def _schema_in(self, content: bytes, what: str) -> _Answer:
+    def _unread(self, what: str, problem: str) -> RegistryError:
+        return RegistryError(f"{what} cannot be read from the Schema Registry at {self._url}: {problem}")
+
+    def _decoded(self, content: bytes, what: str, kind: type[T]) -> T:
         try:
-            return msgspec.json.decode(content[: _MOST_BYTES + 1], type=_Answer)
+            return msgspec.json.decode(content[: _MOST_BYTES + 1], type=kind)
         except msgspec.DecodeError as error:
             raise RegistryError(f"the Schema Registry at {self._url} gave no {what}: {error}") from None
 
 
+class RegisteredSchema:
+    """The schema of a writer in a subject: what :func:`registered_schema` makes of options.
+
+    With ``register``, schemas are registered before the first message; otherwise they have to be there.
+    """
+
+    def __init__(self, registry: SchemaRegistry, subject: str, *, register: bool) -> None:
+        self._registry = registry
+        self._subject = subject
+        self._register = register
+        self._header: bytes | None = None
+
+    def header(self, schema: Callable[[], WrittenSchema]) -> bytes:
+        """The zero byte and the id of a schema, which is always the same. Raises RegistryError."""
+        if self._header is None:
+            found = self._registry.registered(self._subject, schema(), register=self._register)
+            self._header = b"\0" + found.id.to_bytes(4, "big")
+        return self._header
+
+    def reference(self, name: str, schema: WrittenSchema) -> Reference:
+        """Refers to another schema, whose subject is its name. Raises RegistryError."""
+        if self._register:
+            self._registry.registered(name, schema, register=True)
+        found = self._registry.registered(name, schema, register=False)
+        return Reference(name, found.version or 1, name)
+
+
 MODE = "mode"
 REGISTRY_URL, REGISTRY_USER = "schema.registry.url", "schema.registry.basic.auth.user.info"
+SUBJECT, AUTO_REGISTER = "schema.registry.subject", "auto.register.schemas"
+WRITER_OPTIONS = (REGISTRY_URL, REGISTRY_USER, SUBJECT, AUTO_REGISTER)
+"""The options of a function that writes messages with the header of a Schema Registry."""
 
 
 class MessageFunction(ABC):
@@ -153,11 +256,7 @@ class Decoder(MessageFunction):
         if mode not in ("FAILFAST", "PERMISSIVE"):
             raise PlanError(self.name, f"mode {options[MODE]!r} is not FAILFAST or PERMISSIVE, as in Spark")
         self.permissive = mode == "PERMISSIVE"
-        self.registry: SchemaRegistry | None = None
-        if REGISTRY_URL in options:
-            self.registry = SchemaRegistry(options[REGISTRY_URL], options.get(REGISTRY_USER))
-        elif REGISTRY_USER in options:
-            raise PlanError(self.name, f"{REGISTRY_USER} needs {REGISTRY_URL}")
+        self.registry = _registry_of(self.name, options)
 
     @abstractmethod
     def value(self, message: bytes) -> Any:
@@ -185,6 +284,32 @@ class Decoder(MessageFunction):
                     ) from error
                 found.append(self.malformed)
         return found
+
+
+def registered_schema(function: str, options: Mapping[str, str]) -> RegisteredSchema | None:
+    """What the options of a writer say of a Schema Registry; None if they name none. Raises PlanError."""
+    registry = _registry_of(function, options)
+    if registry is None:
+        for option in (SUBJECT, AUTO_REGISTER):
+            if option in options:
+                raise PlanError(function, f"{option} needs {REGISTRY_URL}")
+        return None
+    if not options.get(SUBJECT):
+        raise PlanError(
+            function, f"{REGISTRY_URL} needs {SUBJECT}, such as orders-value for the values of topic orders"
+        )
+    register = options.get(AUTO_REGISTER, "true").lower()
+    if register not in ("true", "false"):
+        raise PlanError(function, f"{AUTO_REGISTER} {options[AUTO_REGISTER]!r} is not true or false")
+    return RegisteredSchema(registry, options[SUBJECT], register=register == "true")
+
+
+def _registry_of(function: str, options: Mapping[str, str]) -> SchemaRegistry | None:
+    if REGISTRY_URL in options:
+        return SchemaRegistry(options[REGISTRY_URL], options.get(REGISTRY_USER))
+    if REGISTRY_USER in options:
+        raise PlanError(function, f"{REGISTRY_USER} needs {REGISTRY_URL}")
+    return None
 
 
 def checked_options(

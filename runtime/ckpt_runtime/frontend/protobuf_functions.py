@@ -21,12 +21,16 @@ from ckpt_runtime.frontend.message_functions import (
     MODE,
     REGISTRY_URL,
     REGISTRY_USER,
+    WRITER_OPTIONS,
     Decoder,
     MessageFunction,
+    RegisteredSchema,
     UnknownSchemaError,
+    WrittenSchema,
     by_name,
     checked_options,
     literals_of,
+    registered_schema,
 )
 from ckpt_runtime.graph.errors import PlanError
 
@@ -358,11 +362,14 @@ class ToProtobuf(MessageFunction):
     result = "binary"
 
     def __init__(self, message: str, descriptors: bytes, options: Mapping[str, str]) -> None:
-        known = (MODE, _DEPTH, *_FLAGS)
+        known = (MODE, _DEPTH, *_FLAGS, *WRITER_OPTIONS)
         # Options that say how messages are read change nothing in what is written, as in Spark.
         given = {key: value for key, value in options.items() if (key.lower(), value.lower()) != (_ANY, "false")}
-        _Types(self.name, checked_options(self.name, given, known, _REFUSED))
+        given = checked_options(self.name, given, known, _REFUSED)
+        _Types(self.name, given)
+        self._registered = registered_schema(self.name, given)
         self._message = _described(self.name, message, descriptors)
+        self._indexes = _indexes_of(self._message)
         from google.protobuf import message_factory
 
         self._class = message_factory.GetMessageClass(self._message)
@@ -429,7 +436,40 @@ class ToProtobuf(MessageFunction):
     def _encoded(self, row: Mapping[str, Any]) -> bytes:
         message = self._class()
         _fill(message, row)
-        return bytes(message.SerializeToString(deterministic=True))
+        written = bytes(message.SerializeToString(deterministic=True))
+        registered = self._registered
+        if registered is None:
+            return written
+        return registered.header(lambda: _file_to_register(self._message.file, registered)) + self._indexes + written
+
+
+def _file_to_register(file: Any, registered: RegisteredSchema) -> WrittenSchema:
+    """A file as the registry takes it: its descriptor in base64, and the files that it imports, which have subjects of
+    their names. The registry knows those of Google."""
+    others = [other for other in file.dependencies if not other.name.startswith("google/protobuf/")]
+    references = [registered.reference(other.name, _file_to_register(other, registered)) for other in others]
+    return WrittenSchema(base64.b64encode(file.serialized_pb).decode(), "PROTOBUF", references)
+
+
+def _indexes_of(message: Any) -> bytes:
+    """What :func:`message_indexes` reads: the place of a message in its file."""
+    indexes: list[int] = []
+    while message is not None:
+        around = message.containing_type
+        siblings = (message.file.message_types_by_name if around is None else around.nested_types_by_name).values()
+        indexes.insert(0, [each.name for each in siblings].index(message.name))
+        message = around
+    numbers = [0] if indexes == [0] else [len(indexes), *indexes]
+    return b"".join(_zigzag(number) for number in numbers)
+
+
+def _zigzag(number: int) -> bytes:
+    """A number that is not negative, as a zigzag varint."""
+    value, written = number << 1, bytearray()
+    while value > 0x7F:
+        written.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*written, value])
 
 
 def _fill(message: Any, row: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
 from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
-from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_location
+from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
@@ -136,6 +136,7 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
 
 def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     check_location(options["path"])
+    check_distinct("format", schema)
     columns = partition_columns(options, schema)
     if columns and len(columns) == len(schema):
         raise PlanError("partitionBy", "all columns are named; at least one must remain for the files")
@@ -315,7 +316,8 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     if available_now(options) and not known.ends:
         raise PlanError(
             f"option {AVAILABLE_NOW_OPTION!r}",
-            f"format {name!r} has no end: availableNow cannot read only the data that is available at the start",
+            f"format {name!r} has no end: availableNow cannot read only the data that is available at the start; use "
+            "trigger(processingTime=...), or read a source that has an end",
         )
     return known.parsed(options_of_source(strict_options(name, options)) if known.splits else options)
 

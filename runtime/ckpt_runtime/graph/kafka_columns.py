@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pyarrow as pa
@@ -34,6 +35,9 @@ _TLS = (
     "ssl.key.pem",
 )
 """TLS settings that the engine's own requests support. Other settings would apply to the producer alone."""
+
+
+_TOPIC = re.compile("[a-zA-Z0-9._-]{1,249}")
 
 
 def sink_topic(options: Mapping[str, str]) -> str | None:
@@ -110,7 +114,11 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     for name in (*_OWN, *_CLASSES):
         if name in settings:
             raise PlanError(f"option '{_PREFIX}{name}'", "the engine sets it; do not set it")
-    _check_columns(schema, has_topic=sink_topic(options) is not None)
+    topic = sink_topic(options)
+    if topic is not None and not (_TOPIC.fullmatch(topic) and topic not in (".", "..")):
+        problem = "is not a topic's name: up to 249 letters, digits and the characters . _ -"
+        raise PlanError("option 'topic'", f"{topic!r} {problem}")
+    _check_columns(schema, has_topic=topic is not None)
     if is_exactly_once(options):
         _check_security(settings)
         settings = {**settings, "transactional.id": "planned"}

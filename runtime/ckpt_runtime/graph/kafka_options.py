@@ -129,9 +129,12 @@ def subscription(options: Mapping[str, Any]) -> KafkaSubscription:
     if options["assign"]:
         named = _json_object("assign", options["assign"])
         try:
-            return KafkaSubscription(partitions={topic: tuple(map(int, numbers)) for topic, numbers in named.items()})
+            partitions = {topic: tuple(map(int, numbers)) for topic, numbers in named.items()}
         except (TypeError, ValueError):
-            raise PlanError("option 'assign'", 'expected JSON such as {"orders": [0, 1]}') from None
+            partitions = {}
+        if not any(partitions.values()) or any(number < 0 for numbers in partitions.values() for number in numbers):
+            raise PlanError("option 'assign'", 'expected the numbers of partitions in JSON, such as {"orders": [0, 1]}')
+        return KafkaSubscription(partitions=partitions)
     if options["subscribePattern"]:
         try:
             re.compile(options["subscribePattern"])

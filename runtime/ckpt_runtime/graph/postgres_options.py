@@ -4,6 +4,7 @@ read exactly or written, and their types in the database.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -52,6 +53,11 @@ def server_of(url: str) -> str:
     server = url.removeprefix("jdbc:")
     if not server.startswith(("postgresql://", "postgres://")):
         raise PlanError("option 'url'", "it must be postgresql://HOST:PORT/DATABASE, or that with jdbc: before it")
+    _, _, place = server.partition("://")
+    for host in re.split("[/?]", place)[0].rpartition("@")[2].split(","):
+        port = re.fullmatch(r"(?:\[[^]]*\]|[^:]*)(?::(.*))?", host)
+        if port is None or (port[1] and not (port[1].isdecimal() and 0 < int(port[1]) < 1 << 16)):
+            raise PlanError("option 'url'", f"{host!r} is not a host with a port from 1 to 65535")
     return server
 
 

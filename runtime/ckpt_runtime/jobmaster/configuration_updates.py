@@ -32,13 +32,13 @@ from ckpt_runtime.contract import configuration as contract
 from ckpt_runtime.contract.configuration import ConfigChange
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import (
+from ckpt_runtime.jobmaster.gateway_values import (
     ConfigurationRefused,
+    ConfigurationRequest,
     OptionsNotAllowed,
     SubmissionFailed,
     VersionConflict,
 )
-from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, submitted_settings
 from ckpt_runtime.jobmaster.planning import Planner

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 from ckpt_runtime.failure_report import log_failure, summary_of
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.network.agent_messages import (
     FROM_AGENT,
     FROM_UNREGISTERED,

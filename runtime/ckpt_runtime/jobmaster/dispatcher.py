@@ -27,14 +27,6 @@ from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog, operation_ended
 from ckpt_runtime.jobmaster.executions import limited, wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
-from ckpt_runtime.jobmaster.gateway_errors import (
-    InvalidRequest,
-    JobNotFound,
-    JobTerminated,
-    NotReady,
-    SubmissionFailed,
-    VertexNotFound,
-)
 from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
     CheckpointKind,
@@ -44,16 +36,22 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExceptionHistory,
     ExecutionResult,
     HoldRequest,
+    InvalidRequest,
     JobDetails,
+    JobNotFound,
     JobOverview,
+    JobTerminated,
     KnownSavepoints,
     MetricSeries,
+    NotReady,
     OperationKind,
     OperationStatus,
     Precondition,
     RunRequest,
     SavepointList,
     StoredPipeline,
+    SubmissionFailed,
+    VertexNotFound,
     WorkerFigures,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -94,7 +92,7 @@ NO_SAVEPOINT = "no savepoint is taken of it, because it does not have the state 
 class Dispatcher:
     """The job manager as the REST layer sees it; every method runs on the driver's event loop.
 
-    The values are in ``gateway_values``, with their units, the errors in ``gateway_errors``. Any coroutine may raise
+    The values, with their units, and the errors are in ``gateway_values``. Any coroutine may raise
     :class:`NotReady`; methods that take a job id raise :class:`JobNotFound`. The docstrings name other errors.
     """
 

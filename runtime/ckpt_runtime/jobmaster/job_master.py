@@ -32,25 +32,23 @@ from ckpt_runtime.frontend.static_tables import program_of
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import EventLog, JobAnnouncer
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
-from ckpt_runtime.jobmaster.gateway_errors import (
+from ckpt_runtime.jobmaster.gateway_values import (
+    CheckpointKind,
     ConfigurationRefused,
     Conflict,
+    EffectiveCheckpointConfig,
+    ExceptionHistory,
+    ExecutionResult,
     InvalidRequest,
+    JobDetails,
+    JobOverview,
     JobTerminated,
     NotReady,
+    OperationStatus,
     RequirementsRefused,
     RescaleInProgress,
     UpdateInProgress,
     VersionConflict,
-)
-from ckpt_runtime.jobmaster.gateway_values import (
-    CheckpointKind,
-    EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
-    JobDetails,
-    JobOverview,
-    OperationStatus,
 )
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, overridden_options, submitted_settings

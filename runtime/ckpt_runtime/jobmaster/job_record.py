@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, 
 from ckpt_runtime.configuration.configuration import OwnConfiguration
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import JobInput
 from ckpt_runtime.storage.checkpoint_pointer_store import CheckpointPointer
@@ -81,7 +81,7 @@ class JobRecord:
         """Makes later drivers delete this directory if the savepoint is incomplete. Called before it is created."""
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """Records that the savepoint is complete or its directory is gone. Does nothing if none was expected."""
+        """Records that the savepoint is complete, or gone for good. Does nothing if none was expected."""
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. Raises as ``change``."""

@@ -15,8 +15,7 @@ from ckpt_runtime.configuration.configuration import Configuration, OwnConfigura
 from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.static_tables import with_tables
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotReady, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import GatewayError, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, store_job
 from ckpt_runtime.jobmaster.job_settings import with_implicit_strategy

@@ -30,8 +30,7 @@ from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobNotFound, NotReady
-from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExceptionEntry, JobOverview
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, Conflict, ExceptionEntry, JobNotFound, JobOverview, NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, forget_result
 from ckpt_runtime.jobmaster.request_checks import positions_of

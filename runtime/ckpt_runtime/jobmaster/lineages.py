@@ -17,8 +17,14 @@ from functools import partial
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, NotReady
-from ckpt_runtime.jobmaster.gateway_values import HoldRequest, JobOverview, LineagePlace, Precondition
+from ckpt_runtime.jobmaster.gateway_values import (
+    Conflict,
+    HoldRequest,
+    JobOverview,
+    LineagePlace,
+    NotReady,
+    Precondition,
+)
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission

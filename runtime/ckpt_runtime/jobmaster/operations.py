@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from ckpt_runtime.failure_report import FailureCause, report_of
-from ckpt_runtime.jobmaster.gateway_errors import OperationNotFound
-from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationNotFound, OperationStatus
 
 STORE_DURATION_S = 300.0
 """How long a finished operation can be polled (Flink's rest.async.store-duration)."""

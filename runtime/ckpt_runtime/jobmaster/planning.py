@@ -26,8 +26,7 @@ from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, Pla
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import DocumentError
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.program_store import DEFAULT_FUNCTION, StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (
     check_backend,

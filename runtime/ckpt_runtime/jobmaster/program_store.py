@@ -30,8 +30,13 @@ from typing import Any, TypeVar
 
 from ckpt_runtime.client.private_files import make_private_directory
 from ckpt_runtime.frontend.scripts import builds_session
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
-from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import (
+    InvalidRequest,
+    NotReady,
+    PipelineInUse,
+    PipelineNotFound,
+    StoredPipeline,
+)
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.ha_store import HeldProgram, HeldProgramStore

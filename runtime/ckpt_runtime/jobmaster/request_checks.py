@@ -28,8 +28,7 @@ from ckpt_runtime.configuration.registry import (
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.positions import start_position
 from ckpt_runtime.sources import StartPosition

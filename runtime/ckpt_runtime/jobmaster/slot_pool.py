@@ -23,7 +23,7 @@ from weakref import WeakKeyDictionary
 
 from ckpt_runtime.jobmaster.control_endpoint import ANSWER_TIMEOUT_S, A, AgentPeer, AnyPeer, WorkerQuestions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotFound, NotReady
 from ckpt_runtime.jobmaster.slots import (
     EndedWorkerLog,
     Slot,

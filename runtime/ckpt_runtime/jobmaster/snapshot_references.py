@@ -15,16 +15,17 @@ from functools import partial
 from typing import TypeVar
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.jobmaster.gateway_errors import (
+from ckpt_runtime.jobmaster.gateway_values import (
     Conflict,
     GatewayError,
     InvalidRequest,
+    KnownSavepoints,
     NotFound,
     NotReady,
+    SavepointList,
     SnapshotInUse,
     SnapshotNotFound,
 )
-from ckpt_runtime.jobmaster.gateway_values import KnownSavepoints, SavepointList
 from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.snapshots import catalogue
 from ckpt_runtime.snapshots.catalogue import NOT_ALLOWED, CataloguedSavepoint

@@ -25,8 +25,14 @@ from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, find_option
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import NonNegative, malformed
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists, NotReady
-from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry, LineagePlace, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import (
+    Conflict,
+    ExceptionEntry,
+    JobAlreadyExists,
+    LineagePlace,
+    NotReady,
+    RunRequest,
+)
 from ckpt_runtime.jobmaster.job_record import JobRecord, cluster_options
 from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal

@@ -6,10 +6,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState, check_state
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.measures import Intervals
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, check_state
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.schema import DocumentError, NonNegative
 from ckpt_runtime.network.agent_messages import ProcessIdentity

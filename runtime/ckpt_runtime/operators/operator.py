@@ -19,9 +19,9 @@ from typing import Annotated, Any, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 from msgspec import Meta
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.scheduler.watermark_alignment import Progress

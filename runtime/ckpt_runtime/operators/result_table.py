@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.graph.specs import REMOVED, LimitSpec, SortOrder, SortSpec, TableSpec
 from ckpt_runtime.operators.group_state import OUTPUT_ROWS, GroupStateOperator
 from ckpt_runtime.operators.groups import row_of_none

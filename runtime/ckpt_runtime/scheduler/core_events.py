@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from ckpt_runtime.checkpoint import effects as checkpoint_effects
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, CompletedCheckpoint, OperatorSubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.events import CoordinatorEvent, TriggerRequested
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, OperatorSubtaskState
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects
@@ -190,7 +189,7 @@ class RecordAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LimitSources:
-    """The sources of the deployed tasks read at most so many rows per second, by their uids; 0 pauses one."""
+    """The sources of the deployed tasks read at most these numbers of rows per second, by their uids; 0 pauses one."""
 
     rates: Mapping[str, str]
 

@@ -15,10 +15,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.events import LeftoversFound
 from ckpt_runtime.checkpoint.sink_state import SinkLineage, new_sink_id, pending_names, restored_sink_ids
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
 from ckpt_runtime.connectors.part_directory import PartDirectory, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.snapshots.snapshot import open_snapshot

@@ -21,10 +21,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ckpt_runtime.checkpoint.completed_checkpoint import ANY, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    ANY,
+    KeyedHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.snapshots.authoring import discard
 from ckpt_runtime.snapshots.keyed_states import rewrite

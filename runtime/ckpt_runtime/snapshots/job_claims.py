@@ -20,8 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import SubtaskState, is_shared
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.processes import process_mark
 from ckpt_runtime.processes.process_mark import own_mark
 from ckpt_runtime.snapshots.catalogue import dispose_of

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.completed_checkpoint import VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedStateHandle,
     StateFile,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.snapshots.snapshot import Snapshot, StoredFiles, UnsharedFiles

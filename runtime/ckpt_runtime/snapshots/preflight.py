@@ -12,8 +12,12 @@ from typing import Any
 
 from msgspec import Struct, to_builtins
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, KeyedHandle, KeyedStateHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CanonicalKeyedStateHandle,
+    CompletedCheckpoint,
+    KeyedHandle,
+    KeyedStateHandle,
+)
 from ckpt_runtime.frontend.planning_process import PlanRequest
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.processes.limited_process import ProcessLimits, run_limited

@@ -26,12 +26,13 @@ from pathlib import Path
 
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OtherVersionError
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateStream,
+    CompletedCheckpoint,
     KeyedHandle,
     KeyedStateHandle,
     OperatorSubtaskState,
+    OtherVersionError,
     StateFile,
     is_shared,
 )

@@ -18,8 +18,8 @@ from typing import BinaryIO, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.states import (
     AggregateColumn,

@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, RowGroup, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import CanonicalKeyedStateHandle, RowGroup, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, plain

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
-from ckpt_runtime.checkpoint.state_handles import StateFile, is_shared
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile, is_shared
 
 
 class SharedFiles:

@@ -29,7 +29,7 @@ import pyarrow as pa
 import xxhash
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile, is_shared
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateSegment, ChannelStateStream, StateFile, is_shared
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage.errors import CorruptFileError, StorageError
 from ckpt_runtime.storage.filesystem import Location, file_size, naming, open_regular, read_range

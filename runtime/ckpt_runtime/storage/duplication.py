@@ -16,7 +16,7 @@ from contextlib import ExitStack, suppress
 from enum import StrEnum
 from uuid import uuid4
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.storage.errors import CorruptFileError
 from ckpt_runtime.storage.filesystem import (
     Location,

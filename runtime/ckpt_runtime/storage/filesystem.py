@@ -294,7 +294,7 @@ def _refuse_parent_segments(path: str, text: str) -> None:
 
 def _invalid(text: str, allowed: str) -> InvalidLocationError:
     shown = text if len(text) <= 200 else text[:200] + "..."
-    return InvalidLocationError(f"{shown!r} is not an usable location; allowed: {allowed}", shown)
+    return InvalidLocationError(f"{shown!r} is not a usable location; allowed: {allowed}", shown)
 
 
 @contextmanager

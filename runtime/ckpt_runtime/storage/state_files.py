@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from fsspec.spec import AbstractBufferedFile
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,

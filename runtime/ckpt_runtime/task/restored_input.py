@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, KeyedHandle
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.key_groups import KeyGroupRange

@@ -18,8 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     KeyedHandle,
     OperatorSubtaskState,
@@ -27,6 +26,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     SubtaskState,
     is_shared,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, SavepointFormat
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError

@@ -31,9 +31,9 @@ from ckpt_runtime.checkpoint.barrier_handler import (
     StopRecording,
     TakeSnapshot,
 )
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.measures import Interval, OpenIntervals
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfPartition
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.output_queue import InFlightData

@@ -13,10 +13,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, CompletedCheckpoint
 from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
 from ckpt_runtime.network.output_queue import InFlightData

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,

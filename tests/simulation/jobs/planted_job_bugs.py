@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
+from ckpt_runtime.checkpoint.completed_checkpoint import SharedStateRegistry
 from ckpt_runtime.checkpoint.retention import Retention
-from ckpt_runtime.checkpoint.state_handles import SharedStateRegistry
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.jobmaster.job_host import JobSlots

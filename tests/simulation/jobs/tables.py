@@ -12,14 +12,14 @@ from hashlib import blake2b
 from io import BytesIO
 from typing import Any, BinaryIO, cast
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedSection,
     KeyedStateHandle,
     StateFile,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.state import registry
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend

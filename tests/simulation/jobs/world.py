@@ -17,10 +17,9 @@ from itertools import accumulate, chain
 from random import Random
 from typing import Any, NamedTuple, cast
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, is_shared
 from ckpt_runtime.checkpoint.configuration import MINIMUM_MS, CheckpointOverrides, CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import is_shared
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ckpt_runtime.checkpoint import effects as out
+from ckpt_runtime.checkpoint.completed_checkpoint import SharedStateRegistry, is_shared
 from ckpt_runtime.checkpoint.completion import (
     AckResult,
     CheckpointFailures,
@@ -15,7 +16,6 @@ from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
-from ckpt_runtime.checkpoint.state_handles import SharedStateRegistry, is_shared
 from tests.simulation.planted.registry import also, bug, nothing
 
 # --- completion, subsumption, unknown outcomes

@@ -86,7 +86,7 @@ class ClientView:
     def hears(self, driver: Driver, answer: ChangeAnswered) -> None:
         """Each request is answered once, with the truth."""
         if not driver.leads:
-            return  # nobody believes it: the fence is asked first
+            return  # the answer is not used: the fence is checked first
         request = self._requests.get(answer.request_id)
         known = request is not None and not request.answered
         if request is None or not known:
@@ -111,7 +111,7 @@ class ClientView:
                 self._require(driver.machine.state.is_terminal, "told to have ended, which the job has not")
                 self._storing = None if self._storing == answer.request_id else self._storing
             case ChangeOutcome.UNKNOWN:
-                pass  # the driver goes on with it
+                pass  # the driver continues with it
 
     def _known(self, driver: Driver, *, in_force: bool = True) -> None:
         self._storing = None
@@ -127,7 +127,7 @@ class ClientView:
         rules = driver.coordinator.configuration
         self._require(rules == effective, f"{rules} is in force, stored is {effective}")
         storing = None if self._storing is None else self._requests[self._storing]
-        if storing is not None and storing.answered:  # its client was told that nobody knows; now the driver does
+        if storing is not None and storing.answered:  # its client got the answer "unknown"; now the driver knows
             self._storing = None
             self.possible = {stored}
 

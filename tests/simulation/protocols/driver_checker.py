@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, is_shared
 from ckpt_runtime.checkpoint.completion import TriggerRequest
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import is_shared
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
@@ -62,7 +61,7 @@ class _Open:
 
 
 class DriverChecker:
-    """Books on one driver; what it had in memory is forgotten with it, and nobody waits for its answers any more."""
+    """Keeps the books on one driver. Its memory is lost with it, and its pending answers are no longer expected."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -203,7 +202,7 @@ class DriverChecker:
         entry = self.open.get(event.checkpoint_id)
         if entry is not None and event.execution.attempt == self._driver.machine.attempt:
             entry.waits_for.discard(event.execution.key)
-        for file in event.state.files():  # whoever wrote it into a deleted directory has told of it now
+        for file in event.state.files():  # a task that wrote it into a deleted directory has reported it now
             path = path_of(file.path if is_shared(file) else f"{event.directory}/{file.path}")
             self._world.files.orphans.discard(path)
             if is_shared(file):
@@ -293,7 +292,7 @@ class DriverChecker:
         if not self._driver.backlog and self._rhythm_before != (configuration.interval_ms, configuration.min_pause_ms):
             pause_end = 0 if self._pause_from is None else self._pause_from + configuration.min_pause_ms
             due = max(now, self._base + configuration.interval_ms, pause_end)
-            # A tick that was queued and falls into the pause starts the rhythm anew at its end.
+            # A queued tick that falls into the pause restarts the rhythm at the end of the pause.
             self.require(
                 self._tick_at in (due, pause_end), f"the next tick comes at {self._tick_at}, it is due at {due}"
             )
@@ -497,7 +496,7 @@ class DriverChecker:
     # --- cancellation with a savepoint
 
     def cancellation_failed(self, request_id: str) -> None:
-        """Its savepoint did: the job goes on as if nobody had asked."""
+        """Its savepoint failed: the job continues as if there had been no request."""
         self.cancels.discard(request_id)
 
     def cancellation_due(self, request_id: str, savepoint_id: int) -> bool:

@@ -17,7 +17,7 @@ class DriverCrash(BaseException):
 
 
 class SimulatedProcess:
-    """Something that can stop for a while (and goes on later as if nothing had happened) or for good."""
+    """Something that can pause for a while, unnoticed by itself, or stop for good."""
 
     __slots__ = ("alive", "name", "paused_until")
 

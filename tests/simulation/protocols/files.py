@@ -9,8 +9,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import is_shared
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, is_shared
 from ckpt_runtime.storage.metadata import METADATA_NAME
 from tests.simulation.jobs.file_system import PROTOCOL, ROOT, FileStore
 from tests.simulation.protocols.event_loop import DriverCrash

@@ -306,7 +306,7 @@ class PlanEndpoint:
     # --- what follows
 
     def deploys(self, graph: JobGraph) -> None:
-        """What is stored, as far as the driver has been told; never a mixture."""
+        """What is stored, as far as the driver knows; never a mixture."""
         self._deployed = self._needed
         self._require(shape(graph) == self.shape, f"{shape(graph)} is deployed, {self.shape} is in force")
         if self._driver.leads and self._desired is None and not self._world.job_has_ended:

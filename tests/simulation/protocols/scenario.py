@@ -48,7 +48,7 @@ class Scenario(Schedule):
     ``calm``: the settings under which the job must make progress when the faults have ended. ``restored`` is the mode
     in which the job was started from a snapshot of another job; None for a fresh one. ``waits`` are vertices whose
     subtasks need a final checkpoint, as sinks always do. ``standby``: another driver takes over by the lease, by clocks
-    of their own; otherwise somebody starts one when the present one is gone.
+    of their own; otherwise another one is started when the present one is gone.
     """
 
     graph: JobGraph

@@ -10,15 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
-from ckpt_runtime.checkpoint.properties import CheckpointOptions
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     KeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
+from ckpt_runtime.checkpoint.properties import CheckpointOptions
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
@@ -399,7 +399,7 @@ class Deployment:
             self.world.loop.at(at, None, self.fail if fails else self._finish, task)
 
     def aborted(self, task: Subtask, checkpoint_id: int, latest_completed: int | None) -> None:
-        """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot go on."""
+        """Heals a lost completion first. A task inside a synchronous savepoint that is aborted cannot continue."""
         if latest_completed is not None:
             self.completed(task, latest_completed)
         if task.ended:

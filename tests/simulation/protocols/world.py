@@ -11,9 +11,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import job_record, job_shell, storage_effects
@@ -146,7 +152,7 @@ class World:
         return LeaseHolder(self, clock, clock.now)
 
     def claim(self) -> None:
-        """The next epoch; whoever led before can change nothing that its leader adopts."""
+        """The next epoch; earlier leaders cannot change what its leader adopts."""
         ha = self.ha
         ha.epoch += 1
         ha.signs, ha.last_sign, ha.released = 0, self.loop.now, False
@@ -240,7 +246,7 @@ class World:
             self.running, self._in_pool = before
 
     def step(self, driver: Driver, name: str) -> None:
-        """Between two steps of a call in a pool its driver may die, or be paused while everything else goes on."""
+        """Between two steps of a call in a pool its driver may die, or be paused while everything else continues."""
         self.crash_point(driver, name)
         likely = 0.03 if name == "writing metadata" else 0.002
         if self.running is driver and self._in_pool and self.choices.fault("paused in the midst of a call", likely):

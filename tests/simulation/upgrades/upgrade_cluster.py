@@ -86,7 +86,7 @@ class Operation:
 
 
 class UpgradeCluster:
-    """Takes actions and answers them; :meth:`pass_time` lets the world go on."""
+    """Takes actions and answers them; :meth:`pass_time` advances the world."""
 
     def __init__(self, chance: random.Random, chances: Chances) -> None:
         self.chance = chance

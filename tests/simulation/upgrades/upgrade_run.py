@@ -222,7 +222,7 @@ class Run:
             raise Broken(f"programs are still held: {cluster.holds}")
 
     def _may_strand(self, record: Upgrade) -> bool:
-        """Only when the old version cannot run, and never without saying from where a person can go on."""
+        """Happens only when the old version cannot run, and always says from where a person can continue."""
         kept = self.cluster.snapshot(record.snapshot)
         said = record.snapshot is None or (kept is not None and not kept.deleted and kept.path in record.why)
         chances = self.cluster.chances

@@ -19,4 +19,7 @@ def pipeline(spark: SparkSession, source: str, registry: str, output: str) -> No
     order = from_avro("value", ORDER, {"schema.registry.url": registry, "mode": "PERMISSIVE"})
     orders = messages.select(order.alias("order")).select("order.*").where("id IS NULL OR id > 0")
     keyed = orders.withColumn("key", to_avro(F.struct("country", "id"), KEY))
+    options = {"schema.registry.url": registry, "schema.registry.subject": "keys"}
+    given = F.create_map(*(F.lit(text) for option in options.items() for text in option))
+    keyed = keyed.withColumn("framed", F.call_function("to_avro", F.struct("country", "id"), F.lit(KEY), given))
     keyed.writeStream.trigger(availableNow=True).format("parquet").queryName("orders").start(output)

@@ -1,4 +1,4 @@
-"""Says how many rows each call of ``handleInputRows`` got, from a processor that is as slow as it is told to be."""
+"""Says how many rows each call of ``handleInputRows`` got, from a processor whose slowness is an argument."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source that is told how far checkpoints have come, keyed state, a transactional sink and a user's stream writer.
+"""A source that is notified of checkpoints, keyed state, a transactional sink and a user's stream writer.
 
 Everything that may be seen of the job lies below one directory: the acknowledgements of the source, the table, the
 batches. What steers it - how many numbers there are, whether user code fails - lies in another.

@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Self, cast
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
@@ -25,6 +24,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     KeyedStateHandle,
     StateFile,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotFiles, SnapshotReader
 from ckpt_runtime.state.errors import UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend

@@ -28,7 +28,7 @@ def act(directory: str | None, place: str) -> None:
     """``<place>-raise`` raises, ``-exit`` calls ``sys.exit``, ``-block`` never returns; ``-slow`` takes 50 ms.
 
     ``-held`` holds user code up as long as the file is there; ``-holds`` shows that it does. ``-unprintable``,
-    ``-surrogate`` and ``-huge`` raise what is hard to report; ``-spawn`` starts processes that nobody waits for.
+    ``-surrogate`` and ``-huge`` raise what is hard to report; ``-spawn`` starts processes without waiting for them.
     """
     if directory is None or not _is_told(directory, place):
         return

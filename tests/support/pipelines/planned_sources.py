@@ -238,7 +238,7 @@ class LeavingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class Leaving(_Source):
-    """Each partition is read by an object of its own; the source that makes it has told its schema."""
+    """An object of its own reads each partition; the source that makes it has given its schema."""
 
     told = ""
 

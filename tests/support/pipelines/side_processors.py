@@ -244,7 +244,7 @@ class ClockTimers(Talker):
 
 
 class Odd(Talker):
-    """What nobody stored, nulls, what is cleared or changed while it is read, and None where a tuple belongs."""
+    """Reads what was never stored, nulls, what is cleared or changed meanwhile, and None where a tuple belongs."""
 
     def init(self, handle: StatefulProcessorHandle) -> None:
         super().init(handle)
@@ -269,7 +269,7 @@ class Odd(Talker):
         ]
 
     def _refused(self, call: Callable[[], None]) -> bool:
-        """As a TypeError, behind which the processor goes on."""
+        """As a TypeError, after which the processor continues."""
         try:
             call()
         except TypeError:

@@ -1,4 +1,4 @@
-"""Snapshots as assets: URIs, watchers, and events that go on where another triggerer has ended."""
+"""Snapshots as assets: URIs, watchers, and events that continue where another triggerer has ended."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_new_savepoint_gives_one_event_with_all_its_facts(job_manager: JobManage
         with suppress(asyncio.CancelledError):
             await later
         await first.end()
-        # Another triggerer goes on from there: a stop that nobody saw, and the next job of the name.
+        # Another triggerer continues from there: a stop that no triggerer saw, and the next job of the name.
         stopped = take(job_manager, kind=CheckpointType.SYNC_SAVEPOINT)
         job_manager.gateway.move(JOB, JobStatus.FINISHED)
         job_manager.gateway.add_job(OTHER, NAME)
@@ -191,7 +191,7 @@ def test_watch_with_an_event_stream_polls_nothing(job_manager: JobManager) -> No
         assert {((event := await one)["id"], event["path"]) for one in waiting} == {(number, path)}
         assert job_manager.count("GET /events") == 1
         assert job_manager.count("GET /jobs/overview") - looks <= 3
-        # The next job of the name is seen as soon as it is told.
+        # The next job of the name is seen as soon as it is announced.
         later = [asyncio.create_task(one.next()) for one in watching]
         await until(lambda: all(store.values["ckpt_watch"]["id"] == number for store in stores))
         job_manager.gateway.move(JOB, JobStatus.FINISHED)

@@ -1,4 +1,4 @@
-"""Waits and requests in a worker whose session changes its token: they go on with the one of the connection."""
+"""Waits and requests in a worker whose session changes its token: they continue with the one of the connection."""
 
 from __future__ import annotations
 

@@ -152,7 +152,7 @@ def test_connection_test_reports_version_leader_and_slots(
     found, message = CkptHook().test_connection()
     assert not found
     assert "cannot be reached" in message
-    # Airflow tries what is in the form under a name that nobody knows.
+    # Airflow tries what is in the form under a name of its own.
     assert "Check host, port and scheme of this connection" in message
     found, message = connect(monkeypatch, schema="ftp").test_connection()
     assert (found, message) == (False, "scheme: 'ftp' is not acceptable, it must be http or https")

@@ -201,7 +201,7 @@ def test_a_wait_that_gets_details_from_before_a_change_looks_again_until_they_ag
 def test_waits_continue_after_another_driver_took_over(
     job_manager: JobManager, streams: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is away for a while, nobody asks it for anything twice, and what has happened meanwhile was never told."""
+    """It is away for a while, gets no request twice, and never reports what has happened meanwhile."""
     job_manager.streams = streams
 
     async def wait() -> None:
@@ -297,7 +297,7 @@ def test_cancelled_waits_leave_no_hub_and_no_stream(job_manager: JobManager) -> 
     ("waiting", "periods"), [(1, 1), (hub.WAITS_PER_FALLBACK_POLL, 1), (hub.WAITS_PER_FALLBACK_POLL + 1, 2), (500, 4)]
 )
 def test_waits_for_one_job_poll_together_without_events_and_less_often_if_many(waiting: int, periods: int) -> None:
-    """Whenever they ask how long to wait, and so that a growing number goes on looking together."""
+    """Whenever they compute their pause, and so that a growing number still polls together."""
     for asked in range(1, 4000, 17):
         left = hub.seconds_until_polled(float(asked), waiting)
         assert hub.GAP_SECONDS < left <= periods * hub.FALLBACK_POLL_SECONDS + hub.GAP_SECONDS

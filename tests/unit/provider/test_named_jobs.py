@@ -1,4 +1,4 @@
-"""Jobs that are given by their names: found once, kept over retries and deferrals, and what is told without one."""
+"""Jobs that are given by their names: found once, kept over retries and deferrals, and messages without one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.jobmaster.gateway_errors import Conflict, JobAlreadyExists
+from ckpt_runtime.jobmaster.gateway_values import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 

@@ -25,8 +25,7 @@ from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
-from ckpt_runtime.jobmaster.gateway_errors import JobTerminated
-from ckpt_runtime.jobmaster.gateway_values import OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import JobTerminated, OperationStatus
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
 

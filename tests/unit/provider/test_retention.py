@@ -115,7 +115,7 @@ def test_catalogue_lists_savepoints_and_proves_those_that_the_worker_cannot_read
 
 @pytest.mark.usefixtures("commands_in_this_process")
 def test_newest_good_savepoint_of_each_lineage_is_kept(savepoints: JobManager) -> None:
-    """One job is suspended, and goes on from its last savepoint; another one, which lives, takes newer ones."""
+    """One job is suspended, and resumes from its last savepoint; another one, which lives, takes newer ones."""
     gateway = savepoints.gateway
     proven = gateway.catalogue[0].entry
     assert proven is not None

@@ -1,4 +1,4 @@
-"""Starting and ending a session: a detached process that is found again, whoever died in between."""
+"""Starting and ending a session: a detached process that is found again after any process died."""
 
 from __future__ import annotations
 

@@ -19,19 +19,19 @@ import orjson
 import pytest
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
-from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     SubtaskState,
     check_state,
 )
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
+from ckpt_runtime.checkpoint.executions import TaskState
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.sink_state import pending_names, restored_sink_ids
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.cli.framework import read_session
 from ckpt_runtime.client.process_id import ProcessId

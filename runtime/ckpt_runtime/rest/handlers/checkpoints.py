@@ -23,37 +23,31 @@ from ckpt_runtime.contract.checkpoints import (
     VertexCheckpoint,
 )
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import CheckpointNotFound, NotFound
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, OperationKind
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, CheckpointNotFound, NotFound, OperationKind
 from ckpt_runtime.rest import checkpoint_answers
-from ckpt_runtime.rest.exchange import (
-    TRIGGER_ID,
-    BadRequest,
-    Body,
-    Flag,
-    HexId,
-    Location,
-    Note,
-    OneOf,
-    TheDispatcher,
-    Within,
-    body_of,
-    flink_router,
-    now_ms,
-    refused,
-    spelled,
-)
+from ckpt_runtime.rest.exchange import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
+    TRIGGER_ID,
+    Body,
     CheckpointId,
     CompletedBefore,
     Condition,
+    Flag,
+    HexId,
     JobId,
+    Location,
+    Note,
+    OneOf,
     Requester,
     SavepointDirectory,
     SavepointsOfJob,
     TriggerId,
     VertexId,
+    Within,
+    body_of,
+    refused,
+    spelled,
 )
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 

@@ -20,8 +20,7 @@ from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.contract import cluster as contract
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.jobs import ApplicationDetails, Applications, PlanPreview, StartedJob
-from ckpt_runtime.jobmaster.gateway_errors import GatewayError, NotFound
-from ckpt_runtime.jobmaster.gateway_values import RunRequest, StoredPipeline
+from ckpt_runtime.jobmaster.gateway_values import GatewayError, NotFound, RunRequest, StoredPipeline
 from ckpt_runtime.jobmaster.health import job_warnings
 from ckpt_runtime.jobmaster.metric_table import CLUSTER, PROCESS, running, texts, values
 from ckpt_runtime.processes.thread_dump import ThreadInfo
@@ -29,37 +28,37 @@ from ckpt_runtime.rest import job_answers, parameters
 from ckpt_runtime.rest.exchange import (
     PART_NAME,
     BadRequest,
-    Body,
-    EntryPoint,
-    Flag,
-    HexId,
-    Location,
-    OneOf,
-    Options,
-    Texts,
     TheDispatcher,
-    Within,
-    body_of,
     flink_router,
     now_ms,
     receive_pipeline,
-    spelled,
     whole_request,
 )
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
     Aggregations,
     ApplicationId,
+    Body,
     Condition,
+    EntryPoint,
+    Flag,
+    HexId,
     HoldOwner,
     JobId,
+    Location,
     LogName,
     MetricNames,
+    OneOf,
+    Options,
     PipelineId,
     SelectedTaskManagers,
     SlotAgentId,
+    Texts,
+    Within,
     aggregations,
+    body_of,
     listed,
+    spelled,
 )
 from ckpt_runtime.scheduler.job_status import JobStatus
 

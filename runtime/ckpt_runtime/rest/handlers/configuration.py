@@ -24,24 +24,21 @@ from ckpt_runtime.contract.configuration import (
     VertexRequirements,
 )
 from ckpt_runtime.jobmaster.gateway_values import ConfigurationRequest, EffectiveCheckpointConfig
-from ckpt_runtime.rest.exchange import (
-    BadRequest,
+from ckpt_runtime.rest.exchange import BadRequest, TheDispatcher, echo, flink_router, whole_request
+from ckpt_runtime.rest.openapi import errors, json_body
+from ckpt_runtime.rest.parameters import (
     Body,
     ClosedBody,
+    Condition,
     Flag,
     HexId,
+    JobId,
     Options,
     OptionsPatch,
-    TheDispatcher,
     Within,
     body_of,
-    echo,
-    flink_router,
     spelled,
-    whole_request,
 )
-from ckpt_runtime.rest.openapi import errors, json_body
-from ckpt_runtime.rest.parameters import Condition, JobId
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
 
 job_configuration = flink_router(prefix="/jobs/{jobid}/config", tags=["job configuration"])

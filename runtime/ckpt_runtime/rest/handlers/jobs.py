@@ -41,49 +41,41 @@ from ckpt_runtime.contract.jobs import (
 )
 from ckpt_runtime.jobmaster import gateway_values, health
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_errors import JobNotFound, JobTerminated, NotFound, VertexNotFound
+from ckpt_runtime.jobmaster.gateway_values import JobNotFound, JobTerminated, NotFound, VertexNotFound
 from ckpt_runtime.jobmaster.metric_table import text_of
 from ckpt_runtime.rest import checkpoint_answers, job_answers, parameters, prometheus
 from ckpt_runtime.rest.event_stream import EventStreamResponse, EventStreams
-from ckpt_runtime.rest.exchange import (
-    HEX_ID_PATTERN,
-    OWNER_PATTERN,
-    ApiError,
-    BadRequest,
-    Body,
-    HexIds,
-    Location,
-    Owner,
-    TheDispatcher,
-    Within,
-    body_of,
-    echo,
-    flink_router,
-    now_ms,
-    spelled,
-    whole_request,
-)
+from ckpt_runtime.rest.exchange import ApiError, BadRequest, TheDispatcher, echo, flink_router, now_ms, whole_request
 from ckpt_runtime.rest.handlers.cluster import cluster_configuration
 from ckpt_runtime.rest.openapi import errors, json_body
 from ckpt_runtime.rest.parameters import (
+    HEX_ID_PATTERN,
+    OWNER_PATTERN,
     Aggregations,
     Attempt,
+    Body,
     Condition,
     FailureLabels,
     FlameGraphKind,
+    HexIds,
     JobId,
+    Location,
     MaxExceptions,
     MetricNames,
     OneSubtask,
+    Owner,
     Requester,
     SelectedJobs,
     SelectedSubtasks,
     SubtaskIndex,
     VertexId,
+    Within,
     aggregations,
+    body_of,
     listed,
     selected_jobs,
     selected_subtasks,
+    spelled,
 )
 from ckpt_runtime.scheduler.job_status import JobStatus
 

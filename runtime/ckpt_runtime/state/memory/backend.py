@@ -12,9 +12,13 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    HASHMAP,
+    IncrementalKeyedStateHandle,
+    KeyedHandle,
+    KeyedStateHandle,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.backend import KeyedSnapshot, SnapshotFiles, SnapshotReader

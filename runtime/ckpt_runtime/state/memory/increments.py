@@ -23,9 +23,8 @@ from uuid import uuid4
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP
+from ckpt_runtime.checkpoint.completed_checkpoint import HASHMAP, IncrementalKeyedStateHandle, KeyedHandle, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.state.backend import SnapshotFiles, SnapshotReader

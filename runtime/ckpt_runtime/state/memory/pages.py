@@ -4,7 +4,7 @@ A file is a run of *sections*, one per named state. A section is a run of *key-g
 groups left out. A block is a run of Arrow IPC record batch messages (encapsulated form: continuation marker, metadata
 length, metadata, body; 8-byte aligned relative to the block) with stored rows, without schema messages and
 uncompressed. Offsets of blocks count from the file's start and are stored in
-:class:`~ckpt_runtime.checkpoint.state_handles.KeyedSection`, with the state's descriptor.
+:class:`~ckpt_runtime.checkpoint.completed_checkpoint.KeyedSection`, with the state's descriptor.
 
 The restored content of states that are not in use yet stays in key-group blocks of the backend's range. Blocks are
 read once at restore (clipped to the range), decoded when a state is claimed, and until then written to each snapshot,
@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,

@@ -12,12 +12,12 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     IncrementalKeyedStateHandle,
     KeyedHandle,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, SavepointFormat
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.state_options import RocksDBOptions, StateOptions, rocksdb_metrics
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, SnapshotReader

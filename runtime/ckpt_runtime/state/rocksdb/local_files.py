@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TypeAlias, TypeVar
 from uuid import uuid4
 
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.processes.held_directory import HeldDirectory
 from ckpt_runtime.state.backend import SnapshotReader
 from ckpt_runtime.state.errors import CorruptStateError

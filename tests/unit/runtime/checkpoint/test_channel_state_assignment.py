@@ -16,18 +16,20 @@ from ckpt_runtime.checkpoint.channel_state_assignment import (
     assign_channel_state,
     broadcast_origin,
 )
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateSegment,
     ChannelStateStream,
+    CompletedCheckpoint,
+    EdgeDescriptor,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
 from tests.unit.runtime.checkpoint.checkpoint_driver import vertex
@@ -349,7 +351,7 @@ def test_a_broadcast_origin_is_the_own_copy_or_dealt_among_those_left() -> None:
 
 
 def test_received_data_precedes_queued_data_and_edges_keep_their_gates() -> None:
-    """Two inputs from one vertex and one from another; equal edges are told apart by their order."""
+    """Two inputs from one vertex and one from another; equal edges are distinguished by their order."""
     a, b, c = vertex("a", 2), vertex("b", 1), vertex("c", 2)
     edges = (
         JobEdge(a.id, c.id, REBALANCE),

@@ -6,7 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    FileGivenUpError,
+    SharedStateConflictError,
+    SharedStateRegistry,
+    SubtaskState,
+)
 from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
 from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
@@ -18,12 +24,6 @@ from ckpt_runtime.checkpoint.retention import (
     CompletedCheckpointStore,
     RetainedCheckpoint,
     UnexpectedAnswerError,
-)
-from ckpt_runtime.checkpoint.state_handles import (
-    FileGivenUpError,
-    SharedStateConflictError,
-    SharedStateRegistry,
-    SubtaskState,
 )
 from ckpt_runtime.checkpoint.triggering import (
     CAPACITY,

@@ -8,7 +8,17 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    CompletedCheckpoint,
+    EdgeDescriptor,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -16,15 +26,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.checkpoint.state_assignment import assign_states
-from ckpt_runtime.checkpoint.state_handles import (
-    ChannelStateSegment,
-    ChannelStateStream,
-    OperatorListState,
-    OperatorStateMode,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
-)
 from ckpt_runtime.checkpoint.statistics import CheckpointCounts
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from tests.unit.runtime.checkpoint.checkpoint_driver import NATIVE, SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file

@@ -220,7 +220,7 @@ class TestEnd:
 
 
 class TestLastCheckpoint:
-    """FLIP-147: without a period nobody else would ever trigger it again."""
+    """FLIP-147: without a period it would never be triggered again."""
 
     def at_end_of_data(self, driver: Driver) -> None:
         for execution in driver.executions:

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from tests.unit.runtime.checkpoint.checkpoint_driver import Driver, two_vertex_graph
 
 

@@ -13,8 +13,8 @@ from ckpt_runtime.checkpoint.measures import (
     Interval,
     OpenIntervals,
     OperatorMeasures,
-    since,
 )
+from ckpt_runtime.jobmaster.progress import since
 
 
 def concatenated(uid: str, parts: Sequence[bytes]) -> bytes:

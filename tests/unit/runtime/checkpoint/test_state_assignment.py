@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import (
     FinishedStateError,
@@ -18,14 +27,6 @@ from ckpt_runtime.checkpoint.state_assignment import (
     ParallelismError,
     assign_states,
     restored_max_parallelism,
-)
-from ckpt_runtime.checkpoint.state_handles import (
-    KeyedStateHandle,
-    OperatorListState,
-    OperatorStateMode,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range

@@ -12,9 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    OperatorSubtaskState,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import OperatorSubtaskState, SubtaskState
 from ckpt_runtime.cli.main import main
 from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator

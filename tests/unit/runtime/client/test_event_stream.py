@@ -1,4 +1,4 @@
-"""Reading streams of events: lines, where the next connection goes on, and what is no stream."""
+"""Reading streams of events: lines, where the next connection continues, and what is no stream."""
 
 from __future__ import annotations
 

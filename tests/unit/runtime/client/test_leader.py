@@ -194,7 +194,7 @@ def test_missing_leader_is_reported(directory: Directory, blocking: bool) -> Non
 
 
 def test_old_document_does_not_prove_an_address(directory: Directory, blocking: bool) -> None:
-    """Put back later, when somebody else has the port."""
+    """An old document that is put back later, when another process has the port."""
     with listening() as (stranger, heard):
         directory.lead(stranger, good_for_s=0.2)
         old = directory.file.read_bytes()

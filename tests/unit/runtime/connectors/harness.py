@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
 from ckpt_runtime.operators.operator import (
     Operator,
     OperatorContext,

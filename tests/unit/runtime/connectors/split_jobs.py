@@ -6,9 +6,15 @@ from typing import Any
 
 import pyarrow as pa
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, EdgeDescriptor, VertexDescriptor
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    EdgeDescriptor,
+    OperatorListState,
+    OperatorSubtaskState,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 from ckpt_runtime.graph.formats import source_schema

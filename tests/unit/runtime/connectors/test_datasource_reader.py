@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark import SparkContext
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError

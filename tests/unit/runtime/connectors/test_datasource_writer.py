@@ -13,7 +13,7 @@ import pytest
 from msgspec import convert, to_builtins
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
@@ -128,7 +128,7 @@ def test_output_that_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: P
 
 
 def test_output_that_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> None:
-    """A savepoint tells nobody that it is complete, and a checkpoint that is being stored has not told yet."""
+    """A savepoint notifies no task of its completion, and a checkpoint that is being stored has not done so yet."""
     sink = Sink(tmp_path)
     sink.writers[0].process_batch(rows(1), 0)
     sink.checkpoint(4)

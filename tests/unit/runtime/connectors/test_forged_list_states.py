@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
 from ckpt_runtime.connectors.datasource_reader import EnumeratorOperator
 from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 from ckpt_runtime.connectors.delta_sink import DeltaSink

@@ -154,7 +154,7 @@ def test_only_hidden_files_of_earlier_attempts_of_the_same_sink_are_removed(tmp_
 
 @pytest.mark.row("147.8")
 def test_two_jobs_from_one_savepoint_publish_its_files_once(tmp_path: Path) -> None:
-    """A savepoint notifies nobody: the running job commits the file later, and the restored job commits it, too."""
+    """A savepoint notifies no task: the running job commits the file later, and the restored job commits it, too."""
     running = sink(tmp_path)
     opened(running, context())
     running.process_batch(rows(0, 3), 0)
@@ -189,7 +189,7 @@ def test_two_jobs_that_commit_the_same_file_at_once_publish_it_once(
 
 @pytest.mark.row("147.8")
 def test_resumed_job_removes_hidden_files_that_an_ended_job_wrote_after_its_snapshot(tmp_path: Path) -> None:
-    """The driver of the first job was killed: nobody cleaned up. The sink is the same, the job is another."""
+    """The driver of the first job was killed, without a clean-up. The sink is the same, the job is another."""
     state = crashed_attempt(tmp_path)
     lineage = SinkLineage(SINK.sink_id, ended_jobs=(JOB,))
     for index in range(2):
@@ -217,7 +217,7 @@ def test_a_resumed_job_leaves_the_files_of_a_job_that_may_be_alive(tmp_path: Pat
 
 
 def test_files_covered_by_a_savepoint_outlive_a_restore_from_an_older_checkpoint(tmp_path: Path) -> None:
-    """A savepoint notifies nobody: its files wait for a checkpoint. A failure before that one must not take them."""
+    """A savepoint notifies no task: its files wait for a checkpoint. A failure before that one must not take them."""
     first = sink(tmp_path)
     opened(first, context())
     first.process_batch(rows(0), 0)
@@ -360,7 +360,7 @@ class _Run:
             opened(writer, where)
 
     def cancel(self) -> None:
-        """All are killed, and another job resumes from what is complete; its attempts begin anew."""
+        """All are killed, and another job resumes from what is complete; its attempts count from the start."""
         self.jobs += 1
         self.attempt = -1
         self.crash()
@@ -376,7 +376,7 @@ class _Run:
         self.taken.append((self.checkpoint, self.position, states))
 
     def savepoint(self) -> None:
-        """A snapshot that nobody is told of."""
+        """A snapshot of which no task is notified."""
         self.checkpoint += 1
         for writer in self.subtasks:
             snapshot_of(writer, self.checkpoint)

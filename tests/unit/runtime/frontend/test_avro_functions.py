@@ -12,6 +12,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
@@ -187,10 +188,16 @@ def test_columns_of_other_types_than_the_schema_are_refused() -> None:
 
 
 class Registry:
-    """A Schema Registry over HTTP. ``refusals`` are the first answers, as status codes."""
+    """A Schema Registry over HTTP. ``refusals`` are the first answers, as status codes.
+
+    Schemas are registered and looked up as in Confluent's API: equal ones have one id, and a record of Avro has to be
+    backward compatible with the version before.
+    """
 
     def __init__(self, schemas: Mapping[Any, dict[str, Any]], refusals: list[int]) -> None:
         self.asked: list[tuple[str, str | None]] = []
+        self.subjects: dict[str, list[dict[str, Any]]] = {}
+        self.ids: list[dict[str, Any]] = []
         registry = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -205,6 +212,16 @@ class Registry:
                 self.end_headers()
                 self.wfile.write(body)
 
+            def do_POST(self) -> None:
+                registry.asked.append((self.path, self.headers.get("authorization")))
+                given = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                status, answer = (refusals.pop(0), {}) if refusals else registry.posted(self.path, given)
+                body = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("content-length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
             def log_message(self, *_: Any) -> None: ...
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -212,6 +229,35 @@ class Registry:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server.server_port}"
+
+    def posted(self, path: str, given: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        """The status and the answer to a registration, ``/subjects/x/versions``, or a look-up, ``/subjects/x``."""
+        subject = unquote(path.split("/")[2])
+        versions = self.subjects.get(subject, [])
+        if given not in versions:
+            if not path.endswith("/versions"):
+                missing = (40403, "Schema not found") if versions else (40401, f"Subject '{subject}' not found.")
+                return 404, dict(zip(("error_code", "message"), missing, strict=True))
+            if versions and not _is_backward_compatible(given, versions[-1]):
+                problem = f'Schema being registered is incompatible with an earlier schema for subject "{subject}"'
+                return 409, {"error_code": 409, "message": problem}
+            self.subjects.setdefault(subject, []).append(given)
+        if given not in self.ids:
+            self.ids.append(given)
+        number = 100 + self.ids.index(given)
+        if path.endswith("/versions"):
+            return 200, {"id": number}
+        version = self.subjects[subject].index(given) + 1
+        return 200, {"subject": subject, "id": number, "version": version, **given}
+
+
+def _is_backward_compatible(new: dict[str, Any], old: dict[str, Any]) -> bool:
+    """Whether a reader with the new schema of a record can read what was written with the old one."""
+    fields, before = (json.loads(given["schema"])["fields"] for given in (new, old))
+    known = {field["name"]: field["type"] for field in before}
+    return all(
+        known[field["name"]] == field["type"] if field["name"] in known else "default" in field for field in fields
+    )
 
 
 @contextmanager
@@ -251,6 +297,70 @@ def test_messages_are_read_with_the_schema_whose_id_they_carry(monkeypatch: pyte
     assert found == [{"id": 1, "to": "?"}, {"id": 2, "to": "DE"}, {"id": 1, "to": "?"}, None]
     authorization = "Basic " + base64.b64encode(b"me:pass:word").decode()
     assert serving.asked == [("/schemas/ids/7", authorization)] * 3 + [("/schemas/ids/300", authorization)]
+
+
+@pytest.mark.row("ends.5")
+def test_values_are_written_with_the_id_under_which_their_schema_is_registered_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
+    rows = pa.array([{"id": 1}, None, {"id": 2}], pa.struct([("id", pa.int32())]))
+    with registry({}, [503]) as serving:
+        user = {"schema.registry.basic.auth.user.info": "me:secret"}
+        given = {"schema.registry.url": serving.url, "schema.registry.subject": "orders/x-value", **user}
+        function = ToAvro(json.dumps(FIRST), given)
+        assert serving.asked == []
+        messages = [framed(100, encoded(FIRST, {"id": 1})), None, framed(100, encoded(FIRST, {"id": 2}))]
+        assert function(rows).to_pylist() == function(rows).to_pylist() == messages
+        path, credentials = "/subjects/orders%2Fx-value", "Basic " + base64.b64encode(b"me:secret").decode()
+        assert serving.asked == [(f"{path}/versions", credentials)] * 2
+        assert serving.subjects == {"orders/x-value": [{"schema": json.dumps(FIRST)}]}
+        known = ToAvro(json.dumps(FIRST), {**given, "auto.register.schemas": "false"})
+        assert known(rows).to_pylist() == messages
+
+
+@pytest.mark.row("ends.5")
+def test_schema_that_the_registry_refuses_fails_the_job_with_its_reason_and_is_no_bad_row(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)
+    rows = pa.array([{"id": 1}], pa.struct([("id", pa.int32())]))
+    with registry({}) as serving:
+        given = {"schema.registry.url": serving.url, "schema.registry.subject": "s"}
+        unknown = "refused the schema of subject 's': Subject 's' not found.; register it, or let auto.register.schemas"
+        with pytest.raises(RegistryError, match=unknown):
+            ToAvro(json.dumps(FIRST), {**given, "auto.register.schemas": "false"})(rows)
+        assert serving.subjects == {}
+        ToAvro(json.dumps(SECOND), given)(pa.array([{"id": 1, "to": "x"}]))
+        with pytest.raises(
+            RegistryError, match="incompatible with an earlier schema .* or the compatibility of the subject"
+        ):
+            ToAvro(json.dumps(FIRST), given)(rows)
+    with (
+        registry({}, [401]) as serving,
+        pytest.raises(RegistryError, match="refused the schema of subject 's': status 401"),
+    ):
+        ToAvro(json.dumps(FIRST), {**given, "schema.registry.url": serving.url})(rows)
+    with pytest.raises(RegistryError, match="the schema of subject 's' cannot be registered at http"):
+        ToAvro(json.dumps(FIRST), given)(rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"schema.registry.subject": "s"}, "schema.registry.subject needs schema.registry.url"),
+        ({"auto.register.schemas": "true"}, "auto.register.schemas needs schema.registry.url"),
+        ({"schema.registry.url": "http://r"}, "needs schema.registry.subject, such as orders-value"),
+        (
+            {"schema.registry.url": "http://r", "schema.registry.subject": "s", "auto.register.schemas": "yes"},
+            "auto.register.schemas 'yes' is not true or false",
+        ),
+        ({"mode": "PERMISSIVE"}, "the option 'mode' is not supported; there are schema.registry.url"),
+    ],
+)
+def test_options_of_a_writer_that_do_not_fit_are_refused(options: dict[str, str], problem: str) -> None:
+    with pytest.raises(PlanError, match=problem):
+        ToAvro('"int"', options)
 
 
 @pytest.mark.row("ends.4")

@@ -305,6 +305,49 @@ def test_values_that_a_message_cannot_hold_fail(name: str, row: dict[str, Any], 
         ToProtobuf(name, DESCRIPTORS, {})(rows)
 
 
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize(("name", "indexes"), [("shop.Order", b"\x02\x02"), ("shop.Order.Line", b"\x04\x02\x00")])
+def test_messages_are_written_in_confluents_format_with_their_file_registered_and_read_back(
+    name: str, indexes: bytes
+) -> None:
+    kind = arrow_type(FromProtobuf(name, DESCRIPTORS, {}).result)
+    rows = pa.array([{}], pa.struct(list(kind)))
+    schemas: dict[Any, dict[str, Any]] = {}
+    with registry(schemas) as serving:
+        url = {"schema.registry.url": serving.url}
+        [message] = ToProtobuf(name, DESCRIPTORS, {**url, "schema.registry.subject": "orders-value"})(rows).to_pylist()
+        assert message[:1] + message[5:] == b"\x00" + indexes
+        assert int.from_bytes(message[1:5], "big") == 100 + serving.ids.index(serving.subjects["orders-value"][0])
+        for number, given in enumerate(serving.ids):
+            assert given["schemaType"] == "PROTOBUF"
+            descriptor_pb2.FileDescriptorProto.FromString(base64.b64decode(given["schema"]))
+            schemas[100 + number] = given
+        assert len(FromProtobuf(name, DESCRIPTORS, url)(pa.array([message], pa.binary()))) == 1
+
+
+@pytest.mark.row("ends.5")
+def test_files_that_a_message_imports_are_registered_before_it_under_their_names() -> None:
+    money = text_format.Parse(
+        """name: "shop/money.proto" package: "shop" syntax: "proto3" message_type { name: "Money"
+        field { name: "cents" number: 1 type: TYPE_INT64 label: LABEL_OPTIONAL } }""",
+        descriptor_pb2.FileDescriptorProto(),
+    )
+    price = text_format.Parse(
+        """name: "shop/price.proto" package: "shop" syntax: "proto3" dependency: "shop/money.proto"
+        message_type { name: "Price"
+        field { name: "of" number: 1 type: TYPE_MESSAGE type_name: ".shop.Money" label: LABEL_OPTIONAL } }""",
+        descriptor_pb2.FileDescriptorProto(),
+    )
+    files = descriptor_pb2.FileDescriptorSet(file=[money, price]).SerializeToString()
+    with registry({}) as serving:
+        options = {"schema.registry.url": serving.url, "schema.registry.subject": "prices-value"}
+        [message] = ToProtobuf("shop.Price", files, options)(pa.array([{"of": {"cents": 5}}])).to_pylist()
+    assert message == framed(101, b"\x00" + b"\x0a\x02\x08\x05")
+    assert list(serving.subjects) == ["shop/money.proto", "prices-value"]
+    reference = {"subject": "shop/money.proto", "version": 1, "name": "shop/money.proto"}
+    assert serving.subjects["prices-value"][0]["references"] == [reference]
+
+
 @pytest.mark.row("ends.4")
 def test_messages_of_confluents_format_say_which_message_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_functions, "_PAUSE_S", 0.0)

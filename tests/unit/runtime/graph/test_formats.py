@@ -12,6 +12,7 @@ import pytest
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, source_options, source_schema
 from ckpt_runtime.graph.options import Option, parse_options
+from ckpt_runtime.graph.postgres_options import server_of
 
 ROWS = pa.schema([("key", pa.int64()), ("count", pa.int64()), ("name", pa.string())])
 
@@ -128,3 +129,54 @@ def test_schema_of_a_data_source_class_is_used() -> None:
     assert source_schema(Without, {}, ROWS) is ROWS
     with pytest.raises(PlanError, match=r"schema: Without.schema\(\) failed, set .schema"):
         source_schema(Without, {}, None)
+
+
+NUMBER = pa.schema([("n", pa.int64())])
+TEXT = pa.schema([("value", pa.string())])
+TWICE = pa.schema([("n", pa.int64()), ("N", pa.string())])
+BROKERS = {"kafka.bootstrap.servers": "localhost:1"}
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "schema", "problem"),
+    [
+        ("text", {"path": "/x"}, pa.schema([]), "schema: it has no column"),
+        ("csv", {"path": "/x"}, pa.schema([]), "schema: it has no column"),
+        ("json", {"path": "/x"}, TWICE, "the columns 'n' and 'N' have one name"),
+        ("kafka", {**BROKERS, "assign": '{"a": [-1]}'}, None, "option 'assign': expected the numbers of partitions"),
+        ("kafka", {**BROKERS, "assign": "{}"}, None, "option 'assign': expected the numbers of partitions"),
+        (
+            "postgresql",
+            {"url": "postgresql://me:a:b@db:99999/x?sslmode=require", "dbtable": "t", "growingColumn": "n"},
+            NUMBER,
+            "option 'url': 'db:99999' is not a host with a port from 1 to 65535",
+        ),
+    ],
+)
+def test_source_that_could_never_read_is_refused(
+    source: str, options: dict[str, str], schema: pa.Schema | None, problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        source_schema(source, options, schema)
+
+
+@pytest.mark.parametrize(
+    ("sink", "options", "schema", "problem"),
+    [
+        ("kafka", {**BROKERS, "topic": ""}, TEXT, "option 'topic': '' is not a topic's name"),
+        ("kafka", {**BROKERS, "topic": "a b"}, TEXT, "option 'topic': 'a b' is not a topic's name: up to 249 letters"),
+        ("kafka", {**BROKERS, "topic": ".."}, TEXT, "option 'topic': '..' is not a topic's name"),
+        ("parquet", {"path": "/x"}, TWICE, "the columns 'n' and 'N' have one name"),
+        ("postgresql", {"url": "postgresql://db:0/x", "dbtable": "t"}, NUMBER, "'db:0' is not a host with a port"),
+    ],
+)
+def test_sink_that_could_never_write_is_refused(
+    sink: str, options: dict[str, str], schema: pa.Schema, problem: str
+) -> None:
+    with pytest.raises(PlanError, match=problem):
+        check_sink(sink, options, schema)
+
+
+@pytest.mark.parametrize("host", ["", "db", "db:5432", "[::1]:5432", "a:1,b:2", "me:p%40ss:x@db:5432", "%2Fvar%2Frun"])
+def test_url_of_a_server_may_have_every_form_of_a_host(host: str) -> None:
+    assert server_of(f"jdbc:postgresql://{host}/x?a=b:c") == f"postgresql://{host}/x?a=b:c"

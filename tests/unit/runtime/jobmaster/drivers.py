@@ -36,14 +36,14 @@ def found_by(store: HaStore) -> FoundJob:
 
 
 def submission_found_by(store: HaStore) -> JobSubmission:
-    """Of the only job, which can go on."""
+    """Of the only job, which can continue."""
     submission = found_by(store).submission
     assert submission is not None
     return submission
 
 
 async def taken_over(world: World, store: HaStore) -> JobMaster:
-    """The only job as a new driver goes on with it; running."""
+    """The only job as a new driver continues it; running."""
     job = world.recover_job(submission_found_by(store))
     await world.running(job)
     return job

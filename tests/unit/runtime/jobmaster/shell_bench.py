@@ -11,13 +11,18 @@ from typing import Any, cast
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
@@ -50,7 +55,7 @@ ANSWERS = (
 
 
 class Listener(TaskGateway):
-    """Workers that are told nothing; notes what they would hear and what the coordinator decides.
+    """Workers that get no message; notes what would be sent to them and what the coordinator decides.
 
     ``changed`` is set each time.
     """
@@ -95,7 +100,7 @@ class NotedCoordinator(CheckpointCoordinator):
 
 
 class Pointers(JobRecord):
-    """Pointers whose calls fail as told: the errors are raised one after the other, then all is well."""
+    """Pointers whose calls raise the given errors, one after the other, and succeed after them."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -10,8 +10,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.sink_state import SinkLineage
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateSegment,
     ChannelStateStream,
     OperatorListState,
@@ -19,6 +18,7 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
 )
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.jobmaster.task_gateway import RestoredState, SlotPlacement, plan_deployments
 from ckpt_runtime.network.connections import encode

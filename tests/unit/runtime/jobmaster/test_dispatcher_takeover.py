@@ -18,8 +18,16 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import known_jobs
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
-from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, JobNotFound, JobTerminated, NotReady
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, HoldRequest, OperationKind, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import (
+    CheckpointKind,
+    HoldRequest,
+    JobAlreadyExists,
+    JobNotFound,
+    JobTerminated,
+    NotReady,
+    OperationKind,
+    RunRequest,
+)
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord, store_job
 from ckpt_runtime.jobmaster.lineages import LineageHeld

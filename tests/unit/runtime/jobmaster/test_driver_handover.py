@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
@@ -74,7 +74,7 @@ class TestFormerLeader:
     async def test_a_pointer_that_came_in_time_is_not_acted_on_without_the_lead(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Its checkpoint is complete for the new leader to go on from; the old one tells nobody and deletes nothing."""
+        """The new leader resumes from its complete checkpoint; the old one notifies no task and deletes nothing."""
         fence = Fence()
 
         async with World.start(tmp_path) as world:
@@ -252,7 +252,7 @@ async def test_two_clusters_cannot_run_the_same_job_id_in_one_checkpoint_directo
 async def test_result_is_stored_before_files_of_the_job_are_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A crash before it is stored leaves a job that goes on from its checkpoint, not one that starts from nothing."""
+    """A crash before it is stored leaves a job that resumes from its checkpoint, not one that starts from nothing."""
     publish = versioned_document.publish
     refused: list[str] = []
     crashed = threading.Event()
@@ -438,7 +438,7 @@ class TestStopWithSavepoint:
         return {path.name: path.read_bytes() for path in root.iterdir()}
 
     async def test_a_driver_that_dies_before_the_job_has_ended_hands_over_the_savepoint(self, tmp_path: Path) -> None:
-        """What the savepoint committed must not be committed again: the next driver goes on from it."""
+        """What the savepoint committed must not be committed again: the next driver resumes from it."""
 
         async with World.start(tmp_path) as world:
             store = driver(tmp_path)

@@ -60,7 +60,7 @@ def test_a_reader_that_the_ring_has_overtaken_gets_an_error() -> None:
 
 
 def test_events_of_other_jobs_are_passed_over() -> None:
-    """They are no reason to have missed anything, and move the place that a client goes on from."""
+    """They cause no gap, and move the place from which a client continues."""
     log = filled(4 * BATCH, 10 * BATCH)
     reader = EventReader(log, frozenset(["job-1"]), "session-0")
     seen: list[int] = []

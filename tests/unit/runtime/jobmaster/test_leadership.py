@@ -222,7 +222,7 @@ async def test_a_directory_that_cannot_be_used_is_an_error_at_once(tmp_path: Pat
 
 
 async def test_a_signed_address_is_renewed_as_long_as_its_leader_lives(tmp_path: Path) -> None:
-    """And put right when somebody has changed it."""
+    """It is corrected after another process has changed it."""
     file = tmp_path / "ha" / "leader.json"
 
     def published() -> PublishedLeader:

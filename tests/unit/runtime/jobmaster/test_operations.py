@@ -10,8 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ckpt_runtime.jobmaster import operations
-from ckpt_runtime.jobmaster.gateway_errors import OperationNotFound
-from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationNotFound, OperationStatus
 from ckpt_runtime.jobmaster.operations import OperationFailure, OperationStore
 
 SAVEPOINT = OperationKind.SAVEPOINT

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
 from ckpt_runtime.storage.ha_store import HaStore
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckpt_runtime.jobmaster import program_store
-from ckpt_runtime.jobmaster.gateway_errors import InvalidRequest, PipelineNotFound
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, PipelineNotFound
 from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, ProgramStore, modules_of
 
 pytestmark = pytest.mark.usefixtures("process_template")

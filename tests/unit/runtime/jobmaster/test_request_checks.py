@@ -7,11 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
     CanonicalKeyedStateHandle,
     ChannelStateStream,
+    CompletedCheckpoint,
     IncrementalKeyedStateHandle,
     KeyedHandle,
     KeyedStateHandle,
@@ -20,12 +19,13 @@ from ckpt_runtime.checkpoint.state_handles import (
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.jobmaster.gateway_errors import SubmissionFailed
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.request_checks import (
     check_backend,
     check_no_drill,

@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.control_endpoint import AgentPeer, WorkerPeer
-from ckpt_runtime.jobmaster.gateway_errors import NotFound, NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotFound, NotReady
 from ckpt_runtime.jobmaster.slot_pool import MAX_FAILURES, SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotEnded, SlotsUnavailableError, SlotTimes
 from ckpt_runtime.network.agent_messages import (

@@ -1,4 +1,4 @@
-"""Deletions that fail are tried again until they are done; nobody else deletes, and a fenced driver deletes nothing."""
+"""Deletions that fail are tried again until they are done; a fenced driver deletes nothing."""
 
 from __future__ import annotations
 

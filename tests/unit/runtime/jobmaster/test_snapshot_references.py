@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import SnapshotInUse, SnapshotNotFound
+from ckpt_runtime.jobmaster.gateway_values import SnapshotInUse, SnapshotNotFound
 from ckpt_runtime.jobmaster.snapshot_references import References, SnapshotReferences
 from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.storage.claims import Claim, Claimant, acquire, read_claim

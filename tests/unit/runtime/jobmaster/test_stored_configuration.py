@@ -12,7 +12,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster.gateway_errors import NotReady
+from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_settings import submitted_settings
@@ -70,7 +70,7 @@ async def test_a_new_driver_continues_with_configuration_graph_version_and_overr
 
 
 class Unsure(DurableRecord):
-    """Stores nothing and cannot tell; what is settled is told."""
+    """Stores nothing and cannot send; what is settled is sent."""
 
     def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
         raise AmbiguousWriteError("nobody knows", "plan")

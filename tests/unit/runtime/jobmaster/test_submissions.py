@@ -1,4 +1,4 @@
-"""Job ids: one job for each, and none for a retired one, whenever the request for it arrives and whoever leads then."""
+"""Job ids: one job for each, and none for a retired one, at any time of the request and with any leader."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.jobmaster.gateway_errors import JobAlreadyExists, NotReady
-from ckpt_runtime.jobmaster.gateway_values import RunRequest
+from ckpt_runtime.jobmaster.gateway_values import JobAlreadyExists, NotReady, RunRequest
 from ckpt_runtime.jobmaster.submission import JobIdRetired, JobStillRunning, Submissions
 from ckpt_runtime.storage.ha_store import KEPT_MS, HaStore
 

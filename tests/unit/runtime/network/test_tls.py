@@ -1,4 +1,4 @@
-"""TLS between workers and towards the driver: who has no certificate, or another one, is refused by name."""
+"""TLS between workers and towards the driver: a peer without a certificate, or with another one, is refused by name."""
 
 from __future__ import annotations
 

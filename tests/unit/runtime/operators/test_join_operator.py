@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle
 from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
@@ -81,7 +81,7 @@ def test_pairs_of_a_key_match_at_any_distance_without_bounds() -> None:
 def test_unmatched_rows_come_out_when_the_watermark_passes_their_last_match(
     how: str, at_12: list[Any], at_13: list[Any]
 ) -> None:
-    """A left row at 10 can match until 13, a right row at 10 until 12; the watermark that goes on is held back by 3."""
+    """A left row at 10 can match until 13, a right row at 10 until 12; the emitted watermark is held back by 3."""
     join = Subtask(join_spec(how, (-2, 3)))
     join.left(left(1, 10))
     join.right(right(2, 10))

@@ -68,7 +68,7 @@ def test_each_call_of_a_mapped_function_is_a_task_of_its_subtask() -> None:
 
 
 class Telling(StatefulProcessor):
-    """Gives what it is told in ``init`` and with each row."""
+    """Gives the context that it sees in ``init`` and with each row."""
 
     def init(self, handle: Any) -> None:
         self.first = told()

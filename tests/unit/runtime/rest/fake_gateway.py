@@ -34,19 +34,18 @@ from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
-from ckpt_runtime.jobmaster import gateway_errors as errors
 from ckpt_runtime.jobmaster import gateway_values as g
 from ckpt_runtime.jobmaster.configuration_updates import config_change, differences, judge, wanted_configuration
 from ckpt_runtime.jobmaster.ended_job import shown_configuration
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
-from ckpt_runtime.jobmaster.gateway_errors import VersionConflict
 from ckpt_runtime.jobmaster.gateway_values import (
     ConfigurationRequest,
     EffectiveCheckpointConfig,
     ExecutionState,
     SavepointList,
+    VersionConflict,
 )
 from ckpt_runtime.jobmaster.job_settings import overridden_options
 from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
@@ -171,12 +170,12 @@ class FakeGateway:
 
     def _check(self) -> None:
         if not self.ready:
-            raise errors.NotReady("this driver is starting")
+            raise g.NotReady("this driver is starting")
 
     def _job(self, job_id: str) -> FakeJob:
         self._check()
         if job_id not in self.jobs:
-            raise errors.JobNotFound(job_id)
+            raise g.JobNotFound(job_id)
         return self.jobs[job_id]
 
     async def event_log(self) -> EventLog:
@@ -268,14 +267,14 @@ class FakeGateway:
 
     async def delete_pipeline(self, pipeline_id: str) -> None:
         if pipeline_id not in self.pipelines:
-            raise errors.PipelineNotFound(pipeline_id)
+            raise g.PipelineNotFound(pipeline_id)
         if self.pipelines[pipeline_id].holds:
-            raise errors.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
+            raise g.PipelineInUse(pipeline_id, sorted(self.pipelines[pipeline_id].holds))
         del self.pipelines[pipeline_id]
 
     async def hold_pipeline(self, pipeline_id: str, owner: str) -> g.StoredPipeline:
         if pipeline_id not in self.pipelines:
-            raise errors.PipelineNotFound(pipeline_id)
+            raise g.PipelineNotFound(pipeline_id)
         known = self.pipelines[pipeline_id]
         self.pipelines[pipeline_id] = replace(known, holds={owner: self.now, **known.holds})
         return self.pipelines[pipeline_id]
@@ -299,7 +298,7 @@ class FakeGateway:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
         self._check()
         if request.pipeline_id not in self.pipelines:
-            raise errors.PipelineNotFound(request.pipeline_id)
+            raise g.PipelineNotFound(request.pipeline_id)
         self.planned.append(request)
         if request.savepoint_path is None:
             return PlanPreview(graph_of("flights"))
@@ -325,17 +324,17 @@ class FakeGateway:
     async def run_pipeline(self, request: g.RunRequest) -> str:
         self._check()
         if request.pipeline_id not in self.pipelines:
-            raise errors.PipelineNotFound(request.pipeline_id)
+            raise g.PipelineNotFound(request.pipeline_id)
         job_id = request.job_id or f"{len(self.jobs) + 1:032x}"
         if job_id in self.jobs:
             if self.jobs[job_id].request == request:
                 return job_id
-            raise errors.JobAlreadyExists(job_id)
+            raise g.JobAlreadyExists(job_id)
         if request.savepoint_path is not None and "nope" in request.savepoint_path:
-            raise errors.SubmissionFailed(f"Cannot find checkpoint or savepoint directory '{request.savepoint_path}'.")
+            raise g.SubmissionFailed(f"Cannot find checkpoint or savepoint directory '{request.savepoint_path}'.")
         for key in request.configuration:
             if key == "bad.option":
-                raise errors.InvalidRequest(key, request.configuration[key], "no such option")
+                raise g.InvalidRequest(key, request.configuration[key], "no such option")
         job = self.add_job(job_id, request.configuration.get("pipeline.name", self.pipelines[request.pipeline_id].name))
         job.request = request
         job.end = self.end_of_new_jobs
@@ -440,7 +439,7 @@ class FakeGateway:
     def _vertex(self, job_id: str, vertex_id: str) -> None:
         self._job(job_id)
         if vertex_id not in VERTICES:
-            raise errors.VertexNotFound(vertex_id)
+            raise g.VertexNotFound(vertex_id)
 
     async def thread_dump(self, slot_id: str | None) -> tuple[ThreadInfo, ...]:
         self._check_slot(slot_id)
@@ -455,7 +454,7 @@ class FakeGateway:
     def _check_slot(self, slot_id: str | None) -> None:
         self._check()
         if slot_id not in (None, "0-0"):
-            raise errors.NotFound(f"Task manager {slot_id} not found")
+            raise g.NotFound(f"Task manager {slot_id} not found")
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
         self._vertex(job_id, vertex_id)
@@ -513,7 +512,7 @@ class FakeGateway:
         self.conditions.append(condition)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
-                raise errors.JobTerminated(job_id, job.status)
+                raise g.JobTerminated(job_id, job.status)
             self.move(job_id, JobStatus.CANCELED)
         return job.tracker.snapshot().latest_completed if retain else None
 
@@ -541,9 +540,9 @@ class FakeGateway:
     def _updatable(self, job_id: str) -> FakeJob:
         job = self._job(job_id)
         if job.status.is_terminal:
-            raise errors.JobTerminated(job_id, job.status)
+            raise g.JobTerminated(job_id, job.status)
         if job.update_in_progress:
-            raise errors.UpdateInProgress(job_id)
+            raise g.UpdateInProgress(job_id)
         return job
 
     async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
@@ -552,7 +551,7 @@ class FakeGateway:
         try:
             changed.applied_to(job.submitted.settings)
         except CheckpointConfigurationError as error:
-            raise errors.InvalidRequest(
+            raise g.InvalidRequest(
                 "checkpoint configuration", str(error), "values that are consistent with each other"
             ) from error
         job.overrides = changed
@@ -572,9 +571,9 @@ class FakeGateway:
         try:
             check_bounds(job.graph, bounds)
         except ReplacementRefusedError as error:
-            raise errors.RequirementsRefused(str(error)) from error
+            raise g.RequirementsRefused(str(error)) from error
         if self.rescale_failure is not None:
-            raise errors.Conflict(self.rescale_failure)
+            raise g.Conflict(self.rescale_failure)
         job.graph = rescaled(job.graph, bounds, self.slots_for_rescale)
 
     # operations
@@ -587,7 +586,7 @@ class FakeGateway:
         if chosen in self.operations:
             return chosen
         if job_id is not None and self._job(job_id).status.is_terminal:
-            raise errors.JobTerminated(job_id, self.jobs[job_id].status)
+            raise g.JobTerminated(job_id, self.jobs[job_id].status)
         self.triggered[kind.value] += 1
         self.operations[chosen] = Operation(kind, job_id, self.polls_until_done, run)
         return chosen
@@ -678,7 +677,7 @@ class FakeGateway:
             at_ms = None if found.entry is None else found.entry.completed_at_ms
             if found.is_good and (before_ms is None or (at_ms is not None and at_ms < before_ms)):
                 return found
-        raise errors.NotFound(f"there is no good savepoint in {directory}")
+        raise g.NotFound(f"there is no good savepoint in {directory}")
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
         self._check()
@@ -687,13 +686,13 @@ class FakeGateway:
                 marked = replace(found, entry=found.entry.marked(kind, replace(mark, at_ms=self.now)))
                 self.catalogue[number] = marked
                 return marked
-        raise errors.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
+        raise g.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
 
     async def operation_status(self, kind: g.OperationKind, trigger_id: str, job_id: str | None) -> g.OperationStatus:
         self._check()
         operation = self.operations.get(trigger_id)
         if operation is None or operation.kind is not kind or operation.job_id != job_id:
-            raise errors.OperationNotFound(kind, trigger_id, job_id)
+            raise g.OperationNotFound(kind, trigger_id, job_id)
         if operation.status.completed:
             return operation.status
         if operation.polls_left > 0:

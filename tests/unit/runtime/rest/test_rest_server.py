@@ -179,7 +179,7 @@ REQUEST = b"GET /overview HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def test_an_answer_before_the_end_of_the_body_is_the_connections_last(
     monkeypatch: pytest.MonkeyPatch, sent: bytes
 ) -> None:
-    """Whatever the client goes on sending, and how slowly."""
+    """Whatever the client still sends, and however slowly."""
     monkeypatch.setattr(server, "LINGER_S", 0.05)
 
     async def run() -> bytes:

@@ -10,13 +10,13 @@ import pytest
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import SubtaskState
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core
@@ -675,7 +675,7 @@ def test_the_tables_are_complete():
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("event", INPUTS, ids=lambda event: type(event).__name__)
 def test_state_and_input(state: JobState, event: core.JobInput) -> None:
-    """Handled or refused by name; what leaves is an output; the end is told once its result is stored."""
+    """Handled or refused by name; what leaves is an output; the end is announced once its result is stored."""
     job = STATES[state]()
     assert job.machine.state is state
     try:

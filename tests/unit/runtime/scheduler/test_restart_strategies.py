@@ -70,7 +70,7 @@ class TestExponentialDelay:
 
 @pytest.mark.row("530.6")
 class TestReplacement:
-    """The new strategy goes on with what has happened so far."""
+    """The new strategy counts what has happened so far."""
 
     def test_attempts_that_are_used_up_stay_used_up(self):
         restarts = Restarts(FixedDelay(attempts=5, delay_ms=50))

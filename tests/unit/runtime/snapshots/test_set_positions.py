@@ -9,8 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, OperatorSubtaskState
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    ChannelStateSegment,
+    ChannelStateStream,
+    CompletedCheckpoint,
+    OperatorSubtaskState,
+)
 from ckpt_runtime.snapshots.catalogue import SavepointFacts, latest_good, record_savepoint
 from ckpt_runtime.snapshots.copying import default_target, reposition_snapshot
 from ckpt_runtime.snapshots.inspection import summarized

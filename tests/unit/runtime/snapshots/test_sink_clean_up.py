@@ -7,15 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID, SinkLineage, new_sink_id, pending_names
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties
+from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID, SinkLineage, new_sink_id, pending_names
 from ckpt_runtime.connectors.part_directory import PartName, owner_of
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.snapshots.clean_up import clean_up_sinks, sink_lineages, sink_outputs

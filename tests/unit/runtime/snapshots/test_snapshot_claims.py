@@ -1,4 +1,4 @@
-"""Claims of jobs that go on from one another, with real files: who may claim what, and what each one deletes."""
+"""Claims of jobs that resume from one another, with real files: which job may claim what, and what each one deletes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from typing import Any, cast
 import pytest
 
 from ckpt_runtime.checkpoint import effects as out
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, StateFile
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.jobmaster.job_host import Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects

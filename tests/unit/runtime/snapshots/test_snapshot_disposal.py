@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, VertexDescriptor
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
     IncrementalKeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
+from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.processes.process_mark import RELEASED, own_mark
 from ckpt_runtime.snapshots.catalogue import described, list_savepoints
@@ -35,7 +36,7 @@ CLUSTER = "session b"
 
 
 def write_savepoint(directory: Location, *files: StateFile) -> CompletedCheckpoint:
-    """Of a backend whose increments may go on referring to its two files, ``a`` and ``b``."""
+    """Of a backend whose increments may still refer to its two files, ``a`` and ``b``."""
     own = {name: write_file(directory) for name in "ab"}
     handle = IncrementalKeyedStateHandle(KeyGroupRange(0, 127), "files", own, {})
     state = SubtaskState({"u": OperatorSubtaskState((handle,))}, 10)

@@ -301,7 +301,7 @@ def test_a_write_is_not_given_up_while_its_savepoint_may_come(base: Location, mo
 def test_a_write_that_was_given_up_is_not_published(
     base: Location, monkeypatch: pytest.MonkeyPatch, deleted: bool
 ) -> None:
-    """A query is interrupted while the process that commits goes on."""
+    """A query is interrupted while the process that commits continues."""
     target, state = base.child("new"), new_state()
     open_write(target, PREFIX)
     part = write_part(target, PREFIX, state, table(state, [(1, 1)]))

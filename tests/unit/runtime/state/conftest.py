@@ -10,7 +10,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.backend import BackendParameters, KeyedSnapshot, KeyedStateBackend
 from ckpt_runtime.state.registry import create_backend

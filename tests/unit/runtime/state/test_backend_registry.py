@@ -1,4 +1,4 @@
-"""A backend is found by its name, imported when it is used, and added by whoever calls the registry."""
+"""A backend is found by its name, imported when it is used, and added by a call of the registry."""
 
 from __future__ import annotations
 

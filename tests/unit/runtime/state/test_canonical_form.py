@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec import structs
 
+from ckpt_runtime.checkpoint.completed_checkpoint import CanonicalKeyedStateHandle, RowGroup, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import CanonicalKeyedStateHandle, RowGroup, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.state import canonical
 from ckpt_runtime.state.canonical import CanonicalWriter, canonical_states

@@ -1,4 +1,4 @@
-"""A snapshot that another thread writes while the owner goes on shows the moment it was taken."""
+"""A snapshot that another thread writes while the owner continues shows the moment it was taken."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import Row
 
-from ckpt_runtime.checkpoint.state_handles import KeyedStateHandle, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.state.errors import CorruptStateError, StateSchemaError
 from ckpt_runtime.state.memory.keyed_state import FrozenView

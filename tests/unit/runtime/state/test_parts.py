@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend

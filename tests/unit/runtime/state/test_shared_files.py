@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.state.shared_files import SharedFiles
 
 

@@ -1,4 +1,4 @@
-"""A canonical savepoint carries every kind of state from each backend to each, whether somebody asked for it or not."""
+"""A canonical savepoint carries every kind of state from each backend to each, also state that no operator requests."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import convert, structs, to_builtins
 
-from ckpt_runtime.checkpoint.state_handles import ChannelStateSegment, ChannelStateStream, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateSegment, ChannelStateStream, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.storage import channel_state
 from ckpt_runtime.storage.channel_state import (
@@ -251,7 +251,7 @@ def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(local_job: L
 READ_ALL = """
 import json, resource, sys
 from msgspec import convert
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream
 from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.filesystem import resolve
 reader = ChannelStateReader(resolve(sys.argv[1]), convert(json.loads(sys.argv[2]), ChannelStateStream))

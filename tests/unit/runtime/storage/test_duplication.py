@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.storage import duplication
 from ckpt_runtime.storage.duplication import Duplicator, Means
 from ckpt_runtime.storage.errors import CorruptFileError, NotFoundError, StorageError

@@ -6,8 +6,8 @@ from uuid import uuid4
 
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import StateFile
 from ckpt_runtime.storage.duplication import Means
 from ckpt_runtime.storage.filesystem import Location, list_names, read_bytes, resolve
 from ckpt_runtime.storage.state_files import StateFileWriter

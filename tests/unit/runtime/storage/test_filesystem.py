@@ -14,7 +14,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.storage import filesystem
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,

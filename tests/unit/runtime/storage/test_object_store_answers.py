@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.storage.duplication import Duplicator
 from ckpt_runtime.storage.errors import (

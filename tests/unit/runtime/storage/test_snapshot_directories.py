@@ -149,7 +149,7 @@ def test_a_moved_savepoint_is_read_where_it_lies(tmp_path: Path) -> None:
     found = read_metadata(str(tmp_path / "b"))
     assert found.document == document
     assert not Path(document["states"][0]["file"]["path"]).is_absolute()
-    from ckpt_runtime.checkpoint.state_handles import StateFile
+    from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 
     reader = StateFileReader(found.directory, convert(document["states"][0]["file"], StateFile))
     assert bytes(reader.read(0, 5)) == b"state"

@@ -13,7 +13,7 @@ import pytest
 from msgspec import convert, to_builtins
 from msgspec.structs import replace
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.storage import state_files
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, delete_tree, list_names, resolve

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element
 from ckpt_runtime.network.framing import FrameKind, decode_header

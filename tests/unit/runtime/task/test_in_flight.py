@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import StateFile
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.storage.channel_state import PersistedElement
 from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream, KeyedHandle, KeyedStateHandle
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.state.backend import SnapshotFiles

@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.checkpoint.state_handles import OperatorListState
 from ckpt_runtime.connectors import split_host
 from ckpt_runtime.connectors.datasource_rows import values_of
 from ckpt_runtime.connectors.range_reader import RangeReaderOperator, ReplayError

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.state_handles import NO_PEER, ChannelStateSegment, ChannelStateStream
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of

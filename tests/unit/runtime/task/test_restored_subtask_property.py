@@ -16,9 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointType
-from ckpt_runtime.checkpoint.state_handles import ChannelStateStream
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
 from ckpt_runtime.storage.channel_state import ChannelStateReader

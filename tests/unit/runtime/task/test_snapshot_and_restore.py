@@ -14,8 +14,13 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    KeyedHandle,
+    KeyedStateHandle,
+    OperatorListState,
+    OperatorStateMode,
+)
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType, SavepointFormat
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedStateHandle, OperatorListState, OperatorStateMode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend, SnapshotFiles

@@ -215,7 +215,7 @@ class TestEndOfData:
         assert bench.called("close") == [()]
 
     def test_subtask_never_ends_before_its_inputs(self, kit: TaskKit) -> None:
-        """Or a checkpoint of the moment would have it finished and what sends to it running, which nobody restores."""
+        """Otherwise a checkpoint could have it finished and its senders running, which no job could restore."""
         bench = kit.Bench(channels=2).open()
         for channel in range(2):
             bench.put(channel, EndOfData(True), kit.barrier(1))
@@ -393,7 +393,7 @@ class TestNoFinalCheckpoint:
     def test_subtask_without_final_checkpoint_waits_for_the_savepoint_of_a_stop(
         self, kit: TaskKit, drain: bool
     ) -> None:
-        """Were it gone when the savepoint fails, the job could not go on from what it had done."""
+        """If it were gone when the savepoint fails, the job could not continue."""
         bench = self.bench(kit, False, source=[kit.rows(1)])
         bench.subtask.trigger_checkpoint(kit.barrier(4, CheckpointType.SYNC_SAVEPOINT, drain=drain))
         bench.subtask.snapshot_written(4)

@@ -16,9 +16,9 @@ from typing import Any, NoReturn, TypeVar
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
-from ckpt_runtime.checkpoint.state_handles import KeyedHandle, KeyedSection, KeyedStateHandle, StateFile
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.connectors.tagged_values import UnreadableValueError, ValueNotCarriedError
@@ -388,7 +388,7 @@ class _Writing(_Ending):
 
 @pytest.mark.parametrize("closed", [False, True])
 def test_snapshot_in_progress_is_aborted_and_removed_with_its_job(driver: Driver, tmp_path: Path, closed: bool) -> None:
-    """Cancelled, where the worker goes on; and released, where it waits for its requests before it ends."""
+    """Cancelled, where the worker continues; and released, where it waits for its requests before it ends."""
     (own := tmp_path / "chk-5").mkdir()
     (shared := tmp_path / "shared").mkdir()
     subtask: Any = _Writing()

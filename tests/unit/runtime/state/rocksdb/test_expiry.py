@@ -1,4 +1,4 @@
-"""Time to live in the database: what has ended is never returned, and is removed though nobody asks for it."""
+"""Time to live in the database: what has ended is never returned, and is removed even if it is never read."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, StateFile
+from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHandle, StateFile
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.rocksdb.local_files import MOST_CHECKPOINTS, LocalCopies, fetch

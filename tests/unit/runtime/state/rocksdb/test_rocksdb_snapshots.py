@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 from msgspec import structs
 
+from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHandle, KeyedHandle
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties, CheckpointType
-from ckpt_runtime.checkpoint.state_handles import IncrementalKeyedStateHandle, KeyedHandle
 from ckpt_runtime.configuration.state_options import CompactionStyle
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier

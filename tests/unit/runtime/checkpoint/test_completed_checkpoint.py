@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import DOCUMENT_VERSION, CompletedCheckpoint
-from ckpt_runtime.checkpoint.state_handles import (
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    DOCUMENT_VERSION,
+    CompletedCheckpoint,
     IncrementalKeyedStateHandle,
     KeyedSection,
     KeyedStateHandle,
