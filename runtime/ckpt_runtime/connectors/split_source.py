@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
@@ -313,6 +315,13 @@ class SplitReaderOperator(SplitHost):
             positions = {split_id: opened.position for split_id, opened in self._open.items()}
             self._covered[checkpoint_id] = (positions, list(self._ended))
         self.ask_for_next_step()
+
+    def measured(self) -> OperatorMeasures:
+        found = None if self._reader is None else self._reader.offsets()
+        if found is None:
+            return super().measured()
+        reached, latest = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
+        return replace(super().measured(), reached=reached, latest=latest)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         covered = [known for known in self._covered if known <= checkpoint_id]

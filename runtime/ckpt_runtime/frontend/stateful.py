@@ -59,7 +59,8 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
         raise PlanError(
             "outputMode",
             "an aggregation in append mode needs a key of event time, because it determines when a group ends: call "
-            "withWatermark and group by a window of that column, or use update",
+            "withWatermark and group by a window of that column, or use update. Name the column by a text or F.col: as "
+            "in Spark, df.column of the frame before withWatermark is no event time",
         )
     if mode != "append":
         _check_behind_aggregation(mode, nodes)

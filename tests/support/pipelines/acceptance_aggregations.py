@@ -397,9 +397,9 @@ def unpivoted_rows(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("k", "v AS one", "v + 1 AS two").unpivot("k", ["one", "two"], "name", "value")
 
 
-@program("append", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: rows of a stream have no file.")
+@program("append", schemas=PAIRS, rows=PAIRED)
 def metadata_of_files(rows: DataFrame) -> DataFrame:
-    return rows.select("k", "_metadata.file_name")
+    return rows.select("k", "_metadata", F.col("_metadata.file_size") > 20)
 
 
 @program("append", rows=COUNTED, differs="The engine refuses it: rows of a stream have no file.")
