@@ -105,7 +105,7 @@ def optional_seconds(name: str, value: object) -> float | None:
 
 
 def pause(name: str, value: object) -> float:
-    """A :data:`Duration` between two looks in seconds: long enough to avoid a busy loop."""
+    """A :data:`Duration` between two polls in seconds: long enough to avoid a busy loop."""
     return millis(name, value, minimum=_SHORTEST_PAUSE_MILLIS) / 1000
 
 

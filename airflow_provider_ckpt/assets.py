@@ -35,7 +35,7 @@ def savepoints_of(
 
     :param job: the job, by name or id.
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :param name: the asset's name; by default its URI.
     """
     return _watched(job, SAVEPOINTS, ckpt_conn_id, poll_interval, name)
@@ -52,7 +52,7 @@ def checkpoints_of(
 
     :param job: the job, by name or id.
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :param name: the asset's name; by default its URI.
     """
     return _watched(job, CHECKPOINTS, ckpt_conn_id, poll_interval, name)
@@ -71,7 +71,7 @@ def no_checkpoint_for(
     :param job: the job, by name or id.
     :param longer_than: for how long.
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :param name: the asset's name; by default its URI.
     :raises CkptArgumentInvalid: for a value that cannot be used.
     """
@@ -91,7 +91,7 @@ def no_savepoint_for(
     :param job: the job, by name or id.
     :param longer_than: how old it may be.
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :param name: the asset's name; by default its URI.
     :raises CkptArgumentInvalid: for a value that cannot be used.
     """
@@ -110,10 +110,10 @@ def lag_above(
     """Make the alert that too many rows wait in front of a job's sources, for too long.
 
     :param job: the job, by name or id.
-    :param rows: so many may wait.
+    :param rows: the number of rows that may wait.
     :param longer_than: for how long more may wait.
     :param ckpt_conn_id: the Airflow connection of the job manager.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :param name: the asset's name; by default its URI.
     :raises CkptArgumentInvalid: for a value that cannot be used.
     """

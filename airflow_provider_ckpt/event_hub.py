@@ -1,8 +1,9 @@
-"""Wakes the waits of one process at one job manager: by one stream of events, or one poll where there is no stream.
+"""Waits for conditions, and wakes the waits of one process at one job manager.
 
-A wait looks when it begins, when an event concerns its condition, and otherwise rarely, together with all other waits
-at its job. Simultaneous polls share their requests, and no request is sent while the job manager is known not to
-answer. The hub lives as long as any wait does. All its times are those of the event loop.
+The hub has one stream of events, or one poll where there is no stream. A wait looks when it begins, when an event
+concerns its condition, and otherwise rarely, together with all other waits at its job. Simultaneous polls share their
+requests, and no request is sent while the job manager is known not to answer. The hub lives as long as any wait does.
+All its times are those of the event loop.
 """
 
 from __future__ import annotations
@@ -10,20 +11,38 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
+import math
 import random
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar
 
+from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
 from airflow_provider_ckpt.conditions import base
-from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy
+from airflow_provider_ckpt.conditions.base import (
+    LAST_LOOK_SECONDS,
+    POLL,
+    Backoff,
+    Condition,
+    Log,
+    MissingPolicy,
+    Once,
+    Progress,
+    Status,
+    Verdict,
+    is_waited_out,
+    jittered,
+    look_once,
+)
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls, AsyncCkptClient
-from ckpt_runtime.client.errors import CkptClientError, is_passing
+from ckpt_runtime.client.errors import CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
 from ckpt_runtime.client.requests import Call
+from ckpt_runtime.client.waiting import Deadline, persistent, poll
 from ckpt_runtime.contract.jobs import JobDetails, JobLine
 
 if TYPE_CHECKING:
@@ -35,7 +54,7 @@ _Standing: TypeAlias = tuple[str, Counter[str]]
 logger = logging.getLogger(__name__)
 
 FALLBACK_POLL_SECONDS = 300.0
-"""Between two looks of a wait that gets all events: a stream that loses an event must not hang a task."""
+"""Between two polls of a wait that gets all events: a stream that loses an event must not hang a task."""
 WAITS_PER_FALLBACK_POLL = 128
 """Up to this many waits look at that interval; twice as many look half as often, which limits their requests."""
 ANY_JOB: Final = "*"
@@ -44,7 +63,7 @@ LINES_PER_SECOND = 4.0
 """Repeated lines of all waits of the process together: Airflow's triggerer takes 4 kB of its triggers' logs at a time,
 between queries to its database. Triggers that log faster than this are throttled, which delays all triggers."""
 GAP_SECONDS = 0.25
-"""Minimum time between two looks of one wait, however fast events come."""
+"""Minimum time between two polls of one wait, however fast events come."""
 STARTING_SECONDS = 5.0
 """How long a stream may take to begin: it begins at once, unless something on the way holds it back."""
 SETTLING_SECONDS = 2.0
@@ -476,3 +495,93 @@ async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: flo
         if hub.is_idle:
             del _hubs[key]
             hub.close()
+
+
+class Wait:
+    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
+
+    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        deadline: float | None,
+        interval: float,
+        log: Log,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._member: Member | None = None
+        self._condition = condition
+        self._deadline = Deadline(deadline, wall)
+        self._interval = interval
+        self._progress = Progress(log, condition.subject, monotonic)
+        self._trouble: CkptClientError | None = None
+
+    async def until_verdict(self, client: AsyncCalls) -> Verdict:
+        """Wait to the end; a request that hangs cannot outlive the deadline either."""
+        limit = self._deadline.left + LAST_LOOK_SECONDS
+        try:
+            async with asyncio.timeout(None if math.isinf(limit) else limit):
+                return await self._polled(Once(client))
+        except TimeoutError:
+            return self._over()
+
+    async def at_hub(self, member: Member) -> Verdict:
+        """As :meth:`until_verdict`, registered at the hub, which knows when a poll is useful."""
+        self._member, self._progress.interval = member, member.repeat_interval
+        await member.settled()
+        return await self.until_verdict(member)
+
+    async def _polled(self, client: AsyncCalls) -> Verdict:
+        async def look() -> Verdict | None:
+            if self._member is not None:
+                self._member.looking()
+            verdict = await look_once(self._condition, client, self._progress)
+            self._trouble = None
+            return verdict
+
+        async def poll_with_retries() -> Verdict | None:
+            return await persistent(
+                look,
+                self._deadline,
+                passing=is_waited_out,
+                backoff=Backoff(self._interval, self._deadline),
+                on_away=self._away,
+                sleep=self._sleep,
+            )
+
+        try:
+            found = await poll(poll_with_retries, self._deadline, self._intervals(), self._sleep)
+        except CkptClientError as error:
+            if not is_waited_out(error):
+                facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
+                return Verdict(Status.REFUSED, str(error), facts)
+            self._away(error)
+            found = None
+        return found or self._over()
+
+    async def _sleep(self, seconds: float) -> None:
+        for part in self._progress.pauses(seconds):
+            if self._member is None:
+                await asyncio.sleep(part)
+            elif self._member.called:
+                return
+            else:
+                await self._member.rest(part)
+
+    def _intervals(self) -> Iterator[float]:
+        while True:
+            yield max(jittered(self._interval) if self._member is None else self._member.pace(), 0.0)
+
+    def _away(self, error: CkptClientError) -> None:
+        self._trouble = error
+        self._progress.away(error)
+
+    def _over(self) -> Verdict:
+        message = f"{self._condition.subject}: not reached before the task's deadline ({self._condition.standing})"
+        if self._trouble is None:
+            return Verdict(Status.TIMEOUT, message)
+        facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
+        return Verdict(Status.TIMEOUT, f"{message}; the latest problem: {self._trouble}", facts)

@@ -25,7 +25,8 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_provider_ckpt import advice, arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict, Wait
+from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict
+from airflow_provider_ckpt.event_hub import Wait
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.jobs import resolve
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 _FIRST_LOOKS_SECONDS = 0.5
 """Between two polls in a worker that is about to defer, at most."""
 CONFIRMING_SECONDS = 1.0
-"""Between two looks for a job that seems to be unknown, at most."""
+"""Between two polls for a job that seems to be unknown, at most."""
 _SOONER_SECONDS = 5.0
 """A try ends at most this long before Airflow's ``execution_timeout``."""
 _BACKSTOP_SECONDS = 120.0

@@ -104,9 +104,9 @@ def _running_job(directory: Path, interval_ms: int) -> Iterator[tuple[str, str]]
     """A session with a job that runs; yields the URLs of the session and of the job."""
     from ckpt_runtime.scheduler.job_status import JobStatus
     from ckpt_runtime.testing.mini_cluster import MiniCluster
-    from tests.support.patience import slowness
+    from tests.support.patience import patient
 
-    MiniCluster.slowness = staticmethod(slowness)
+    MiniCluster.time_limit = staticmethod(patient)
     options = {"execution.checkpointing.dir": f"file://{directory}/checkpoints"}
     if interval_ms:
         options["execution.checkpointing.interval"] = f"{interval_ms} ms"

@@ -8,7 +8,6 @@ also while the job manager does not answer; every other error ends the wait. The
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -16,22 +15,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import json
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
-from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
+from airflow_provider_ckpt.advice import REFUSED_TOKEN
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline, persistent, poll
-
-if TYPE_CHECKING:
-    from airflow_provider_ckpt.event_hub import Member
-
+from ckpt_runtime.client.waiting import Deadline
 
 POLL = "poll"
 """The event type that a condition gets repeatedly where there is no stream of events."""
@@ -178,7 +173,7 @@ INTERVAL_SECONDS = 30.0
 during which nothing is logged."""
 MAX_PAUSE_SECONDS = 30.0
 _JITTER = 0.2
-_LAST_LOOK_SECONDS = 2.0
+LAST_LOOK_SECONDS = 2.0
 """A wait that has reached its deadline looks once more; that look may take this long."""
 
 
@@ -220,7 +215,7 @@ class Progress:
             self.say(standing, str(error))
 
     def pauses(self, seconds: float) -> Iterator[float]:
-        """The pause between two looks in parts, each to be slept; the last line is repeated between them."""
+        """The pause between two polls in parts, each to be slept; the last line is repeated between them."""
         end = self._clock() + seconds
         while (left := end - self._clock()) > 0:
             yield min(left, max(self._said_at + self.interval() - self._clock(), 0.0))
@@ -238,10 +233,10 @@ class Backoff:
         self._deadline = deadline
 
     def __call__(self, state: RetryCallState) -> float:
-        return min(_jittered(self._pause(state)), self._deadline.left)
+        return min(jittered(self._pause(state)), self._deadline.left)
 
 
-def _jittered(pause: float) -> float:
+def jittered(pause: float) -> float:
     """Many tasks begin to wait at the same moment; jitter keeps them from asking at the same moments forever."""
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
 
@@ -283,93 +278,3 @@ class Once(AsyncCalls):
 
     async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         return await self._client.execute(call, retry_timeout_s=0)
-
-
-class Wait:
-    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
-
-    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
-    """
-
-    def __init__(
-        self,
-        condition: Condition,
-        deadline: float | None,
-        interval: float,
-        log: Log,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._member: Member | None = None
-        self._condition = condition
-        self._deadline = Deadline(deadline, wall)
-        self._interval = interval
-        self._progress = Progress(log, condition.subject, monotonic)
-        self._trouble: CkptClientError | None = None
-
-    async def until_verdict(self, client: AsyncCalls) -> Verdict:
-        """Wait to the end; a request that hangs cannot outlive the deadline either."""
-        limit = self._deadline.left + _LAST_LOOK_SECONDS
-        try:
-            async with asyncio.timeout(None if math.isinf(limit) else limit):
-                return await self._polled(Once(client))
-        except TimeoutError:
-            return self._over()
-
-    async def at_hub(self, member: Member) -> Verdict:
-        """As :meth:`until_verdict`, registered at the hub, which knows when a poll is useful."""
-        self._member, self._progress.interval = member, member.repeat_interval
-        await member.settled()
-        return await self.until_verdict(member)
-
-    async def _polled(self, client: AsyncCalls) -> Verdict:
-        async def look() -> Verdict | None:
-            if self._member is not None:
-                self._member.looking()
-            verdict = await look_once(self._condition, client, self._progress)
-            self._trouble = None
-            return verdict
-
-        async def poll_with_retries() -> Verdict | None:
-            return await persistent(
-                look,
-                self._deadline,
-                passing=is_waited_out,
-                backoff=Backoff(self._interval, self._deadline),
-                on_away=self._away,
-                sleep=self._sleep,
-            )
-
-        try:
-            found = await poll(poll_with_retries, self._deadline, self._intervals(), self._sleep)
-        except CkptClientError as error:
-            if not is_waited_out(error):
-                facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
-                return Verdict(Status.REFUSED, str(error), facts)
-            self._away(error)
-            found = None
-        return found or self._over()
-
-    async def _sleep(self, seconds: float) -> None:
-        for part in self._progress.pauses(seconds):
-            if self._member is None:
-                await asyncio.sleep(part)
-            elif self._member.called:
-                return
-            else:
-                await self._member.rest(part)
-
-    def _intervals(self) -> Iterator[float]:
-        while True:
-            yield max(_jittered(self._interval) if self._member is None else self._member.pace(), 0.0)
-
-    def _away(self, error: CkptClientError) -> None:
-        self._trouble = error
-        self._progress.away(error)
-
-    def _over(self) -> Verdict:
-        message = f"{self._condition.subject}: not reached before the task's deadline ({self._condition.standing})"
-        if self._trouble is None:
-            return Verdict(Status.TIMEOUT, message)
-        facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
-        return Verdict(Status.TIMEOUT, f"{message}; the latest problem: {self._trouble}", facts)

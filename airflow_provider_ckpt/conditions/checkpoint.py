@@ -23,7 +23,7 @@ class CheckpointGoal:
     """The completed checkpoints that count; every given field must hold.
 
     ``checkpoint_id``: exactly this one. ``since_id``: ids above it only. ``after_ms``: triggered at or after this
-    moment (milliseconds since the epoch). ``count``: so many of them. ``savepoints``: savepoints count as well, or with
+    moment (milliseconds since the epoch). ``count``: their number. ``savepoints``: savepoints count as well, or with
     ``checkpoints=False`` alone.
     """
 

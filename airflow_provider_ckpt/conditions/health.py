@@ -27,7 +27,7 @@ class HealthCondition(JobCondition):
     """Done when the verdict is one of ``expected`` and ``ended`` checkpoints have ended; FAILED when it is one of
     ``failing``, or the job has ended in an unintended way.
 
-    ``times``: how many looks in a row have to find it.
+    ``times``: how many polls in a row have to find it.
     """
 
     expected: Sequence[str]

@@ -319,7 +319,7 @@ def _newest_first(found: list[StoredSavepoint]) -> list[StoredSavepoint]:
 
 
 def decide(found: Sequence[StoredSavepoint], *, keep: int | None, keep_for_ms: int | None, now_ms: int) -> Decision:
-    """``keep`` so many of the newest, and all that are younger than ``keep_for_ms``; one of the two is given."""
+    """Keeps the ``keep`` newest ones, and all that are younger than ``keep_for_ms``; one of the two is given."""
     kept: dict[str, str] = {}
     deleted: list[str] = []
     for number, item in enumerate(found):

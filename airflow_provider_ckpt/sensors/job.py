@@ -57,9 +57,9 @@ class CheckpointHealthSensor(CkptSensor):
     :param job: the job, by id or unique name. (templated)
     :param expected: verdicts that are good enough: ``HEALTHY``, ``DEGRADED``, one or both. (templated)
     :param failing: verdicts that fail the sensor at once, such as ``UNHEALTHY``; none by default. (templated)
-    :param checkpoints: so many checkpoints must have ended, since a young job is healthy before it has shown anything.
+    :param checkpoints: minimum number of ended checkpoints, because a job counts as healthy before the first one.
         (templated)
-    :param times: so many looks in a row must find it. (templated)
+    :param times: how many polls in a row must find it. (templated)
     :raises CkptJobFailed: the job has ended
     """
 

@@ -51,7 +51,7 @@ class CkptAlertTrigger(WatchingTrigger):
     :param alert: ``no-checkpoint``, ``lag`` or ``no-savepoint``.
     :param longer_than: how many seconds it may last.
     :param above: of ``lag``: the number of rows that may wait.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     :raises CkptArgumentInvalid: for an alert that does not exist
     """
 

@@ -26,7 +26,7 @@ CHECKPOINTS: Final = "checkpoints"
 SAVEPOINTS: Final = "savepoints"
 _LONGEST_PAUSE_SECONDS = 60.0
 _GAP_SECONDS = 1.0
-"""Minimum time between two looks, however fast checkpoints come."""
+"""Minimum time between two polls, however fast checkpoints come."""
 
 
 class CkptSnapshotsTrigger(WatchingTrigger):
@@ -89,7 +89,7 @@ class SnapshotWatch:
     ``mark`` is the progress of the watch, ``{"job_id", "id", "at_ms"}``: the caller keeps it, so that another process
     continues from there. Without a mark, snapshots that exist at the first poll are not new; all snapshots of a job
     that starts later are new. The job manager shows the newest entries only, 10 by default: if more complete between
-    two looks, the rest are not seen. Savepoints that were taken before the first poll, while no process watched, are
+    two polls, the rest are not seen. Savepoints that were taken before the first poll, while no process watched, are
     found in the catalogue if they are in the session's default directory.
     """
 

@@ -22,7 +22,7 @@ class WatchingTrigger(BaseEventTrigger, ABC):
 
     :param ckpt_conn_id: the Airflow connection of the job manager.
     :param job: the job, by name or id.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two polls.
     """
 
     argument_names: ClassVar[tuple[str, ...]] = ("ckpt_conn_id", "job", "poll_interval")

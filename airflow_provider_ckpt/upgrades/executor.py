@@ -34,7 +34,7 @@ _TROUBLED = ("FAILED", "RESTARTING", "FAILING")
 
 
 async def perform(client: AsyncCalls, action: act.Action, pause: float, requester: str | None = None) -> act.Answer:
-    """Carry an action out; ``pause`` is the number of seconds between two looks at something that seems missing."""
+    """Carry an action out; ``pause`` is the number of seconds between two polls for something that seems missing."""
     for look in range(MissingPolicy.LIMIT):
         if look:
             await asyncio.sleep(pause)

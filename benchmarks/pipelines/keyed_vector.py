@@ -41,6 +41,7 @@ def pipeline(spark: SparkSession, report: str, keys: str) -> None:
     (
         spark.readStream.format("numbers")
         .option("keys", keys)
+        .option("batchRows", 65_536)
         .load()
         .hint("uid", "source")
         .groupBy("key")

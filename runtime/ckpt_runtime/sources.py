@@ -66,6 +66,9 @@ class SplitRows:
     bad: Sequence[BadRow] = ()
 
 
+Offsets = Mapping[str, Mapping[str, int]]
+"""Numbers of rows in numbered parts of data, such as ``{"topic": {"0": 534}}``."""
+
 PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
 
 
@@ -158,6 +161,13 @@ class SplitReader(ABC):
 
         It is called a few times a second. The metric ``pendingRecords`` shows the number, and a job whose sources have
         many rows waiting may take its checkpoints at another interval.
+        """
+        return None
+
+    def offsets(self) -> tuple[Offsets, Offsets] | None:
+        """The offsets behind the rows that it has returned, and those behind the rows that exist; None if unknown.
+
+        Reports of progress show them, put together from all readers. It is called with each checkpoint.
         """
         return None
 

@@ -208,11 +208,11 @@ def test_declaration_that_runs_code_or_makes_a_table_is_refused(
 
 
 @pytest.mark.parametrize("column", ["_metadata", "_metadata.file_name"])
-def test_column_about_the_file_of_a_row_is_refused_with_a_way_out(column: str) -> None:
+def test_column_about_the_file_of_a_row_that_no_file_has_is_refused_with_a_way_out(column: str) -> None:
     source = Relation(read={"is_streaming": True, "data_source": {"format": "rate"}})
     attribute = {"unresolved_attribute": {"unparsed_identifier": column}}
     relation = Relation(project={"input": source, "expressions": [attribute]}).SerializeToString()
-    assert "write the name of a file into a column" in ANALYZER.analyze(AnalysisRequest(relation)).unsupported
+    assert "select its fields there" in ANALYZER.analyze(AnalysisRequest(relation)).unsupported
 
 
 def test_text_of_sql_is_not_filled_in_with_the_environment_of_the_driver() -> None:

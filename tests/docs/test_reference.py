@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_ckpt import exceptions
 from airflow_provider_ckpt.get_provider_info import get_provider_info
+from tests.differential.test_guide_forms import REFUSED, RUN
 from tests.support.docstrings import all_parameters, docstring_of, meaning_of
 from tests.support.metrics_page import render as render_metrics
 from tests.support.reference_pages import classes_of, errors_of
@@ -40,6 +41,12 @@ def test_the_reference_is_up_to_date(tmp_path: Path) -> None:
 def test_page_of_metrics_is_the_one_made_from_the_table() -> None:
     kept = (ROOT / "docs" / "metrics.md").read_text()
     assert kept == render_metrics(), "docs/metrics.md is out of date; run: make docs"
+
+
+def test_page_of_programs_states_how_many_forms_of_sparks_guide_run() -> None:
+    page = (ROOT / "docs" / "pyspark.md").read_text()
+    assert f"Of {len(RUN) + len(REFUSED)} forms of Spark's streaming guide, {len(RUN)} run unchanged" in page
+    assert f"The other {len(REFUSED)} are refused" in page
 
 
 @pytest.mark.parametrize("cls", classes("operators", "sensors", "triggers", "hooks"), ids=lambda cls: cls.__name__)

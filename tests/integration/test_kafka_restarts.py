@@ -125,8 +125,8 @@ def test_job_copies_each_message_once_while_its_broker_and_its_workers_are_kille
     cluster.wait_for_status(job, JobStatus.RUNNING)
     sent = 0
     for number in range(6):
-        broker.produce(source, [b"%d" % value for value in range(sent, sent + 200)])
-        sent += 200
+        broker.produce(source, [b"%d" % value for value in range(sent, sent + 40)])
+        sent += 40
         pause = time.monotonic() + moments.uniform(0, 0.6)
         cluster.wait_until(lambda pause=pause: time.monotonic() > pause, "the moment of a crash")  # type: ignore[misc]
         restarts = cluster.restarts(job)

@@ -83,6 +83,7 @@ def test_records_have_the_columns_of_spark(broker: KafkaBroker, topic: str) -> N
         job.discover()
         read_while(job, lambda: any(reader.has_work_left for reader in job.readers))
         rows = sorted(job.rows, key=lambda row: (row["partition"], row["offset"]))
+        assert job.readers[0].measured().reached == {topic: {"0": 1, "1": 2}}
     assert [row["value"] for row in rows] == [b"bare", b"one", None]
     assert [(row["partition"], row["offset"], row["topic"], row["key"]) for row in rows] == [
         (0, 0, topic, None),
@@ -130,6 +131,9 @@ def test_paused_partition_gives_no_rows_and_does_not_hold_the_range_of_the_other
         broker.produce(topic, values(100, 50), partition=0)
         read_until(job, before + 150)  # of a later range, although the paused partition has rows of the first one
         assert sum(row["partition"] for row in job.rows) == before
+        [measures] = [each.measured() for each in job.readers]
+        assert measures.reached == {topic: {"0": 150, "1": before}}
+        assert measures.latest == {topic: {"0": 150, "1": 100}}
         reader.pause(frozenset())
         rows = read_until(job, 250)
     assert numbers(rows) == Counter([*range(150), *range(1_000, 1_100)])

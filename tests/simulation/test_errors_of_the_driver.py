@@ -49,7 +49,7 @@ JOB_PLACES = [
     *((JobView, name) for name in ("status_changed", "deploying", "result_to_store")),
     *((StorageEffects, name) for name in ("execute", "_initialize", "_write_metadata", "_metadata_written")),
     *((StorageEffects, name) for name in ("_add_pointer", "_remove_pointer", "_find_leftovers")),
-    *((StorageEffects, name) for name in ("_in_pool", "retry_deletions", "finish")),
+    *((StorageEffects, name) for name in ("_in_pool", "completed", "finish")),
     (SnapshotDeletions, "_attempt"),
     *((SimulatedHost, name) for name in ("acquire_slots", "in_pool", "release_slot", "next_deployment")),
     *((HaRecord, name) for name in ("reserve", "begin_attempt", "add", "remove", "end", "check")),

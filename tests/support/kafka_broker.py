@@ -159,7 +159,7 @@ class Log:
 def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
     """Reads a partition's log by the marks in it, with no library: what a reader of committed messages sees of it."""
     log, at = Log(), 0
-    name = topic.encode()
+    name, deadline = topic.encode(), time.monotonic() + patient(60)
     with socket.create_connection(("127.0.0.1", broker.port), patient(30)) as connection:
         while True:
             request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, 100, 0, 1 << 24, 0)
@@ -167,11 +167,13 @@ def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
             connection.sendall(struct.pack(">i", len(request)) + request)
             answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
             start = 12 + 2 + len(name) + 4
-            code, _, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
+            code, high, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
             assert code == 0, f"{topic!r} cannot be read: error {code}"
             records = answer[start + 26 + 16 * max(aborted, 0) + 4 :]
             if not records:
-                return log
+                if at >= high:
+                    return log
+                assert time.monotonic() < deadline, f"{topic!r} is not read to its end, {high}, but to {at}"
             while records:
                 offset, size = struct.unpack_from(">qi", records)
                 at = offset + struct.unpack_from(">i", records, 23)[0] + 1

@@ -349,23 +349,26 @@ def lines_of(location: Location, end: bytes | None) -> Iterator[list[bytes]]:
     rest = b""
     first = True
     with _opened(location) as stream:
+        block = stream.read(_BLOCK_BYTES)
         while True:
-            block = stream.read(_BLOCK_BYTES)
+            # Read ahead, so that the last line of a file comes with those before it: a small file is one batch.
+            following = stream.read(_BLOCK_BYTES) if block else b""
             data = rest + block
-            if first and (len(data) >= len(codecs.BOM_UTF8) or not block):
+            if first and (len(data) >= len(codecs.BOM_UTF8) or not following):
                 data = data.removeprefix(codecs.BOM_UTF8)
                 first = False
             if end is None:
                 # The last character may be the first half of CR LF.
                 lines = data.splitlines(keepends=True)
-                rest = lines.pop() if lines and block else b""
+                rest = lines.pop() if lines and following else b""
                 lines = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
             else:
                 lines = data.split(end)
                 rest = lines.pop()
-                if not block and rest:
+                if not following and rest:
                     lines.append(rest)
             for start in range(0, len(lines), BATCH_ROWS):
                 yield lines[start : start + BATCH_ROWS]
-            if not block:
+            if not following:
                 return
+            block = following

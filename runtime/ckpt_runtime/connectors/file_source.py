@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, ClassVar, TypedDict
 
+import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.connectors.file_rows import batch_of, count_rows, open_rows
@@ -27,7 +28,13 @@ from ckpt_runtime.graph.bad_rows import bad_rows_of, marked, taken_apart
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.options import duration_ms
 from ckpt_runtime.graph.schema import NonNegative
-from ckpt_runtime.graph.source_formats import is_pattern, name_pattern, split_at_pattern, without_slashes_in_braces
+from ckpt_runtime.graph.source_formats import (
+    is_pattern,
+    name_pattern,
+    parted_metadata,
+    split_at_pattern,
+    without_slashes_in_braces,
+)
 from ckpt_runtime.sources import (
     PositionKind,
     Source,
@@ -51,6 +58,10 @@ from ckpt_runtime.storage.filesystem import (
 
 _LOG = logging.getLogger(__name__)
 _LIST_EVERY_MS = 500
+_QUOTED = {
+    code: f"%{code:02X}" for code in range(128) if not (chr(code).isalnum() or chr(code) in "/-_.!~*'():@&=+$,;")
+}
+"""The characters that Java's URIs quote in a path. Those beyond ASCII stay as they are."""
 
 
 class _ListedFiles(TypedDict):
@@ -96,7 +107,7 @@ class FileSource(Source):
         return declared
 
     def open_enumerator(self, schema: pa.Schema, state: Any, *, bounded: bool) -> SplitEnumerator:
-        return FileEnumerator(self._values, schema, state, bounded=bounded)
+        return FileEnumerator(self._values, parted_metadata(schema)[0], state, bounded=bounded)
 
     def repositioned(
         self, schema: pa.Schema, state: Any, reading: Sequence[tuple[Split, Any]], position: StartPosition
@@ -108,7 +119,7 @@ class FileSource(Source):
             case "timestamp":
                 return {"seen": {}, "oldest_ms": position.time_ms}
         unlimited = {**self._values, "maxFilesPerTrigger": None, "maxBytesPerTrigger": None}
-        there = FileEnumerator(unlimited, schema, state, bounded=True)
+        there = FileEnumerator(unlimited, parted_metadata(schema)[0], state, bounded=True)
         there.discover()
         return there.snapshot()
 
@@ -254,6 +265,14 @@ class FileEnumerator(SplitEnumerator):
         self._seen = {key: at for key, at in self._seen.items() if at >= self._oldest_ms}
 
 
+def spark_path(location: Location) -> str:
+    """The address of a file as Spark shows it: a URI, in which a local file has no authority."""
+    if location.is_local:
+        return "file:" + location.path.translate(_QUOTED)
+    scheme, separator, path = location.url.partition("://")
+    return scheme + separator + path.translate(_QUOTED)
+
+
 def _there(location: Location) -> tuple[list[FileEntry], list[Location]]:
     """The file or the directory at a place. A directory of an object store need not exist."""
     if location.is_local and not is_directory(location):
@@ -276,7 +295,7 @@ class FileReader(SplitReader):
     def __init__(self, format_: str, options: dict[str, Any], schema: pa.Schema, *, reports_bad: bool = False) -> None:
         self._format = format_
         self._options = options
-        self._schema = schema
+        self._schema, self._metadata = parted_metadata(schema)
         self._reports_bad = reports_bad
         self._waiting: deque[tuple[Split, int]] = deque()
         self._batches: Iterator[pa.RecordBatch] | None = None
@@ -307,9 +326,9 @@ class FileReader(SplitReader):
         self._rest = rest if rest.num_rows else None
         position += batch.num_rows
         self._waiting[0] = (split, position)
-        if not self._reports_bad:
-            return SplitRows(split.id, position, batch)
-        good, letters = taken_apart(batch)
+        good, letters = taken_apart(batch) if self._reports_bad else (batch, None)
+        if self._metadata is not None:
+            good = self._with_metadata(good, split, position - batch.num_rows)
         return SplitRows(split.id, position, good, bad=bad_rows_of(letters))
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
@@ -362,6 +381,30 @@ class FileReader(SplitReader):
                 continue
             yield self._with_partition(batch.slice(skip), values, location.url)
             skip = 0
+
+    def _with_metadata(self, batch: pa.RecordBatch, split: Split, first: int) -> pa.RecordBatch:
+        """Adds Spark's hidden column to rows of a file, whose first one has the index ``first`` in it.
+
+        A file is read as one block.
+        """
+        assert self._metadata is not None
+        location, size = self.location(split), split.description["size"]
+        facts: dict[str, Any] = {
+            "file_path": spark_path(location),
+            "file_name": spark_path(location).rsplit("/", 1)[-1],
+            "file_size": size,
+            "file_block_start": 0,
+            "file_block_length": size,
+            "file_modification_time": split.description["modified_ms"] * 1000,
+        }
+        rows, columns = batch.num_rows, []
+        for field in self._metadata.type:
+            if field.name == "row_index":
+                columns.append(pa.array(np.arange(first, first + rows)))
+            else:
+                columns.append(pa.repeat(pa.scalar(facts[field.name], field.type), rows))
+        values = pa.StructArray.from_arrays(columns, fields=list(self._metadata.type))
+        return pa.RecordBatch.from_arrays([*batch.columns, values], schema=batch.schema.append(self._metadata))
 
     def _with_partition(self, batch: pa.RecordBatch, values: dict[str, str | None], url: str) -> pa.RecordBatch:
         """Adds the columns that the file's directories name."""
@@ -484,7 +527,7 @@ class WaitingRows:
         self._waiting_bytes += split.description["size"]
 
     def ended(self, split: Split, rows: int) -> None:
-        """A file was read to the end; it had so many rows."""
+        """A file with this number of rows was read to its end."""
         size = split.description["size"]
         self._waiting_bytes -= size
         counted = self._counts.get(split.id)

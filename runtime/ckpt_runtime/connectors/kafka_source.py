@@ -34,6 +34,7 @@ from ckpt_runtime.graph.kafka_options import (
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
+    Offsets,
     PositionKind,
     Source,
     Split,
@@ -463,6 +464,7 @@ class KafkaReader(SplitReader):
         self._consumer = Consumer(consumer_settings(options))
         self._assigned: dict[Partition, _Assigned] = {}
         self._order: deque[Partition] = deque()
+        self._read_to_end: dict[Partition, int] = {}
         self._later: deque[tuple[Split, Any]] = deque()
         self._paused: Set[str] = frozenset()
 
@@ -517,6 +519,17 @@ class KafkaReader(SplitReader):
     def backlog(self) -> int | None:
         waiting = [self._waiting(key, assigned) for key, assigned in self._assigned.items()]
         return None if None in waiting else sum(filter(None, waiting))
+
+    def offsets(self) -> tuple[Offsets, Offsets] | None:
+        reached: dict[str, dict[str, int]] = {}
+        latest: dict[str, dict[str, int]] = {}
+        for (topic, partition), end in self._read_to_end.items():
+            reached.setdefault(topic, {})[str(partition)] = latest.setdefault(topic, {})[str(partition)] = end
+        for key, assigned in self._assigned.items():
+            reached.setdefault(key[0], {})[str(key[1])] = assigned.position
+            if (waiting := self._waiting(key, assigned)) is not None:
+                latest.setdefault(key[0], {})[str(key[1])] = assigned.position + waiting
+        return reached, latest
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
         """Commits offsets to the group, for tools that show the lag."""
@@ -609,7 +622,7 @@ class KafkaReader(SplitReader):
 
     def _drop(self, key: Partition) -> None:
         self._consumer.incremental_unassign([self._place(key)])
-        del self._assigned[key]
+        self._read_to_end[key] = self._assigned.pop(key).position
         self._order.remove(key)
         later, self._later = self._later, deque()
         for split, position in later:

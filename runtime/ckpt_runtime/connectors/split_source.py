@@ -15,7 +15,9 @@ from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
@@ -97,6 +99,7 @@ class _StoredEndedSplit(Struct, Generic[D]):
 _HELD_MS = 50
 _FIRST_ROWS, _MOST_ROWS = 1024, 32_768
 _SLICE_MS = 10.0
+_SHORT_MS = 200.0
 _COUNT_EVERY_MS = 200
 
 
@@ -313,6 +316,13 @@ class SplitReaderOperator(SplitHost):
             self._covered[checkpoint_id] = (positions, list(self._ended))
         self.ask_for_next_step()
 
+    def measured(self) -> OperatorMeasures:
+        found = None if self._reader is None else self._reader.offsets()
+        if found is None:
+            return super().measured()
+        reached, latest = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
+        return replace(super().measured(), reached=reached, latest=latest)
+
     def notify_complete(self, checkpoint_id: int) -> None:
         covered = [known for known in self._covered if known <= checkpoint_id]
         if not covered:
@@ -386,7 +396,10 @@ class SplitReaderOperator(SplitHost):
         """Emits a batch. No barrier or mail is processed until the operators of the chain have processed all of it."""
         before = self.context.monotonic_ms()
         self.output.emit(batch)
-        self._size.took(batch.num_rows, self.context.monotonic_ms() - before)
+        took_ms = self.context.monotonic_ms() - before
+        # A short batch, such as a small file, shows what a call costs and not what rows do.
+        if batch.num_rows >= self._size.rows or took_ms > _SHORT_MS:
+            self._size.took(batch.num_rows, took_ms)
 
 
 class _Alignment:

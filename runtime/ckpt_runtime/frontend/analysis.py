@@ -39,6 +39,7 @@ from ckpt_runtime.frontend.static_joins import STATIC_HOW
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
+    PLACEHOLDER_FILES,
     Analysis,
     AnalysisRequest,
     CatalogTable,
@@ -296,8 +297,8 @@ def spark_session() -> Any:
 
 
 _NO_METADATA = (
-    "the column _metadata: streams of files have no columns about their files; write the name of a file into a column "
-    "when it is created, or keep it in the directory's name, as in day=2024-05-01, which is a column of its rows"
+    "the column _metadata: as in Spark, only the frame that reads a stream of files has it, and frames that are made "
+    "of it by select, filter and the like; select its fields there, before a view, an aggregation or a union"
 )
 
 
@@ -452,7 +453,7 @@ def _checked(kind: str, given: bytes) -> bytes:
             field, allowed = _KINDS[name]
             kind = message.WhichOneof(field)
             source = message.read if kind == "read" else None
-            readable = source is not None and (not source.is_streaming or source.data_source.format == "rate")
+            readable = source is not None and (not source.is_streaming or _is_placeholder(source.data_source))
             if readable:
                 _check_read(source)
             if kind == "local_relation":
@@ -465,6 +466,12 @@ def _checked(kind: str, given: bytes) -> bytes:
                 several = value.values() if is_map else value if descriptor.is_repeated else (value,)
                 todo += [element for element in several if hasattr(element, "ListFields")]
     return given
+
+
+def _is_placeholder(stream: Any) -> bool:
+    """Whether a stream is one of those that stand for the sources of a program, which read nothing."""
+    files = stream.format in ("parquet", "text") and list(stream.paths) == [PLACEHOLDER_FILES] and not stream.options
+    return stream.format == "rate" or files
 
 
 def _check_read(read: Any) -> None:

@@ -28,6 +28,7 @@ from ckpt_runtime.frontend.python_functions import CapturedFunctions
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
+    PLACEHOLDER_FILES,
     Analysis,
     AnalysisNeeded,
     AnalysisRequest,
@@ -35,6 +36,7 @@ from ckpt_runtime.frontend.typed_plan import (
     TableRequest,
 )
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.source_formats import FILE_METADATA
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return the captured session."""
@@ -70,6 +72,12 @@ _STATEMENT = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 """SQL that does something, and gives no rows of a stream."""
+_SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
+"""The statement that sets an option, in the form that Spark reads."""
+_NEEDS_SPARK = (
+    "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
+    "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
+)
 MOST_LOCAL_BYTES = 4 << 20
 """Maximum size of the rows that a program gives to one ``createDataFrame``: they are part of the request to Spark."""
 _MESSAGE_FUNCTIONS = {
@@ -109,7 +117,8 @@ class Capture:
     are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
     digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
-    appear to it as ended. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
+    appear to it as ended. ``infers_schemas``: streams of files without a schema have the columns of the files that are
+    there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
     last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers to an
     earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
@@ -133,11 +142,13 @@ class Capture:
     tables: set[str] = field(default_factory=set)
     session: Any = None
     waited: bool = False
+    infers_schemas: bool = False
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
     remembered: Mapping[str, str] = field(default_factory=dict)
     _unanswered: list[str] = field(default_factory=list)
     _may_be_static: bool = False
+    _reads_metadata: bool = False
 
     def analysis_of(self, request: AnalysisRequest, *, later: bool = False) -> Analysis:
         """Returns Spark's answer. Raises AnalysisNeeded if it is missing, and PlanError if it is an error.
@@ -199,6 +210,7 @@ class Capture:
         """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
         copy = type(message)()
         copy.CopyFrom(message)
+        self._reads_metadata = FILE_METADATA.encode() in message.SerializeToString().lower()
         self._prepare(copy)
         return _with_stable_names(copy.SerializeToString(deterministic=True))
 
@@ -260,6 +272,8 @@ class Capture:
             source = CapturedSource(given.format, dict(given.options), given.schema)
             if given.paths:
                 source.options["path"] = ",".join(given.paths)
+            if self.infers_schemas and not source.schema and source.format.lower() in _TABLE_SOURCES:
+                source.schema = self._inferred(read)
         self.sources[relation.common.plan_id] = source
         columns = self.schema_of(source)
         plan_id = relation.common.plan_id
@@ -267,7 +281,13 @@ class Capture:
         relation.common.plan_id = plan_id
         project = relation.project
         project.input.read.is_streaming = True
-        project.input.read.data_source.format = "rate"
+        placeholder = project.input.read.data_source
+        placeholder.format = "rate"
+        if self._reads_metadata and source.format.lower() in _TABLE_SOURCES:
+            # Spark's own sources of files have the hidden column; that of Parquet has one more field.
+            placeholder.format = "parquet" if source.format.lower() == "parquet" else "text"
+            placeholder.schema = "value STRING"
+            placeholder.paths.append(PLACEHOLDER_FILES)
         for name, kind in columns:
             alias = project.expressions.add().alias
             alias.name.append(name)
@@ -284,6 +304,14 @@ class Capture:
                 f"{table.name} has the format {table.format!r}; streams read tables of {', '.join(_TABLE_SOURCES)}",
             )
         return CapturedSource(table.format, {**table.options, **options, "path": table.location}, table.schema)
+
+    def _inferred(self, stream: Any) -> str:
+        """Returns the columns that Spark finds in the files of a stream that are there now, as Spark's JSON."""
+        from pyspark.sql.connect.proto import Relation
+
+        table = Relation(read=stream)
+        table.read.is_streaming = False
+        return str(_struct_type(self.analysis_of(AnalysisRequest(table.SerializeToString(deterministic=True)))).json())
 
     def _take_hint(self, relation: Any) -> None:
         """Keeps a hint of the engine for the relation below it, which replaces it: Spark would drop it with a
@@ -323,7 +351,7 @@ class _Call:
         if live is not None:
             return live(request, **options)
         if self._answer is None:
-            raise PlanError("pipeline", f"{self._name} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{self._name} {_NEEDS_SPARK}")
         return self._answer(request)
 
 
@@ -416,6 +444,8 @@ class Service:
             self._capture.configuration[key] = value
         elif key.startswith(_CONVERSIONS):
             self._capture.conversions[key] = value
+        elif key == "spark.sql.streaming.schemaInference":
+            self._capture.infers_schemas = value.lower() == "true"
 
     def _analyze(self, request: Any) -> Any:
         response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
@@ -444,7 +474,7 @@ class Service:
 
             response.spark_version.version = pyspark.__version__
         else:
-            raise PlanError("pipeline", f"{kind} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{kind} {_NEEDS_SPARK}")
         return response
 
     def _execute(self, request: Any) -> Iterator[Any]:
@@ -468,7 +498,7 @@ class Service:
             self._capture.registered[function.function_name] = self._capture.prepared(function)
         elif kind != "ml_command":
             what = kind or "an action on a frame, such as show or collect,"
-            raise PlanError("pipeline", f"{what} needs a running Spark, and a pipeline is planned without one")
+            raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
         last.result_complete.SetInParent()
         return iter([response, last])
@@ -479,8 +509,11 @@ class Service:
         if not _STATEMENT.match(relation.sql.query):
             result.CopyFrom(given)
             return
-        view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
         result.local_relation.SetInParent()
+        if setting := _SETTING.fullmatch(relation.sql.query):
+            self.set(setting[1], setting[2].strip())
+            return
+        view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
         if view is msgspec.UNSET:
             self._capture.declarations.append(relation.sql.query)
             return
@@ -663,7 +696,14 @@ def _kept_functions(functions: list[Any]) -> Iterator[None]:
 
 @contextmanager
 def _remote_mode(capture: Capture) -> Iterator[None]:
-    """Sets PySpark's variables for a remote Spark. ``time.sleep`` returns at once after a query was started."""
+    """Sets PySpark's variables for a remote Spark. ``time.sleep`` returns at once after a query was started.
+
+    PySpark refuses a builder with both a remote Spark and a master; here a program's master has no effect.
+    """
+    from pyspark.sql.session import SparkSession
+
+    builders: Any = SparkSession.Builder
+    checked, builders._validate_startup_urls = builders._validate_startup_urls, lambda self: None  # noqa: ARG005
     before = {name: os.environ.get(name) for name in (*REMOTE_MODE, "MASTER")}
     sleep, thread = time.sleep, threading.get_ident()
 
@@ -680,6 +720,7 @@ def _remote_mode(capture: Capture) -> Iterator[None]:
     try:
         yield
     finally:
+        builders._validate_startup_urls = checked
         time.sleep = sleep
         for name, value in before.items():
             if value is None:
@@ -727,7 +768,24 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
             def register(self, dataSource: type) -> None:  # noqa: N803 PySpark's name
                 register(dataSource)
 
+        class Context:
+            """What a program without Spark's Java machine has of ``sparkContext``."""
+
+            def setLogLevel(self, logLevel: str) -> None:  # noqa: N802, N803 PySpark's names
+                """Does nothing: the program prints no messages of Spark, and the job logs as its session does."""
+
+            def __getattr__(self, name: str) -> Any:
+                raise PlanError(
+                    f"sparkContext.{name}",
+                    "a program is planned without Spark's Java machine, as with Spark Connect; use functions of the "
+                    "SparkSession, such as spark.createDataFrame, spark.conf and spark.version",
+                )
+
         class Session(SparkSession):
+            @property
+            def sparkContext(self) -> Any:  # noqa: N802 PySpark's name
+                return Context()
+
             @property
             def dataSource(self) -> Any:  # noqa: N802 PySpark's name
                 return DataSources()

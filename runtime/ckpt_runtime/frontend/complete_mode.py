@@ -15,11 +15,13 @@ from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Filter,
     Generate,
+    Join,
     Limit,
     MapPartitions,
     PlanNode,
     Project,
     Sort,
+    StaticTable,
     Watermark,
 )
 from ckpt_runtime.graph import specs
@@ -29,8 +31,9 @@ from ckpt_runtime.graph.logical import LogicalInput
 if TYPE_CHECKING:
     from ckpt_runtime.frontend.mapping import QueryMapper
 
-_BEHIND = (Project, Filter, Generate, MapPartitions, Sort, Limit, Watermark)
-"""Operators that may follow the aggregation: each output row comes from one table, and is emitted before its end."""
+_BEHIND = (Project, Filter, Generate, MapPartitions, Sort, Limit, Watermark, StaticTable, Join)
+"""Operators that may follow the aggregation: each output row comes from one result, and is emitted before its end.
+Joins are those with static tables: ``check_output_mode`` has refused joins of two streams."""
 _WHOLE = frozenset({"delta", "foreach", "foreachBatch", "kafka", "noop"})
 """Formats that can write each whole result. PySpark data sources can, too: they are called with ``overwrite``."""
 

@@ -21,8 +21,8 @@ from pyspark.sql.types import StructType
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
-from ckpt_runtime.frontend.joins import Side, conditions_of
-from ckpt_runtime.frontend.python_functions import CapturedFunctions, functions_spec, separated
+from ckpt_runtime.frontend.joins import Side, all_of, conditions_of
+from ckpt_runtime.frontend.python_functions import CapturedFunctions, calls_python, functions_spec, separated
 from ckpt_runtime.frontend.stateful import arrow_schema
 from ckpt_runtime.frontend.static_joins import static_join_spec
 from ckpt_runtime.frontend.static_tables import path_of
@@ -241,9 +241,14 @@ def add_functional(
     match node:
         case Join():
             tables = [side for side, at in enumerate(node.inputs) if isinstance(nodes[at], StaticTable)]
+            plain, called = _apart(node)
             if tables:
-                return _static_join(mapper, node, nodes, tables[0], inputs[1 - tables[0]])
-            return _join(mapper, node, [nodes[at].columns for at in node.inputs], inputs)
+                joined = _static_join(mapper, plain, nodes, tables[0], inputs[1 - tables[0]])
+            else:
+                joined = _join(mapper, plain, [nodes[at].columns for at in node.inputs], inputs)
+            if called is None:
+                return joined
+            return add_filter(mapper, Filter(columns=node.columns, condition=called), joined, schema)
         case Generate():
             return _generate(mapper, node, nodes, inputs[0])
         case MapPartitions():
@@ -311,6 +316,28 @@ def _generate(mapper: QueryMapper, node: Generate, nodes: Sequence[PlanNode], in
     added = len(between) - len(columns)
     places = [place if place < len(columns) else place + added for place in range(len(schema))]
     return mapper.apply(specs.EvaluateSpec(_picked(node.columns, places), schema), made, schema, None)
+
+
+def _apart(node: Join) -> tuple[Join, Expression | None]:
+    """Takes what calls Python functions out of an inner join's condition: as in Spark, it filters the result."""
+    if node.condition is None or not calls_python(node.condition):
+        return node, None
+    if node.how not in ("Inner", "Cross"):
+        raise PlanError(
+            "join",
+            f"the condition of a join of type {node.how} calls a Python function; add its result as a column before "
+            "the join",
+        )
+    plain: list[Expression] = []
+    called: list[Expression] = []
+    waiting = [node.condition]
+    while waiting:
+        tree = waiting.pop()
+        if isinstance(tree, Call) and tree.function == "And":
+            waiting += reversed(tree.arguments)
+        else:
+            (called if calls_python(tree) else plain).append(tree)
+    return msgspec.structs.replace(node, condition=all_of(plain)), all_of(called)
 
 
 def _join(

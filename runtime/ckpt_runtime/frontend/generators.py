@@ -1,4 +1,4 @@
-"""Generators (``explode`` and its kin, ``LATERAL VIEW``) of typed plans."""
+"""Generators (functions like ``explode``, ``LATERAL VIEW``) of typed plans."""
 
 from __future__ import annotations
 

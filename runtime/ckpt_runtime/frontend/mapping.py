@@ -62,14 +62,28 @@ from ckpt_runtime.graph.formats import (
     source_schema,
 )
 from ckpt_runtime.graph.job_graph import Partitioning
+from ckpt_runtime.graph.kafka_columns import DELIVERY_GUARANTEE
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
-from ckpt_runtime.graph.source_formats import check_location
+from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, parted_metadata, with_file_metadata
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 from ckpt_runtime.sources import is_source
 
 _CHECKPOINT_LOCATION = "checkpointlocation"
 """An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
+
+
+def delivered(start: Any) -> dict[str, str]:
+    """Returns the options of a query's sink. With ``realTime``, messages of Kafka are visible at once by default."""
+    options = dict(start.options)
+    in_real_time = start.WhichOneof("trigger") == "real_time_batch_duration"
+    if (
+        in_real_time
+        and start.format.lower() == "kafka"
+        and not any(key.lower() == DELIVERY_GUARANTEE.key.lower() for key in options)
+    ):
+        options[DELIVERY_GUARANTEE.key] = "at-least-once"
+    return options
 
 
 def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
@@ -79,7 +93,7 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
         raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
-    options = {key: value for key, value in start.options.items() if key.lower() != _CHECKPOINT_LOCATION}
+    options = {key: value for key, value in delivered(start).items() if key.lower() != _CHECKPOINT_LOCATION}
     if start.path:
         options["path"] = start.path
     columns = list(start.partitioning_column_names)
@@ -499,6 +513,8 @@ class QueryMapper:
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             format_ = self._resolve(source.format)
+            if self._reads_metadata(node, len(read)):
+                read = with_file_metadata(str(format_), read)
             program = specs.UserFunction(None, self.capture.session, dict(self.capture.configuration))
             spec = specs.SourceSpec(
                 format_, dict(source.options), declared, program=program if is_source(format_) else None
@@ -508,7 +524,7 @@ class QueryMapper:
         assert known.schema is not None
         if known.schema.equals(schema):
             return (LogicalInput(known),)
-        if len(known.schema) != len(schema):
+        if len(known.schema) != len(schema) and len(parted_metadata(known.schema)[0]) != len(schema):
             raise PlanError(
                 "schema",
                 f"the source has the columns {', '.join(known.schema.names)}, but had {', '.join(schema.names)} when "
@@ -519,6 +535,12 @@ class QueryMapper:
             for at, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
         )
         return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
+
+    def _reads_metadata(self, node: Source, width: int) -> bool:
+        """Whether this query, or another one that reads the same stream of files, reads its hidden column."""
+        nodes = [node, *(each for query in self.capture.queries for each in query.analysis.nodes)]
+        same = (each for each in nodes if isinstance(each, Source) and each.plan_id == node.plan_id)
+        return any(each.columns[width:] and each.columns[-1].name == FILE_METADATA for each in same)
 
     def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
         """Converts an input of a union to the names and types of the union's columns."""

@@ -35,7 +35,7 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, Pipeli
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
-from ckpt_runtime.frontend.mapping import add_queries, spark_columns
+from ckpt_runtime.frontend.mapping import add_queries, delivered, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -124,11 +124,11 @@ def _interval_ms(start: Any) -> int | None:
     if field not in _FIELDS:
         return None
     text, name = getattr(start, field), _FIELDS[field]
-    if name == "realTime" and not _is_visible_at_once(start):
+    if name == "realTime" and not _runs_in_real_time(start):
         raise PlanError(
             "trigger",
-            "realTime needs a sink whose rows are visible at once, which is kafka with option "
-            "deliveryGuarantee=at-least-once; rows of others become visible with checkpoints: use processingTime",
+            "realTime needs the sink kafka, without the option deliveryGuarantee=exactly-once, or console; rows of "
+            "others become visible with checkpoints: use processingTime",
         )
     try:
         return parse_interval(text)
@@ -136,10 +136,10 @@ def _interval_ms(start: Any) -> int | None:
         raise PlanError("trigger", f"{name}={text!r} is not an interval: expected {INTERVAL_FORM}") from None
 
 
-def _is_visible_at_once(start: Any) -> bool:
-    """Whether the rows of a query's sink become visible without waiting for a checkpoint."""
+def _runs_in_real_time(start: Any) -> bool:
+    """Whether the rows of a query's sink become visible when Spark would show them: at once, or with the console."""
     sink = (start.format or "parquet").lower()
-    return sink == "noop" or (sink == "kafka" and not is_exactly_once(dict(start.options)))
+    return sink in ("noop", "console") or (sink == "kafka" and not is_exactly_once(delivered(start)))
 
 
 DEFAULT_FUNCTION = "pipeline"

@@ -166,11 +166,11 @@ def _innermost(trees: Sequence[Expression]) -> list[Call]:
     todo = list(reversed(trees))
     while todo:
         tree = todo.pop()
-        if isinstance(tree, Lambda) and _calls_python(tree.body):
+        if isinstance(tree, Lambda) and calls_python(tree.body):
             raise PlanError("udf", "a Python function cannot be called in the lambda of transform or filter")
         if not isinstance(tree, Call):
             continue
-        if tree.function == FUNCTION and not any(map(_calls_python, _chain(tree)[0].arguments)):
+        if tree.function == FUNCTION and not any(map(calls_python, _chain(tree)[0].arguments)):
             if not any(tree is call or (tree == call and call.settings["deterministic"]) for call in found):
                 found.append(tree)
         else:
@@ -191,10 +191,11 @@ def _chain(call: Call) -> list[Call]:
     return chain
 
 
-def _calls_python(tree: Expression) -> bool:
+def calls_python(tree: Expression) -> bool:
+    """Returns whether an expression calls a Python function."""
     if isinstance(tree, Lambda):
-        return _calls_python(tree.body)
-    return isinstance(tree, Call) and (tree.function == FUNCTION or any(map(_calls_python, tree.arguments)))
+        return calls_python(tree.body)
+    return isinstance(tree, Call) and (tree.function == FUNCTION or any(map(calls_python, tree.arguments)))
 
 
 def _function(call: Call, arguments: list[Expression], functions: CapturedFunctions) -> PythonFunction:

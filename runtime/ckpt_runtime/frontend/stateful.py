@@ -59,7 +59,8 @@ def check_output_mode(mode: str, nodes: Sequence[PlanNode]) -> str:
         raise PlanError(
             "outputMode",
             "an aggregation in append mode needs a key of event time, because it determines when a group ends: call "
-            "withWatermark and group by a window of that column, or use update",
+            "withWatermark and group by a window of that column, or use update. Name the column by a text or F.col: as "
+            "in Spark, df.column of the frame before withWatermark is no event time",
         )
     if mode != "append":
         _check_behind_aggregation(mode, nodes)
@@ -93,16 +94,22 @@ def _check_join(mode: str, node: Join) -> None:
 
 def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:
     """Raises PlanError for stateful operations behind an aggregation, whose rows change in these output modes."""
-    first = next((at for at, node in enumerate(nodes) if isinstance(node, Aggregate)), len(nodes))
-    for node in nodes[first + 1 :]:
-        if isinstance(node, Deduplicate):
-            raise PlanError(
-                "dropDuplicates",
-                f"behind an aggregation dropDuplicates and distinct need output mode append, not {mode}, because in "
-                "other modes the rows of an aggregation change",
-            )
+    behind: set[int] = set()
+    """The places of aggregations, and of everything that reads one."""
+    for at, node in enumerate(nodes):
+        if not behind.isdisjoint(node.inputs):
+            behind.add(at)
+            if isinstance(node, Deduplicate):
+                raise PlanError(
+                    "dropDuplicates",
+                    f"behind an aggregation dropDuplicates and distinct need output mode append, not {mode}, because "
+                    "in other modes the rows of an aggregation change",
+                )
+            if isinstance(node, Aggregate):
+                message = f"an aggregation behind an aggregation needs append, not {mode}, as in Spark"
+                raise PlanError("outputMode", message)
         if isinstance(node, Aggregate):
-            raise PlanError("outputMode", f"an aggregation behind an aggregation needs append, not {mode}, as in Spark")
+            behind.add(at)
 
 
 def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:

@@ -49,7 +49,7 @@ def static_join_spec(
 ) -> StaticJoinSpec:
     """Returns the operator. ``sides`` are the columns of both inputs, ``schema`` is that of the result.
 
-    Raises PlanError for a type of join that Spark does not have, and for Python functions in the condition.
+    Raises PlanError for a type of join that Spark does not have.
     """
     stream_side = 1 - table_side
     if _KEEPS_SIDE.get(node.how, stream_side) != stream_side:
@@ -64,8 +64,6 @@ def static_join_spec(
     conjuncts: list[Expression] = []
     if node.condition is not None:
         _collect(_stream_first(node.condition, sides, stream_side), conjuncts)
-    if any(_calls(tree, {"PythonUDF"}) for tree in conjuncts):
-        raise PlanError("join", "its condition calls a Python function; add the result as a column before the join")
     keys, filters, rest = [], [], []
     for tree in conjuncts:
         key = None if _calls(tree, _NOW) else _key(tree, width)

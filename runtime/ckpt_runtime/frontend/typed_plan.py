@@ -30,6 +30,10 @@ class _Node(msgspec.Struct, frozen=True, tag_field="node", kw_only=True):
     plan_id: int | None = None
 
 
+PLACEHOLDER_FILES = "file:/*.no-file-of-a-stream"
+"""A pattern without a file: the path of the stream of files that stands for one whose hidden column is read."""
+
+
 class Source(_Node, frozen=True, tag="source", kw_only=True):
     """Reads the stream that the captured relation describes."""
 

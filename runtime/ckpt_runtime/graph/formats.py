@@ -316,7 +316,8 @@ def source_options(name: str, options: Mapping[str, str]) -> dict[str, Any]:
     if available_now(options) and not known.ends:
         raise PlanError(
             f"option {AVAILABLE_NOW_OPTION!r}",
-            f"format {name!r} has no end: availableNow cannot read only the data that is available at the start",
+            f"format {name!r} has no end: availableNow cannot read only the data that is available at the start; use "
+            "trigger(processingTime=...), or read a source that has an end",
         )
     return known.parsed(options_of_source(strict_options(name, options)) if known.splits else options)
 

@@ -69,6 +69,35 @@ _FILE_OPTIONS = (
 )
 
 
+FILE_METADATA = "_metadata"
+"""Spark's hidden column of a source of files: facts about the file of each row."""
+_FILE_FACTS: list[tuple[str, pa.DataType]] = [
+    ("file_path", pa.string()),
+    ("file_name", pa.string()),
+    ("file_size", pa.int64()),
+    ("file_block_start", pa.int64()),
+    ("file_block_length", pa.int64()),
+    ("file_modification_time", pa.timestamp("us", "UTC")),
+]
+_MARK = {b"of": b"file"}
+"""Tells the hidden column from one of the same name that a program has declared."""
+
+
+def with_file_metadata(format_: str, schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of a source of files with the hidden column behind the others."""
+    facts = [*_FILE_FACTS, ("row_index", pa.int64())] if format_ == "parquet" else _FILE_FACTS
+    column: pa.Field[Any] = pa.field(FILE_METADATA, pa.struct(facts), metadata=_MARK)
+    return schema.append(column)
+
+
+def parted_metadata(schema: pa.Schema) -> tuple[pa.Schema, pa.Field[Any] | None]:
+    """Returns the schema of the rows in files, and the hidden column if it is wanted."""
+    last = schema.field(len(schema) - 1) if len(schema) else None
+    if last is None or last.metadata != _MARK:
+        return schema, None
+    return pa.schema(list(schema)[:-1]), last
+
+
 def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     check_location(options["path"])
     _check_patterns(options)
@@ -86,7 +115,11 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
                 "option 'sourceArchiveDir'", f"{archive!r} and the path {options['path']!r} contain each other"
             )
     if declared is None:
-        raise PlanError("schema", "a stream of files needs its schema: .schema('name STRING, ...')")
+        raise PlanError(
+            "schema",
+            "a stream of files needs its schema: call .schema('name STRING, ...'), or set "
+            "spark.sql.streaming.schemaInference to true: its columns are then those of the files that are there",
+        )
     if not declared.names:
         raise PlanError("schema", "it has no column")
     check_distinct("schema", declared)

@@ -81,7 +81,7 @@ class JobRecord:
         """Makes later drivers delete this directory if the savepoint is incomplete. Called before it is created."""
 
     def settle_savepoint(self, checkpoint_id: int) -> None:
-        """Records that the savepoint is complete or its directory is gone. Does nothing if none was expected."""
+        """Records that the savepoint is complete, or gone for good. Does nothing if none was expected."""
 
     def change_overrides(self, change: OverridesChange) -> str | None:
         """Fetches, modifies and writes under one lock; returns what is stored now. Raises as ``change``."""

@@ -319,9 +319,7 @@ class JobShell:
                         )
                     )
             case checkpoint_out.NotifyComplete(checkpoint_id, begun, tasks):
-                # A checkpoint has just been stored, so storage answers: failed deletions are retried without waiting
-                # for their pause.
-                self.storage.retry_deletions()
+                self.storage.completed(checkpoint_id)
                 crash_point("notify-before")
                 self._tasks.complete(checkpoint_id, tasks)
                 crash_point("notify-after")

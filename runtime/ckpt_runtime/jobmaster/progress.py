@@ -10,7 +10,7 @@ import json
 import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,12 @@ from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasu
 from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, ObserveSpec
+from ckpt_runtime.sources import Offsets
 
 MOST_REPORTS = 100
 """Number of checkpoints whose reports a job keeps, as Spark does by default."""
 _SUFFIX = "-sink"
+_OFFSETS = ("startOffset", "endOffset", "latestOffset")
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
 
@@ -47,6 +49,8 @@ class OperatorTotals:
     event_times: EventTimes | None = None
     observed: tuple[bytes, ...] = ()
     pending: int | None = None
+    reached: Offsets = field(default_factory=dict)
+    latest: Offsets = field(default_factory=dict)
 
     def and_(self, more: OperatorMeasures) -> OperatorTotals:
         """With those of a subtask."""
@@ -68,7 +72,15 @@ class OperatorTotals:
             times,
             (*self.observed, more.observed) if more.observed else self.observed,
             _sum(self.pending, more.pending),
+            _merged(self.reached, more.reached),
+            _merged(self.latest, more.latest),
         )
+
+
+def _merged(first: Offsets, second: Offsets) -> Offsets:
+    if not first or not second:
+        return first or second
+    return {topic: {**first.get(topic, {}), **second.get(topic, {})} for topic in {**first, **second}}
 
 
 def _known(value: int | None) -> tuple[int, ...]:
@@ -82,7 +94,10 @@ def _sum(first: int | None, second: int | None) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Checkpoint:
-    """What a completed checkpoint reports. ``since_ms`` is when the one before it began."""
+    """What a completed checkpoint reports. ``since_ms`` is when the one before it began.
+
+    ``before`` are the offsets that sources had reached then, by the uids of the operators that read them.
+    """
 
     id: int
     since_ms: int
@@ -90,6 +105,7 @@ class _Checkpoint:
     duration_ms: int
     graph: JobGraph
     totals: Mapping[str, OperatorTotals]
+    before: Mapping[str, Offsets]
 
 
 class JobProgress:
@@ -103,6 +119,7 @@ class JobProgress:
         self._ended: dict[SubtaskKey, Sequence[Interval]] = {}
         self._checkpoints: deque[_Checkpoint] = deque(maxlen=MOST_REPORTS)
         self._reports: dict[int, tuple[str, ...]] = {}
+        self._offsets: Mapping[str, Offsets] = {}
 
     def deployed(self) -> None:
         """Begins a new attempt. Rows that no completed checkpoint covers are read again, and measured again."""
@@ -134,7 +151,9 @@ class JobProgress:
         self._acknowledged = {id_: known for id_, known in self._acknowledged.items() if id_ > checkpoint_id}
         self._completed = checkpoint_id
         duration = max(0, now_ms - begun_ms)
-        self._checkpoints.append(_Checkpoint(checkpoint_id, self._reported_at_ms, begun_ms, duration, graph, totals))
+        since_ms, before = self._reported_at_ms, self._offsets
+        self._checkpoints.append(_Checkpoint(checkpoint_id, since_ms, begun_ms, duration, graph, totals, before))
+        self._offsets = {**before, **{uid: each.reached for uid, each in totals.items() if each.reached}}
         self._reported_at_ms = begun_ms
 
     def finished(self, now_ms: int, graph: JobGraph) -> None:
@@ -156,7 +175,7 @@ class JobProgress:
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
-    return replace(measures, stored_rows=None, stored_bytes=None, pending=None)
+    return replace(measures, stored_rows=None, stored_bytes=None, pending=None, reached={}, latest={})
 
 
 def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:
@@ -176,7 +195,7 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
     nodes = _above(checkpoint.graph, sink)
     totals = {node.uid: checkpoint.totals.get(node.uid, OperatorTotals()) for node in nodes}
     seconds = max(1, checkpoint.begun_ms - checkpoint.since_ms) / 1000
-    sources = [_source(node, nodes, totals, seconds) for node in nodes if node.kind == "source"]
+    sources = [_source(node, nodes, totals, seconds, checkpoint.before) for node in nodes if node.kind == "source"]
     rows = sum(source["numInputRows"] for source in sources)
     last = next(node for node in nodes if node.uid == sink)
     observed = dict(_observed(nodes, totals))
@@ -201,14 +220,27 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
 
 
 def _source(
-    node: OperatorNode, nodes: Iterable[OperatorNode], totals: Mapping[str, OperatorTotals], seconds: float
+    node: OperatorNode,
+    nodes: Iterable[OperatorNode],
+    totals: Mapping[str, OperatorTotals],
+    seconds: float,
+    before: Mapping[str, Offsets],
 ) -> dict[str, Any]:
+    """A source. Its offsets are None if it has none, as the start is in the first report of a job."""
     reader = next((each.uid for each in nodes if each.uid == node.uid + READER_SUFFIX), node.uid)
     read = totals[reader]
     metrics = {"numBadRecordsDropped": str(sum(each.bad for each in totals.values()))}
     if read.pending is not None:
         metrics["pendingRecords"] = str(read.pending)
-    offsets = dict.fromkeys(("startOffset", "endOffset", "latestOffset"))
+    behind = [
+        latest - read.reached[topic][part] for topic, parts in read.latest.items() for part, latest in parts.items()
+    ]
+    if behind:
+        metrics["minOffsetsBehindLatest"] = str(min(behind))
+        metrics["maxOffsetsBehindLatest"] = str(max(behind))
+        metrics["avgOffsetsBehindLatest"] = str(sum(behind) / len(behind))
+    known = before.get(reader), read.reached, read.latest
+    offsets = {name: each or None for name, each in zip(_OFFSETS, known, strict=True)}
     rate = read.rows_out / seconds
     rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
     return {"description": node.name, **offsets, "numInputRows": read.rows_out, **rates, "metrics": metrics}

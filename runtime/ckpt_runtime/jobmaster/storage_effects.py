@@ -276,6 +276,9 @@ class StorageEffects:
         self._late: dict[int, _StorageCall] = {}
         self._disposals: dict[int, SnapshotDisposal] = {}
         self._begun_before: Mapping[int, SnapshotDisposal] = {}
+        # By id: the directory, and the last checkpoint that had begun when it was deleted.
+        self._aborted_savepoints: dict[int, tuple[str, int]] = {}
+        self._last_id = 0
         self._kept: set[int] = set()
         self._ended_before = False
         self._directory_known = False
@@ -332,9 +335,10 @@ class StorageEffects:
         def delete(checkpoint_id: int, directory: str) -> None:
             if not is_savepoint_of(resolve(directory), self._job_id):
                 raise InvalidLocationError("it does not have the name of a savepoint of this job", directory)
-            if not has_metadata(resolve(directory)):
-                delete_location(directory)
-            self._record.settle_savepoint(checkpoint_id)
+            if has_metadata(resolve(directory)):
+                self._record.settle_savepoint(checkpoint_id)
+            else:
+                self._delete_location(checkpoint_id, directory)
 
         for checkpoint_id, directory in directories.items():
             self._deletions.submit(f"delete {directory}", partial(delete, checkpoint_id, directory))
@@ -380,6 +384,8 @@ class StorageEffects:
             check_directory(self._storage.location if self._directory_known else self._storage.location.parent)
             clean_up_sinks(outputs, self._storage, savepoint_id)
 
+        for checkpoint_id, (directory, _) in list(self._aborted_savepoints.items()):
+            yield self._settling(checkpoint_id, directory)
         yield f"delete hidden files of the sinks of job {self._job_id}", delete_hidden_files
         first_id = self._earlier_ids.start
         # Checkpoints that an earlier driver has released may be retained as well.
@@ -396,14 +402,34 @@ class StorageEffects:
         self._closed = True
         self._deletions.close()
 
-    def retry_deletions(self) -> None:
-        """Retries failed deletions now, because storage has just answered."""
+    def completed(self, checkpoint_id: int) -> None:
+        """Retries failed deletions now, because storage has just answered, and settles aborted savepoints.
+
+        A task may have written state for a savepoint before it knew of the abort, and this driver may die before it
+        deletes that state. Until then a note leads the next driver to the directory. No state comes any more once the
+        tasks have acknowledged a checkpoint that began after the abort.
+        """
         self._deletions.retry()
+        for aborted, (directory, last_id) in list(self._aborted_savepoints.items()):
+            if checkpoint_id > last_id:
+                self._deletions.submit(*self._settling(aborted, directory))
+
+    def _settling(self, checkpoint_id: int, directory: str) -> tuple[str, Callable[[], None]]:
+        """Deletes what was written late, then the note."""
+
+        def settle() -> None:
+            with suppress(NotFoundError):
+                delete_location(directory)
+            self._record.settle_savepoint(checkpoint_id)
+
+        self._aborted_savepoints.pop(checkpoint_id, None)
+        return f"delete late state in {directory}", settle
 
     def execute(self, effect: object) -> None:
         """Starts one effect. Each call has an answer for the case that it is not begun or does not return."""
         match effect:
             case out.InitializeLocation(checkpoint_id, properties, directory):
+                self._last_id = checkpoint_id
                 call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
                 self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties, directory))
             case out.WriteMetadata(checkpoint):
@@ -627,7 +653,7 @@ class StorageEffects:
     def _delete_location(self, checkpoint_id: int, directory: str) -> None:
         delete_location(directory)
         if resolve(directory) != self._storage.checkpoint(checkpoint_id):
-            self._record.settle_savepoint(checkpoint_id)
+            self._aborted_savepoints[checkpoint_id] = (directory, self._last_id)
 
     def _find_leftovers(self, states: list[SubtaskState], below: int | None) -> JobInput:
         """Finds leftover files. Raises StorageError when it has to be tried again."""

@@ -72,7 +72,8 @@ class AggregateOperator(Operator):
 
     def measured(self) -> OperatorMeasures:
         table = self._table
-        return replace(super().measured(), stored_rows=len(table) if isinstance(table, Sized) else None)
+        rows, size = len(table) if isinstance(table, Sized) else None, None if table is None else table.nbytes
+        return replace(super().measured(), stored_rows=rows, stored_bytes=size)
 
     def _open_table(self, input_schema: pa.Schema) -> KeyedAggregates:
         self._schema = aggregate_output_schema(input_schema, self._spec)

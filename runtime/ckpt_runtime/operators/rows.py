@@ -25,13 +25,12 @@ from ckpt_runtime.state.states import Key
 
 def row_class(names: Sequence[str]) -> type[Row]:
     """A ``Row`` whose instances all have these fields. Names that ``Row`` itself uses (``count``) stay its methods."""
-    members: dict[str, Any] = {"__fields__": list(names), "__doc__": Row.__doc__}
     # A named tuple's fields read the tuple itself; an itemgetter would call Row.__getitem__, which is Python.
-    fields = vars(namedtuple("Fields", [f"f{position}" for position in range(len(names))]))
-    for position, name in reversed(list(enumerate(names))):
-        if not hasattr(Row, name):
-            members[name] = fields[f"f{position}"]
-    return type("Row", (Row,), members)
+    places = [f"f{position}" for position in range(len(names))]
+    getters = map(partial(getattr, namedtuple("Fields", places)), places)
+    fields = list(zip(names, getters, strict=True))
+    members: dict[str, Any] = {name: getter for name, getter in reversed(fields) if not hasattr(Row, name)}
+    return type("Row", (Row,), {**members, "__fields__": list(names), "__doc__": Row.__doc__})
 
 
 class RowGroups:

@@ -7,7 +7,7 @@ A field of a body that is absent or null gets its default; it may be given under
 An error is a 400 that names the field, the value and what is allowed. Unknown fields are ignored, as in Flink, except
 in closed bodies.
 
-Requests for metrics name them and their aggregations; :func:`metrics` and its like compute the answers.
+Requests for metrics name them and their aggregations; the first functions compute the answers.
 """
 
 from __future__ import annotations

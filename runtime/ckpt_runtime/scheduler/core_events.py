@@ -189,7 +189,7 @@ class RecordAttempt:
 
 @dataclass(frozen=True, slots=True)
 class LimitSources:
-    """The sources of the deployed tasks read at most so many rows per second, by their uids; 0 pauses one."""
+    """The sources of the deployed tasks read at most these numbers of rows per second, by their uids; 0 pauses one."""
 
     rates: Mapping[str, str]
 

@@ -160,6 +160,10 @@ class KeyedTimers(Protocol):
 class KeyedAggregates(Protocol):
     """Running aggregates: one row per key."""
 
+    @property
+    def nbytes(self) -> int:
+        """The size of what is in memory."""
+
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Adds all rows; returns for each aggregate its value after each row.
 

@@ -30,8 +30,7 @@ from msgspec import Meta, Struct
 from ckpt_runtime.graph.schema import DocumentError, checked
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError
 from ckpt_runtime.storage.filesystem import Location, exists, is_directory, read_shown, resolve
-from ckpt_runtime.storage.publish import checksum_of, publish
-from ckpt_runtime.storage.versioned_document import to_json_text
+from ckpt_runtime.storage.publish import checksum_of, publish, to_json_text
 
 FORMAT = "ckpt-metadata"
 VERSION = 1

@@ -4,20 +4,24 @@ Locally: a temporary file in the same directory, fsync, a hard link to the final
 of the directory. Elsewhere: one conditional put. Reading back settles whether a failed remote write took effect.
 
 The checksum of stored bytes is XXH3 with 128 bits, written as ``xxh3-128:<32 hex digits>``. It finds damage
-(truncation, flipped bits, swapped files) at memory speed; it does not protect against forgery.
+(truncation, flipped bits, swapped files) at memory speed; it does not protect against forgery. :func:`to_json_text`
+makes the text of documents, and refuses what JSON cannot hold.
 """
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from typing import Any
 from uuid import uuid4
 
+import orjson
 import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -38,6 +42,7 @@ from ckpt_runtime.storage.filesystem import (
     reason_of,
 )
 
+_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _MEMORY_LOCK = threading.Lock()
 """fsspec's memory file system checks and creates in two steps."""
 
@@ -236,3 +241,33 @@ def checksum_of(data: bytes | memoryview) -> str:
 def is_checksum(text: object) -> bool:
     """Whether a text is a checksum that this version can verify."""
     return isinstance(text, str) and _FORM.fullmatch(text) is not None
+
+
+def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
+    """The JSON text of a value made of dicts with text keys, lists, tuples, texts, numbers, booleans and None.
+
+    Raises ValueError for anything else: other types, integers beyond 64 bits, NaN and the infinities, and nesting
+    beyond 254 levels.
+    """
+    try:
+        text = parsed_to_json_text(value, sort_keys=sort_keys)
+    except TypeError as error:
+        raise ValueError(f"only JSON values can be stored: {error}") from error
+    # The encoder silently writes NaN and the infinities as null.
+    if b"null" in text and _has_non_finite(value):
+        raise ValueError("only JSON values can be stored: NaN and the infinities are none")
+    return text
+
+
+def parsed_to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
+    """Like :func:`to_json_text`, but faster and without checks, for a value that was parsed from JSON."""
+    return orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
+
+
+def _has_non_finite(value: Any) -> bool:
+    """Uses the standard library's encoder, which reports them and is faster than a traversal in Python."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return True
+    return False

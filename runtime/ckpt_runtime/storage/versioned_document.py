@@ -13,7 +13,6 @@ Every document has a checksum and a format version.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -41,9 +40,7 @@ from ckpt_runtime.storage.filesystem import (
     make_directory,
     read_bytes,
 )
-from ckpt_runtime.storage.publish import checksum_of, publish
-
-_STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
+from ckpt_runtime.storage.publish import checksum_of, parsed_to_json_text, publish, to_json_text
 
 VERSION = 1
 MAX_DOCUMENT_BYTES = 16 << 20
@@ -79,36 +76,6 @@ def decode_document(data: bytes, name: str) -> dict[str, Any]:
     if not intact:
         raise CorruptFileError(f"{name} is damaged: its checksum is wrong", name)
     return document
-
-
-def to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
-    """The JSON text of a value made of dicts with text keys, lists, tuples, texts, numbers, booleans and None.
-
-    Raises ValueError for anything else: other types, integers beyond 64 bits, NaN and the infinities, and nesting
-    beyond 254 levels.
-    """
-    try:
-        text = parsed_to_json_text(value, sort_keys=sort_keys)
-    except TypeError as error:
-        raise ValueError(f"only JSON values can be stored: {error}") from error
-    # The encoder silently writes NaN and the infinities as null.
-    if b"null" in text and _has_non_finite(value):
-        raise ValueError("only JSON values can be stored: NaN and the infinities are none")
-    return text
-
-
-def parsed_to_json_text(value: Any, *, sort_keys: bool = False) -> bytes:
-    """Like :func:`to_json_text`, but faster and without checks, for a value that was parsed from JSON."""
-    return orjson.dumps(value, option=_STRICT | (orjson.OPT_SORT_KEYS if sort_keys else 0))
-
-
-def _has_non_finite(value: Any) -> bool:
-    """Uses the standard library's encoder, which reports them and is faster than a traversal in Python."""
-    try:
-        json.dumps(value, allow_nan=False)
-    except ValueError:
-        return True
-    return False
 
 
 _NAME = re.compile(r"([0-9]{20})\.json")

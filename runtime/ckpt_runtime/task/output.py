@@ -313,9 +313,15 @@ class ResultPartition:
         self._hold()
 
     def emit_end_of_range(self) -> None:
-        """Sends the end of a range at once, between the rows that it separates; on forward edges only."""
+        """Sends the end of a range at once, between the rows that it separates; on forward edges only.
+
+        Rows and the watermark before it leave on any edge: the next range is no part of their buffer, and its rows
+        follow the watermark.
+        """
         if self._is_forward:
             self.send_control(EndOfRange())
+        else:
+            self.flush()
 
     def send_control(self, element: ControlElement) -> None:
         """Sends a control element to every channel, after all rows emitted so far."""

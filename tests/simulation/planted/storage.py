@@ -135,6 +135,18 @@ def _():
     return [(StorageEffects, "_metadata_written", written)]
 
 
+@bug("an aborted savepoint is forgotten when it is deleted", "state that a task wrote late", seed=118)
+def _():
+    original = StorageEffects._delete_location
+
+    def deleted(self, checkpoint_id, directory):
+        original(self, checkpoint_id, directory)
+        if self._aborted_savepoints.pop(checkpoint_id, None):
+            self._record.settle_savepoint(checkpoint_id)
+
+    return [(StorageEffects, "_delete_location", deleted)]
+
+
 bug("a driver that lost its lease tidies up", "I12", CheckpointCoordinator, "_on_shutdown", seed=6)(
     lambda original, self, event, now: original(self, replace(event, fenced=False), now)
 )

@@ -35,8 +35,8 @@ from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from tests.simulation.jobs.file_system import ROOT
 from tests.simulation.jobs.job_master import StrictShell
 from tests.simulation.protocols.driver_checker import DriverChecker
-from tests.simulation.protocols.event_loop import SimulatedProcess
-from tests.simulation.protocols.files import JOB
+from tests.simulation.protocols.event_loop import DriverCrash, SimulatedProcess
+from tests.simulation.protocols.files import JOB, SAVEPOINTS
 from tests.simulation.protocols.host import Peer, SimulatedHost
 from tests.simulation.protocols.leases import LeaseHolder
 from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
@@ -339,6 +339,11 @@ class Driver:
             self.die()
             self.world.released(self)
 
+    def _discards_state(self, effect: out.DiscardState) -> None:
+        """Of a task that did not know of the abort yet."""
+        if effect.directory.startswith(SAVEPOINTS) and self.world.choices.fault("dies before late state", 0.2):
+            raise DriverCrash
+
     def patch(self, changes: CheckpointOverrides | None) -> None:
         """``None`` is DELETE: back to the submitted values."""
         request_id = self.world.checker.clients.asks(self, changes)
@@ -385,6 +390,7 @@ _OBSERVES: dict[type[Any], Callable[[Driver, Any], None]] = {
     core_out.ReleaseReserve: lambda driver, order: driver.changes.release(order),
     core_out.StorePlan: Driver._stores_plan,
     core_out.SettlePlan: lambda driver, order: driver.changes.settling(order),
+    out.DiscardState: Driver._discards_state,
     out.RequestCompleted: Driver._request_ended,
     out.RequestFailed: Driver._request_ended,
 }

@@ -69,6 +69,25 @@ def aggregation_of_an_aggregation_in_complete_mode(rows: DataFrame) -> DataFrame
     return rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
 
 
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def totals_with_the_names_of_a_table(rows: DataFrame) -> DataFrame:
+    names = rows.sparkSession.createDataFrame([("a", "x"), ("b", "y"), ("d", "z")], "k STRING, name STRING")
+    return rows.groupBy("k").count().join(F.broadcast(names), "k", "left").orderBy("k").limit(3)
+
+
+@program("complete", schemas=PAIRS, rows=PAIRED)
+def totals_that_a_table_allows(rows: DataFrame) -> DataFrame:
+    allowed = rows.sparkSession.createDataFrame([("a",), ("b",)], "k STRING")
+    return rows.groupBy("k").agg(F.sum("v").alias("s")).join(allowed, "k", "left_semi").withColumn("t", F.col("s") + 1)
+
+
+@program("update", keys="v", rows=([1, 1, 2], [2, 3]), others=([11, 11, 12], [13]))
+def union_of_distinct_values_in_update_mode(rows: DataFrame, others: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("ones")
+    others.createOrReplaceTempView("tens")
+    return rows.sparkSession.sql("SELECT DISTINCT v FROM ones UNION ALL SELECT DISTINCT v FROM tens")
+
+
 @program("complete", rows=COUNTED)
 def last_value_changes_with_batches(rows: DataFrame) -> DataFrame:
     return rows.agg(F.last("v", ignorenulls=True).alias("last"), F.first("v").alias("first"))
@@ -378,9 +397,9 @@ def unpivoted_rows(rows: DataFrame) -> DataFrame:
     return rows.selectExpr("k", "v AS one", "v + 1 AS two").unpivot("k", ["one", "two"], "name", "value")
 
 
-@program("append", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: rows of a stream have no file.")
+@program("append", schemas=PAIRS, rows=PAIRED)
 def metadata_of_files(rows: DataFrame) -> DataFrame:
-    return rows.select("k", "_metadata.file_name")
+    return rows.select("k", "_metadata", F.col("_metadata.file_size") > 20)
 
 
 @program("append", rows=COUNTED, differs="The engine refuses it: rows of a stream have no file.")

@@ -129,6 +129,27 @@ class Failing(Processor):
         yield Row(k=key[0], n=1)
 
 
+class RowsOfACall(Processor):
+    """Emits how many rows each call got, which are those of a file."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> list[Row]:
+        return [Row(n=sum(1 for _ in rows), k=key[0])]
+
+
+class GreatestTwo(Processor):
+    """Keeps the two greatest numbers of a key in a list, and emits them with each call."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.list = handle.getListState("list", "v INT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        values = [row[0] for row in self.list.get()] + [int(v) for frame in rows for v in frame["v"]]
+        greatest = sorted(values, reverse=True)[:2]
+        self.list.put([(value,) for value in greatest])
+        for value in greatest:
+            yield pd.DataFrame({"k": pd.Series([key[0]], dtype=object), "n": [value]})
+
+
 class Stamped(Processor):
     """Emits the time of each row."""
 
@@ -197,6 +218,16 @@ def processor_that_deletes_a_state(rows: DataFrame) -> DataFrame:
 @program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_that_fails(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithState(Failing(), COUNTED, "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_counts_the_rows_of_each_call(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithState(RowsOfACall(), COUNTED, "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_of_frames_keeps_the_greatest_two(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithStateInPandas(GreatestTwo(), COUNTED, "Append", "None")
 
 
 @program("complete", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)

@@ -1,15 +1,20 @@
 """Scripts in the forms of Spark's streaming guide, each started by its name: sources, operations, sinks, management."""
 
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
 
+import pandas as pd
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
+from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery, StreamingQueryListener
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-name, directory = sys.argv[1:]
-spark = SparkSession.builder.appName("guide").getOrCreate()
+name, directory, port, servers = sys.argv[1:]
+spark = SparkSession.builder.master("local[*]").appName("guide").getOrCreate()
+spark.sparkContext.setLogLevel("WARN")
 rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load()
 timed = rate.withWatermark("timestamp", "10 seconds")
 BETWEEN = "value = other AND later >= timestamp AND later <= timestamp + INTERVAL 1 HOUR"
@@ -26,6 +31,40 @@ class Forgetful:
 
     def close(self, error: Exception | None) -> None:
         """Has nothing to close."""
+
+
+class Detector(StatefulProcessor):
+    """Remembers the last time of a key, and says how long it has been silent."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.handle = handle
+        self.last = handle.getValueState("last", "at TIMESTAMP")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        latest = max(frame["timestamp"].max() for frame in rows)
+        if not self.last.exists() or self.last.get()[0] < latest:
+            for timer in self.handle.listTimers():
+                self.handle.deleteTimer(timer)
+            self.last.update((latest,))
+        self.handle.registerTimer(timerValues.getCurrentProcessingTimeInMs() + 500)
+        yield pd.DataFrame({"id": key, "text": ["seen"]})
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[pd.DataFrame]:
+        silent_ms = timerValues.getCurrentProcessingTimeInMs() - int(time.time() * 1000)
+        yield pd.DataFrame({"id": key, "text": [f"silent for {silent_ms} ms since {self.last.get()[0]}"]})
+
+
+def counted(key: Any, rows: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Counts the rows of a key until none has come for a while."""
+    if state.hasTimedOut:
+        (count,) = state.get
+        state.remove()
+        yield pd.DataFrame({"key": [key[0]], "count": [count]})
+        return
+    before = state.get[0] if state.exists else 0
+    state.update((before + sum(map(len, rows)),))
+    state.setTimeoutDuration(1000)
+    yield pd.DataFrame()
 
 
 class Silent(StreamingQueryListener):
@@ -50,6 +89,97 @@ def files() -> DataStreamWriter:
 def joined(how: str) -> DataStreamWriter:
     others = rate.select(F.col("value").alias("other"), F.col("timestamp").alias("later"))
     return console(timed.join(others.withWatermark("later", "20 seconds"), F.expr(BETWEEN), how))
+
+
+def words() -> DataStreamWriter:
+    lines = spark.readStream.format("socket").option("host", "127.0.0.1").option("port", port).load()
+    lines.printSchema()
+    found = lines.select(F.explode(F.split(lines.value, " ")).alias("word"))
+    return console(found.groupBy("word").count(), "complete")
+
+
+def from_kafka(**options: str) -> DataFrame:
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    return reader.options(**options).load()
+
+
+def to_kafka(frame: DataFrame, **options: str) -> DataStreamWriter:
+    writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", servers)
+    return writer.options(**options).outputMode("update")
+
+
+def headers() -> DataStreamWriter:
+    read = from_kafka(subscribe="orders,bills", includeHeaders="true", startingOffsets="earliest")
+    return console(read.selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)", "headers"))
+
+
+def copied() -> DataStreamWriter:
+    read = from_kafka(subscribePattern="ord.*")
+    return to_kafka(read.selectExpr("'bills' AS topic", "CAST(key AS STRING)", "CAST(value AS STRING)"))
+
+
+def at_once() -> DataStreamWriter:
+    table = spark.read.schema("key STRING, name STRING").json(directory + "/table")
+    read = from_kafka(subscribe="orders").selectExpr("CAST(key AS STRING)", "CAST(value AS STRING)")
+    found = read.join(F.broadcast(table), "key").dropDuplicates(["key"])
+    return to_kafka(found, topic="bills").trigger(realTime="5 minutes")
+
+
+def keyed() -> DataFrame:
+    return rate.selectExpr("CAST(value % 3 AS STRING) AS key", "timestamp")
+
+
+def timers() -> DataStreamWriter:
+    grouped = keyed().groupBy("key")
+    return console(
+        grouped.transformWithStateInPandas(Detector(), "id STRING, text STRING", "Update", "ProcessingTime"), "update"
+    )
+
+
+def timeouts() -> DataStreamWriter:
+    timeout = GroupStateTimeout.ProcessingTimeTimeout
+    types = ("key STRING, count BIGINT", "count BIGINT")
+    return console(keyed().groupBy("key").applyInPandasWithState(counted, *types, "update", timeout), "update")
+
+
+def windows_of_windows() -> DataStreamWriter:
+    counts = timed.groupBy(WINDOW, "value").count()
+    return console(counts.groupBy(F.window(F.window_time(counts.window), "1 hour"), counts.value).count())
+
+
+def join_of_windows() -> DataStreamWriter:
+    other = rate.select(F.col("value").alias("other"), F.col("timestamp").alias("later"))
+    first = timed.groupBy("value", F.window("timestamp", "1 hour")).count()
+    second = other.withWatermark("later", "20 seconds").groupBy("other", F.window("later", "1 hour")).count()
+    return console(first.join(second, "window", "inner"))
+
+
+def file_of_each_row() -> DataStreamWriter:
+    frame = spark.readStream.schema("a INT").json(directory)
+    return console(frame.select("a", "_metadata.file_name", frame._metadata.file_size))
+
+
+def settings() -> DataStreamWriter:
+    spark.sql("SET spark.sql.streaming.metricsEnabled=true")
+    state = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+    spark.conf.set("spark.sql.streaming.stateStore.providerClass", state)
+    spark.conf.set("spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled", "true")
+    return console(rate.groupBy("value").count(), "update")
+
+
+def earlier_column() -> DataStreamWriter:
+    return console(timed.groupBy(F.window(rate.timestamp, "10 minutes"), rate.value).count())
+
+
+def state_of_a_query() -> DataStreamWriter:
+    spark.read.format("statestore").load(directory + "/checkpoint").show()
+    return console(rate)
+
+
+def batch_of_kafka() -> DataStreamWriter:
+    rows = spark.range(3).selectExpr("CAST(id AS STRING) AS value")
+    rows.write.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", "orders").save()
+    return console(rate)
 
 
 def view() -> DataStreamWriter:
@@ -109,10 +239,29 @@ FORMS: dict[str, Callable[[], DataStreamWriter]] = {
     "batches": lambda: rate.writeStream.foreachBatch(lambda batch, number: None),
     "rows": lambda: rate.writeStream.foreach(lambda row: None),
     "rows_of_an_object": lambda: rate.writeStream.foreach(Forgetful()),
+    "words": words,
+    "headers": headers,
+    "copied": copied,
+    "at_once": at_once,
+    "timers": timers,
+    "timeouts": timeouts,
+    "windows_of_windows": windows_of_windows,
+    "join_of_windows": join_of_windows,
+    "file_of_each_row": file_of_each_row,
+    "settings": settings,
+    "earlier_column": earlier_column,
+    "state_of_a_query": state_of_a_query,
+    "batch_of_kafka": batch_of_kafka,
+    "right_join": lambda: joined("rightOuter"),
+    "full_join": lambda: joined("fullOuter"),
+    "rate_to_its_end": lambda: console(rate).trigger(availableNow=True),
+    "nothing": lambda: rate.writeStream.format("noop"),
+    "once": lambda: console(spark.readStream.schema("a INT").json(directory)).trigger(once=True),
     "processing_time": lambda: console(rate).trigger(processingTime="1 second"),
     "continuous": lambda: console(rate).trigger(continuous="1 second"),
     "available_now": lambda: console(spark.readStream.schema("a INT").json(directory)).trigger(availableNow=True),
-    "real_time": lambda: console(rate).trigger(realTime="5 minutes"),
+    "real_time": lambda: console(rate, "update").trigger(realTime="30 seconds"),
+    "real_time_files": lambda: rate.writeStream.option("path", directory + "/rows").trigger(realTime="5 minutes"),
     "memory": lambda: rate.groupBy("value").count().writeStream.queryName("t").outputMode("complete").format("memory"),
     "listener": listened,
     "inferred_schema": inferred,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.conditions import base as progress
-from airflow_provider_ckpt.conditions.base import Condition, Progress, Wait, moment
+from airflow_provider_ckpt.conditions.base import Condition, Progress, moment
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.job import (
     MAX_TRACE_CHARS,
@@ -23,6 +23,7 @@ from airflow_provider_ckpt.conditions.job import (
     ReadyForSnapshotCondition,
     shortened,
 )
+from airflow_provider_ckpt.event_hub import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.job import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator

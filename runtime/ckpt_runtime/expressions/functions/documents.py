@@ -1,4 +1,4 @@
-"""JSON: ``from_json``, ``to_json``, ``get_json_object`` and their kin."""
+"""JSON: ``from_json``, ``to_json``, ``get_json_object`` and similar functions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Comparisons, three-valued logic and conditionals, as in Spark: NaN equals NaN and is greater than any other number.
 
-``CASE``, ``IF``, ``coalesce``, ``greatest`` and their kin evaluate a branch for the rows that take it.
+``CASE``, ``IF``, ``coalesce``, ``greatest`` and similar functions evaluate a branch for the rows that take it.
 """
 
 from __future__ import annotations

@@ -315,6 +315,12 @@ class AggregateTable:
     def __len__(self) -> int:
         return self._index.size
 
+    @property
+    def nbytes(self) -> int:
+        """The size of its arrays, with their room for further keys."""
+        parts = [part for each in self._accumulators for part in (each.columns, each.shared())]
+        return self._index.nbytes + sum(array.nbytes for part in parts for array in part.values())
+
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Adds all rows; returns for each aggregate its value after each row.
 

@@ -66,6 +66,11 @@ class KeyIndex(ABC):
         """The number of keys."""
         return int(self._counters[KEYS])
 
+    @property
+    def nbytes(self) -> int:
+        """The size of its arrays, with their room for further keys."""
+        return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
+
     @abstractmethod
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         """The uint32 slot of each row; unknown keys get new slots."""

@@ -132,6 +132,11 @@ class CachedAggregates:
         """The state itself is the cache."""
         return self
 
+    @property
+    def nbytes(self) -> int:
+        """The size of the tables in memory, without the database's own."""
+        return sum(each.table.nbytes for each in (self._young, self._old) if each is not None)
+
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """See :class:`~ckpt_runtime.state.states.KeyedAggregates`."""
         young = self._young

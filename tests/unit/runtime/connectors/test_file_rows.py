@@ -1,4 +1,4 @@
-"""Rows of Parquet files: which text stays a dictionary, and what it holds."""
+"""Rows of Parquet files: which text stays a dictionary, and what it holds. Lines of text at any size of a block."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.connectors import file_rows
-from ckpt_runtime.connectors.file_rows import BATCH_ROWS, FileFormatError, open_rows
+from ckpt_runtime.connectors.file_rows import BATCH_ROWS, FileFormatError, lines_of, open_rows
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.storage.filesystem import resolve
 
@@ -69,6 +69,23 @@ def test_text_that_is_declared_in_another_case_or_wider_is_found(tmp_path: Path)
         {"FEW": None, "missing": None, "N": 7},
         {"FEW": "value 3", "missing": None, "N": 8},
     ]
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 5, 100])
+@pytest.mark.parametrize("text", ["", "a", "a\n", "\ufeffone\r\ntwo\rthree\n\nfour", "\r\n\r", "a\n\n"])
+def test_lines_are_the_same_whatever_part_of_a_file_is_read_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int
+) -> None:
+    monkeypatch.setattr(file_rows, "_BLOCK_BYTES", block)
+    (tmp_path / "a").write_bytes(text.encode())
+    pieces = list(lines_of(resolve(str(tmp_path / "a")), None))
+    wanted = text.removeprefix("\ufeff").encode().splitlines()
+    assert [line for piece in pieces for line in piece] == wanted
+    if block == 100 and wanted:
+        assert pieces == [wanted]
+    separated = [line for piece in lines_of(resolve(str(tmp_path / "a")), b"\n") for line in piece]
+    parts = text.removeprefix("\ufeff").encode().split(b"\n")
+    assert separated == (parts if parts[-1] else parts[:-1])
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from pyarrow import orc
 from ckpt_runtime.connectors.rate_source import Schedule
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.source_formats import with_file_metadata
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
@@ -285,6 +287,24 @@ def test_lines_end_as_in_spark_and_bad_bytes_are_replaced(tmp_path: Path) -> Non
     assert halves == ["one\r\ntwo\r", "\n\nfo\ufffdur"]
 
 
+@pytest.mark.parametrize("ending", ["\n", ""])
+def test_small_file_is_one_batch_with_its_last_line_even_if_the_first_one_took_long(
+    tmp_path: Path, ending: str
+) -> None:
+    for at in range(3):
+        (tmp_path / f"{at}.json").write_text("\n".join([f'{{"n": {at}}}'] * 5) + ending)
+    job = Job("json", {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "1"}, NUMBERS)
+    [reader], [output], clock = job.readers, job.outputs, Clock()
+    reader.context = replace(reader.context, monotonic_ms=clock)
+
+    def process(batch: pa.RecordBatch) -> None:
+        clock.ms += 30 * batch.num_rows
+
+    output.forward = process
+    job.run()
+    assert [batch.column("n").to_pylist() for batch in output.batches] == [[0] * 5, [1] * 5, [2] * 5]
+
+
 def test_lines_of_json_give_rows_and_bad_ones_give_nulls(tmp_path: Path) -> None:
     lines = ['{"n": 1, "name": "a"}', "", '[{"n": 2}, {"n": 3}]', "[]", '{"n": "x", "name": "b"}', "{bad", "  "]
     (tmp_path / "a").write_text("\n".join(lines))
@@ -321,6 +341,22 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
     pq.write_table(pa.table({"n": ["x"]}), tmp_path / "b.parquet")
     with pytest.raises(StorageError, match=r"b\.parquet: column 'n' is string and was declared as int64"):
         Job("parquet", {"path": str(tmp_path), "availableNow": "true"}, NUMBERS).run()
+
+
+def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet_file(tmp_path: Path) -> None:
+    file = write(tmp_path / "in %", "parquet", "part=1/a b é.parquet", 0, 20)
+    os.utime(file, ns=(0, 1_700_000_000_123_000_000))
+    schema = with_file_metadata("parquet", NUMBERS.append(pa.field("part", pa.int64())))
+    job = Job("parquet", {"path": str(tmp_path / "in %"), "availableNow": "true"}, schema, most_rows=3)
+    rows = job.run()
+    assert [row["_metadata"].pop("row_index") for row in rows] == [row["n"] for row in rows] == list(range(20))
+    [facts] = {str(row["_metadata"]): row["_metadata"] for row in rows}.values()
+    assert facts["file_path"] == f"file:{tmp_path}/in%20%25/part=1/a%20b%20é.parquet"
+    assert facts["file_name"] == "a%20b%20é.parquet"
+    assert facts["file_size"] == facts["file_block_length"] == file.stat().st_size
+    assert facts["file_block_start"] == 0
+    assert facts["file_modification_time"] == datetime.fromtimestamp(1_700_000_000.123, UTC)
+    assert {row["part"] for row in rows} == {1}
 
 
 @pytest.mark.parametrize(

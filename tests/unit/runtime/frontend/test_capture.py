@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import threading
 import time
@@ -12,10 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
+from pyspark.sql.types import StructType
 
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.scripts import builds_session
-from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisNeeded, AnalysisRequest, CreatedView, TypedColumn
+from ckpt_runtime.frontend.typed_plan import (
+    PLACEHOLDER_FILES,
+    Analysis,
+    AnalysisNeeded,
+    AnalysisRequest,
+    CreatedView,
+    TypedColumn,
+)
 from ckpt_runtime.graph.errors import PlanError
 
 COLUMNS = [("country", "string"), ("amount", "double")]
@@ -140,6 +149,10 @@ def test_builder_of_a_program_gives_the_captured_session_in_an_environment_of_sp
     monkeypatch.setenv("MASTER", "local[2]")
     with captured_session(capture({}), lambda _: None) as spark:
         assert SparkSession.builder.appName("any").config("spark.sql.shuffle.partitions", "2").getOrCreate() is spark
+        assert SparkSession.builder.master("local[*]").getOrCreate() is spark
+        spark.sparkContext.setLogLevel("WARN")
+        with pytest.raises(PlanError, match=r"sparkContext\.parallelize.*functions of the SparkSession"):
+            spark.sparkContext.parallelize([1])
     assert os.environ["MASTER"] == "local[2]"
 
 
@@ -152,6 +165,48 @@ def test_program_reads_options_of_its_job_and_gets_its_own_default_for_others() 
         assert spark.conf.get("acme.region") == "east"
         assert spark.conf.get("acme.none", "other") == "other"
         assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
+
+
+def test_statement_that_sets_an_option_is_checked_and_kept_like_a_call() -> None:
+    given = capture({})
+    options: dict[str, str] = {}
+    given.configure = options.__setitem__
+    with captured_session(given, lambda _: None) as spark:
+        spark.sql("SET spark.sql.streaming.metricsEnabled=true")
+        spark.sql(" set  parallelism.default = 2 ;")
+        spark.sql("SET spark.sql.session.timeZone = Europe/Vienna")
+        with pytest.raises(PlanError, match="'max' is not supported"):
+            spark.sql("SET spark.sql.streaming.multipleWatermarkPolicy=max")
+        assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Vienna"
+    assert options == {"parallelism.default": "2"}
+
+
+def test_stream_of_files_has_sparks_hidden_column_only_where_it_is_named() -> None:
+    questions = []
+    with captured_session(capture({}), lambda _: None) as spark:
+        files = spark.readStream.schema("country STRING, amount DOUBLE").parquet("/data")
+        other = spark.readStream.format("replay").load("/data")
+        for frame in (files, files.select("_metadata.file_name"), other.select("_metadata.file_name")):
+            with pytest.raises(AnalysisNeeded) as needed:
+                frame.schema  # noqa: B018
+            questions.append(msgspec.json.decode(needed.value.text, type=list[AnalysisRequest])[-1].relation)
+    assert [PLACEHOLDER_FILES.encode() in question for question in questions] == [False, True, False]
+
+
+def test_schema_of_files_is_asked_of_spark_if_the_program_wants_it_inferred() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        spark.conf.set("spark.sql.streaming.schemaInference", "true")
+        with pytest.raises(AnalysisNeeded) as needed:
+            spark.readStream.json("/data").writeStream.format("console").start()
+    [question] = msgspec.json.decode(needed.value.text, type=list[AnalysisRequest])
+    assert b"/data" in question.relation
+    given = capture(answered(needed.value.text[1:-1]))
+    with captured_session(given, lambda _: None) as spark:
+        spark.conf.set("spark.sql.streaming.schemaInference", "true")
+        with pytest.raises(AnalysisNeeded):
+            spark.readStream.json("/data").schema  # noqa: B018
+    [source] = given.sources.values()
+    assert StructType.fromJson(json.loads(source.schema)).names == ["country", "amount"]
 
 
 def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:

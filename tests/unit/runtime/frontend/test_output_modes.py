@@ -6,11 +6,13 @@ import msgspec
 import pytest
 from pyspark.sql.connect.proto import Relation
 
+from ckpt_runtime.expressions.nodes import Literal
 from ckpt_runtime.frontend.analysis import _checked
 from ckpt_runtime.frontend.stateful import check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
+    Filter,
     Join,
     Limit,
     PlanNode,
@@ -22,16 +24,19 @@ from ckpt_runtime.graph.errors import PlanError
 SOURCE = Source(columns=())
 DISTINCT = Deduplicate(columns=(), keys=(0,))
 TOTALS = Aggregate(columns=(), keys=(0,), aggregates=())
+TRUE = Literal("true", "boolean")
 
 
 @pytest.mark.parametrize("mode", ["update", "complete"])
 @pytest.mark.parametrize(
-    ("nodes", "allowed"),
-    [((DISTINCT, TOTALS), True), ((DISTINCT, DISTINCT), True), ((TOTALS, TOTALS), False), ((TOTALS, DISTINCT), False)],
+    ("first", "second", "allowed"),
+    [(DISTINCT, TOTALS, True), (DISTINCT, DISTINCT, True), (TOTALS, TOTALS, False), (TOTALS, DISTINCT, False)],
 )
 def test_mode_other_than_append_allows_stateful_operations_in_front_of_an_aggregation_only(
-    mode: str, nodes: tuple[PlanNode, ...], allowed: bool
+    mode: str, first: PlanNode, second: PlanNode, allowed: bool
 ) -> None:
+    assert check_output_mode(mode, (first, second)) == mode, "neither reads the other"
+    nodes = (first, Filter(columns=(), inputs=(0,), condition=TRUE), msgspec.structs.replace(second, inputs=(1,)))
     if allowed:
         assert check_output_mode(mode, nodes) == mode
         return

@@ -29,6 +29,8 @@ def start(**fields: Any) -> Any:
         ([start(processing_time_interval="0 seconds")], None),
         ([start(available_now=True), start(once=True), start()], None),
         ([start(real_time_batch_duration="5 minutes", format="kafka", options=AT_LEAST_ONCE)], "300000 ms"),
+        ([start(real_time_batch_duration="5 minutes", format="kafka")], "300000 ms"),
+        ([start(real_time_batch_duration="30 seconds", format="console")], "30000 ms"),
     ],
 )
 def test_shortest_interval_of_the_triggers_is_that_of_checkpoints(starts: list[Any], interval: str | None) -> None:
@@ -50,10 +52,10 @@ def test_interval_of_program_or_submission_is_stronger_than_a_trigger_and_that_o
     ("query", "message"),
     [
         (start(processing_time_interval="soon"), r"processingTime='soon' is not an interval: expected one or more"),
-        (start(real_time_batch_duration="5 minutes", format="console"), "realTime needs a sink whose rows are visible"),
+        (start(real_time_batch_duration="5 minutes", format="parquet"), "realTime needs the sink kafka"),
         (
-            start(real_time_batch_duration="5 minutes", format="kafka"),
-            "kafka with option deliveryGuarantee=at-least-once",
+            start(real_time_batch_duration="5 minutes", format="kafka", options={"deliveryguarantee": "exactly-once"}),
+            "without the option deliveryGuarantee=exactly-once",
         ),
     ],
 )

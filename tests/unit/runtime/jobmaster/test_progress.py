@@ -160,3 +160,22 @@ def test_report_has_the_least_watermark_that_is_not_the_end_of_data(
     progress = JobProgress(JOB, 0)
     report = complete(progress, 1, [[read(1, 1, watermark=watermarks[0])]], written(1, 1, 1, watermark=watermarks[1]))
     assert report["eventTime"] == {"watermark": reported}
+
+
+def test_report_shows_the_offsets_of_all_subtasks_and_how_far_they_are_behind() -> None:
+    def at(checkpoint_id: int, partition: str, reached: int, latest: int) -> list[Interval]:
+        offsets = {"reached": {"orders": {partition: reached}}, "latest": {"orders": {partition: latest}}}
+        return [Interval(checkpoint_id, (OperatorMeasures("in", rows_out=1, **offsets),))]  # type: ignore[arg-type]
+
+    progress = JobProgress(JOB, 0)
+    [source] = complete(progress, 1, [at(1, "0", 5, 5), at(1, "1", 7, 7)])["sources"]
+    assert (source["startOffset"], source["endOffset"]) == (None, {"orders": {"0": 5, "1": 7}})
+    [source] = complete(progress, 2, [at(2, "0", 6, 9), at(2, "1", 7, 8)])["sources"]
+    assert source["startOffset"] == {"orders": {"0": 5, "1": 7}}
+    assert source["endOffset"] == {"orders": {"0": 6, "1": 7}}
+    assert source["latestOffset"] == {"orders": {"0": 9, "1": 8}}
+    behind = {name: source["metrics"][f"{name}OffsetsBehindLatest"] for name in ("min", "max", "avg")}
+    assert behind == {"min": "1", "max": "3", "avg": "2.0"}
+    progress.deployed()
+    [source] = complete(progress, 3, [at(3, "0", 8, 9), at(3, "1", 8, 8)])["sources"]
+    assert source["startOffset"] == {"orders": {"0": 6, "1": 7}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from ckpt_runtime.operators.errors import (
     UserFunctionError,
 )
 from ckpt_runtime.operators.operator import MAX_WATERMARK
+from ckpt_runtime.operators.rows import row_class
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
 
@@ -429,3 +431,17 @@ def test_the_backend_hears_of_the_keys_of_a_batch_and_of_due_timers_beforehand(
     assert fetched == [[("x",)], [("x",)]]
     run.advance(10)
     assert fetched == [[("x",)]] * 3
+
+
+def test_fields_of_a_row_are_read_by_any_name_and_at_any_time_of_garbage_collection() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    try:
+        for _ in range(20):
+            made = tuple.__new__(row_class(["k", "a name", "count", "k"]), (1, 2, 3, 4))
+            assert (made.k, getattr(made, "a name"), made["count"], made[2]) == (1, 2, 3, 3)
+            assert made.count(4) == 1, "a method of Row stays one"
+            with pytest.raises(PySparkRuntimeError, match="READ_ONLY"):
+                made.k = 5
+    finally:
+        gc.set_threshold(*before)

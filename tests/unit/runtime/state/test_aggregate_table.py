@@ -50,6 +50,16 @@ def test_overflow_is_an_error_that_names_the_column(all_snapshots: Snapshots, in
         table.update(pa.record_batch({"k": [1, 1], "v": [2**63 - 1, 1]}))
 
 
+def test_size_in_memory_grows_with_keys_and_with_the_texts_of_extremes(
+    all_snapshots: Snapshots, int_key: pa.Schema
+) -> None:
+    table = all_snapshots.backend().aggregate_table("a", int_key, columns_of(pa.string(), "max"))
+    table.update(pa.record_batch({"k": [1], "v": ["a"]}))
+    before = table.nbytes
+    table.update(pa.record_batch({"k": pa.array(range(5_000)), "v": ["x" * 100] * 5_000}))
+    assert table.nbytes > before + 5_000 * 100
+
+
 def test_nan_is_the_greatest_float(all_snapshots: Snapshots, int_key: pa.Schema) -> None:
     table = all_snapshots.backend().aggregate_table("a", int_key, columns_of(pa.float64(), "min", "max"))
     least, greatest = run(table, pa.record_batch({"k": [1, 1, 1], "v": [float("nan"), 3.0, 4.0]}))

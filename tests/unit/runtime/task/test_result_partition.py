@@ -186,6 +186,18 @@ class TestBuffers:
         part.flush()
         assert [element for out in outs for element in out.elements if element != [1]] == []
 
+    def test_end_of_a_range_lets_its_rows_and_the_watermark_leave_before_later_rows_on_any_edge(
+        self, kit: TaskKit
+    ) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.HASH, [out], keys=("n",), buffer_timeout_ms=1_000)
+        part.emit(kit.rows(1))
+        part.emit_watermark(5)
+        part.emit_end_of_range()
+        part.emit(kit.rows(2))
+        part.flush()
+        assert out.elements == [[1], Watermark(5), [2]]
+
     def test_end_of_a_range_is_between_its_rows_and_the_next_ones(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out])
