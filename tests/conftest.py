@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,6 +32,7 @@ settings.load_profile("suite")
 gc.disable()
 
 _LEFT = pytest.StashKey[list[str]]()
+_KEPT = pytest.StashKey[Callable[[], None]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,12 +56,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests.support import analyses
 
         analyses.share(Path(os.environ.get(analyses.VARIABLE) or RUN.kept("analyses")))
+        _keep_template_of_planning(session)
     _collect_and_keep()
     gc.enable()
 
 
+def _keep_template_of_planning(session: pytest.Session) -> None:
+    """One driver after the other plans in forks of one process, whose imports take longer than most jobs of tests.
+
+    Unit tests look at the templates of a driver that begins, and of one that ends.
+    """
+    if not any("unit" in item.path.parts for item in session.items):
+        from ckpt_runtime.processes.limited_process import drop_templates, keep_templates
+
+        keep_templates()
+        session.config.stash[_KEPT] = drop_templates
+
+
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """What was still in use at the end of some module is looked at once more, and what lies in temporary places."""
+    if _KEPT in session.config.stash:
+        session.config.stash[_KEPT]()
     gc.unfreeze()
     gc.collect()
     if session.exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):

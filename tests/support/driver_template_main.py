@@ -2,6 +2,8 @@
 
 It has no thread of its own and opens no database. Its descriptor, named on the command line, is a connection to the
 process that asks; with each request comes the driver's output. It ends with who asks, and so do its drivers.
+
+All drivers plan in forks of one process, which ends with the last of them; each would else start its own.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 
+from ckpt_runtime.processes import limited_process
 from ckpt_runtime.processes.forking import ForkServer
 
 
@@ -39,6 +42,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     thresholds, processors = gc.get_threshold(), pa.cpu_count()
     prepare()  # what the driver's agents need
+    _share_planning()
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
     request = server.run()
     if request is None:
@@ -62,6 +66,13 @@ def main() -> None:
     gc.set_threshold(*thresholds)
     pa.set_cpu_count(processors)
     mini_session.main()
+
+
+def _share_planning() -> None:
+    """Without a template, or with one that has been idle for too long, planning starts an interpreter."""
+    given = {name: text for name, text in os.environ.items() if limited_process._counts_for_imports(name)}
+    template = limited_process.ProcessTemplate(limited_process._ONE_THREAD | given)
+    limited_process._TEMPLATES.of = lambda environment: template  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

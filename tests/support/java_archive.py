@@ -26,8 +26,11 @@ def _archive() -> Path:
 
 
 ARCHIVE = _archive()
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Java machines of tests live for a minute or two: compiling for the long run would be half of their work."""
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+"""Java machines of tests live for a minute or two: compiling for the long run would be half of their work.
+
+Hadoop starts ``chmod`` for each file that it makes; by default Java starts a helper first, for each of these.
+"""
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"
 """The warning about an archive that does not fit would go to the standard output, which programs read."""
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
-from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker, stored_broker
+from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker
 from tests.support.postgres_server import PostgresServer, running_postgres
 
 FORMATS = ("parquet", "delta", "kafka", "postgresql", "postgresql-prepared", "foreachBatch")
@@ -37,12 +37,8 @@ class Target:
 @contextmanager
 def target(format_: str, directory: Path) -> Iterator[Target]:
     """A new place for a format."""
-    if format_ in ("kafka", "kafka-stored"):
-        with ExitStack() as running:
-            if format_ == "kafka":
-                broker = running.enter_context(kafka_broker(directory))
-            else:
-                broker, _ = running.enter_context(stored_broker(directory))
+    if format_ == "kafka":
+        with kafka_broker(directory) as broker:
             broker.create_topic("numbers", 1)
 
             def values() -> list[int]:

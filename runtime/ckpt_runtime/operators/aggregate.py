@@ -10,7 +10,7 @@ when the watermark reaches its end; never in mode complete, in which changed ses
 
 from __future__ import annotations
 
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 
 import numpy as np
 import pyarrow as pa
@@ -26,11 +26,12 @@ from ckpt_runtime.operators.group_state import TIME, GroupStateOperator
 from ckpt_runtime.operators.groups import GroupOperator, normal_key
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
-from ckpt_runtime.state.columns import arrow_from_numpy, decoded_type, int64_column
+from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, decoded_type, int64_column
 from ckpt_runtime.state.kernels.group_kernels import merge_sessions
 from ckpt_runtime.state.states import AggregateColumn, KeyedAggregates
 
 STATE_NAME = "aggregates"
+_NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
 class AggregateOperator(Operator):
@@ -137,7 +138,7 @@ class SessionOperator(GroupOperator):
     def add(self, batch: pa.RecordBatch) -> None:
         keys = [normal_key(batch.column(name)) for name in self._keys]
         numbers, slots, firsts = self.numbered(keys)
-        old = self.taken(slots, range(len(self._row_schema) - 1))
+        old = self._taken(slots, range(len(self._row_schema) - 1))
         known = len(old.groups)
         key_numbers = np.concatenate([old.groups, numbers]).astype(np.int64)
         bounds = [
@@ -172,6 +173,21 @@ class SessionOperator(GroupOperator):
         self._emit_removed([column.take(pa.array(merged)) for column in old.columns[: 2 + len(keys)]])
         changed = pa.array(np.unique(sessions[known:]))
         self._emit([column.take(changed) for column in columns])
+
+    def _taken(self, slots: AnyArray, wanted: Sequence[int]) -> Rows:
+        """Removes all stored sessions of keys by their slots; returns the columns at the positions ``wanted``."""
+        found = np.zeros(len(slots), dtype=np.uint8)
+        groups, parts = [], []
+        for probes, rows in self._buffer.matches(slots, _NO_TIMES, 0, 0, found):
+            groups.append(probes.astype(np.uint32))
+            parts.append(self._buffer.take(rows, wanted))
+        if len(parts) == 1:
+            return Rows(read_only(groups[0]), parts[0])
+        if not parts:
+            return Rows(np.empty(0, dtype=np.uint32), [pa.nulls(0, self._row_schema.types[at]) for at in wanted])
+        return Rows(
+            read_only(np.concatenate(groups)), [pa.concat_arrays(columns) for columns in zip(*parts, strict=True)]
+        )
 
     def _emit_removed(self, columns: list[pa.Array]) -> None:
         """Emits that sessions, given by their bounds and keys, are part of earlier ones."""

@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
-from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.operator import MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
@@ -34,7 +33,6 @@ NEVER = (1 << 63) - 1
 MOST_WAITING = 65_536
 """Maximum number of buffered rows. Rows are buffered so that they are added in few large batches."""
 OUTPUT_ROWS = 32_768
-_NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
 class GroupStateOperator(Operator):
@@ -120,21 +118,6 @@ class GroupStateOperator(Operator):
         groups, firsts = np.empty(len(slots), dtype=np.uint32), np.empty(len(slots), dtype=np.uint32)
         firsts = firsts[: number_groups(slots, self._marks, groups, firsts)]
         return read_only(groups), slots[firsts], firsts
-
-    def taken(self, slots: AnyArray, wanted: Sequence[int]) -> Rows:
-        """Removes the stored rows of groups by their slots; returns the columns at the positions ``wanted``."""
-        found = np.zeros(len(slots), dtype=np.uint8)
-        groups, parts = [], []
-        for probes, rows in self._buffer.matches(slots, _NO_TIMES, 0, 0, found):
-            groups.append(probes.astype(np.uint32))
-            parts.append(self._buffer.take(rows, wanted))
-        if len(parts) == 1:
-            return Rows(read_only(groups[0]), parts[0])
-        if not parts:
-            return Rows(np.empty(0, dtype=np.uint32), [pa.nulls(0, self._row_schema.types[at]) for at in wanted])
-        return Rows(
-            read_only(np.concatenate(groups)), [pa.concat_arrays(columns) for columns in zip(*parts, strict=True)]
-        )
 
     def store(self, columns: list[pa.Array], ends: pa.Array | None, slots: AnyArray) -> None:
         """Stores rows; those whose end is null, and all without ``ends``, stay for ever."""

@@ -101,7 +101,12 @@ class GroupOperator(GroupStateOperator):
         self._has_no_row = False
         keys = [normal_key(batch.column(name)) for name in self._keys]
         groups, slots, firsts = self.numbered(keys)
-        known = self.taken(slots, range(len(keys), len(self._row_schema) - 1))
+        rows = self._buffer.consume(slots)
+        stored_before = np.flatnonzero(rows >= 0)
+        known = Rows(
+            read_only(stored_before.astype(np.uint32)),
+            self._buffer.take(rows[stored_before], range(len(keys), len(self._row_schema) - 1)),
+        )
         grouped = [key.take(pa.array(firsts)) for key in keys]
         if self._aggregates.is_partial(batch.schema):
             stored = self._aggregates.merged(len(slots), known, Rows(groups, batch.columns[len(keys) : -1]))

@@ -134,7 +134,10 @@ _HEAVY_MODULES = (
     "pyspark.sql.datasource",
     "pyspark.sql.types",
     "pyspark.sql.streaming.stateful_processor",
+    "google.protobuf.descriptor_pb2",
     "ckpt_runtime.frontend.program",
+    "ckpt_runtime.connectors.file_sink",
+    "ckpt_runtime.connectors.file_source",
     "ckpt_runtime.task.deployed_job",
 )
 

@@ -118,7 +118,7 @@ class Driver:
         self.ended: job_out.JobEnded | None = None
         self.ends_as = ""
         self.shut_down = False
-        self.found_ended = False
+        self.knows_leftovers = False
         self.backlog = False
         self.storing = ""
         """The request whose overrides are being stored."""
@@ -214,7 +214,7 @@ class Driver:
         if result is None:
             self.tell(job_on.Start())
         else:
-            self.ends_as, self.found_ended = result.status, True
+            self.ends_as = result.status
             self.shell.clean_up_after(JobStatus(result.status))
 
     def _renew(self) -> None:
@@ -252,6 +252,8 @@ class Driver:
             self.changes.reserved(event)  # type: ignore[arg-type]
         elif kind in (core_out.PlanStored, core_out.ChangeNotStored):
             self.changes.written(event)  # type: ignore[arg-type]
+        elif kind is on.LeftoversFound:
+            self.knows_leftovers = True
         elif kind is job_on.TaskFinished:
             self.checker.finished(event.execution)  # type: ignore[union-attr]
 

@@ -133,8 +133,8 @@ class World:
 
     @property
     def had_ended(self) -> bool:
-        """Whether the present driver has found a job that had ended."""
-        return self.present.found_ended
+        """Whether the job ends before the present driver has looked for what earlier ones left."""
+        return not self.present.knows_leftovers
 
     # --- drivers
 

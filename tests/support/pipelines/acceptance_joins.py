@@ -182,6 +182,60 @@ for _name, _condition in CONDITIONS.items():
             _register(_name, _condition, _how)
 
 
+EXCLUDED = {"left": ([1, 2, 3, 4, 5], [20], [60]), "right": ([3, 4, 5, 1, 2], [21], [20, 61])}
+NULL_KEYS = {
+    "left": ([(1, 1), (None, 2), (1, 3), (None, 4), (1, 5)], [(1, 21)], [(1, 60)]),
+    "right": ([(1, 3), (None, 4), (1, 5), (1, 6)], [(1, 22)], [(1, 60)]),
+}
+
+
+def _register_suites(how: str) -> None:
+    """Joins whose condition excludes rows of one side, of null keys, and of a stream with itself."""
+
+    def excluding(left: DataFrame, right: DataFrame, condition: str) -> DataFrame:
+        one = windowed(left, "left", 2)
+        other = windowed(right, "right", 3).withColumn("right_value", F.col("right_value").cast("string"))
+        matches = (one.key == other.key) & (one.window == other.window) & F.expr(condition)
+        joined = one.join(other, matches, how)
+        columns = [one.key, one.window.end.cast("long").alias("end"), "left_value"]
+        if how == "left_semi":
+            return joined.select(*columns)
+        return joined.select(*columns, other.key.alias("other"), "right_value")
+
+    def excluding_left(left: DataFrame, right: DataFrame) -> DataFrame:
+        return excluding(left, right, "left_value > 4")
+
+    def excluding_right(left: DataFrame, right: DataFrame) -> DataFrame:
+        return excluding(left, right, "cast(right_value AS int) > 7")
+
+    def null_keys(left: DataFrame, right: DataFrame) -> DataFrame:
+        one = timed(left.withColumnsRenamed({"lv": "v"})).select("l", "v", F.window("t", "10 seconds").alias("lw"))
+        other = timed(right.withColumnsRenamed({"rv": "v"})).select("r", "v", F.window("t", "10 seconds").alias("rw"))
+        joined = one.alias("a").join(other.alias("b"), F.expr("l <=> r AND a.v = b.v AND lw = rw"), how)
+        return joined.select("l", "a.v", *([] if how == "left_semi" else ["r", F.col("b.v").alias("w")]))
+
+    def itself(rows: DataFrame) -> DataFrame:
+        one = rows.selectExpr("v AS l", "timestamp_seconds(v) AS lt").withWatermark("lt", "5 seconds")
+        even = (
+            rows.where("v % 2 = 0").selectExpr("v AS r", "timestamp_seconds(v) AS rt").withWatermark("rt", "5 seconds")
+        )
+        joined = one.join(even, F.expr(CONDITIONS["between"]), how)
+        return joined.select("l", *([] if how == "left_semi" else ["r"]))
+
+    excluding_left.__name__ = f"{how}_join_that_excludes_rows_of_the_left_side"
+    excluding_right.__name__ = f"{how}_join_that_excludes_rows_of_the_right_side"
+    null_keys.__name__ = f"{how}_join_of_windows_and_null_keys"
+    itself.__name__ = f"{how}_join_of_a_stream_with_its_even_rows"
+    program("append", **EXCLUDED)(excluding_left)
+    program("append", **EXCLUDED)(excluding_right)
+    program("append", schemas=RANGES, **NULL_KEYS)(null_keys)
+    program("append", rows=([1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12, 13, 14, 15]))(itself)
+
+
+for _how in ("inner", "left_outer", "right_outer", "full_outer", "left_semi"):
+    _register_suites(_how)
+
+
 NULLS = {"left": ([(None, 5)], [(1, 30)]), "right": ([(None, 5)], [(2, 31)])}
 
 

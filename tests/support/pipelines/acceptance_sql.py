@@ -98,3 +98,41 @@ def names_of_functions_in_identifier(rows: DataFrame) -> DataFrame:
 def execute_immediate(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("immediate")
     return rows.sparkSession.sql("EXECUTE IMMEDIATE 'SELECT v FROM immediate WHERE v > ?' USING 1")
+
+
+TIMES = ([10, 11, 12, 13, 14, 15], [25], [25, None], [10], [40])
+
+
+@program("append", rows=TIMES)
+def watermark_of_a_column_in_sql(rows: DataFrame) -> DataFrame:
+    rows.withColumn("t", F.timestamp_seconds("v")).createOrReplaceTempView("timed")
+    return rows.sparkSession.sql(
+        "SELECT cast(window.start AS long) AS start, count(*) AS n FROM timed WATERMARK t DELAY OF INTERVAL 10 SECONDS "
+        "GROUP BY window(t, '5 seconds')"
+    )
+
+
+@program("append", rows=TIMES)
+def watermark_of_an_expression_in_sql(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("untimed")
+    return rows.sparkSession.sql(
+        "SELECT cast(window.end AS long) AS end, max(v) AS m FROM untimed WATERMARK timestamp_seconds(v) AS t "
+        "DELAY OF INTERVAL 10 SECONDS GROUP BY window(t, '5 seconds')"
+    )
+
+
+@program("append", rows=([10, 11], [17], [25], [35], [40], [90]))
+def sessions_in_sql_whose_gap_is_a_case(rows: DataFrame) -> DataFrame:
+    timed = rows.withColumn("t", F.timestamp_seconds("v")).withWatermark("t", "10 seconds")
+    timed.createOrReplaceTempView("sessions")
+    return rows.sparkSession.sql(
+        "SELECT cast(session_window.start AS long) AS start, cast(session_window.end AS long) AS end, v % 2 AS odd, "
+        "count(*) AS n FROM sessions GROUP BY session_window(t, CASE WHEN v > 20 THEN '10 seconds' ELSE '3 seconds' "
+        "END), v % 2 HAVING count(*) > 0"
+    )
+
+
+@program("complete", rows=([1], [1]), others=([1],))
+def constants_in_the_branches_of_a_union(rows: DataFrame, others: DataFrame) -> DataFrame:
+    one, other = rows.withColumn("name", F.lit("one")), others.withColumn("name", F.lit("other"))
+    return one.union(other).groupBy("name").count()

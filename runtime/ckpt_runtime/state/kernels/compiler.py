@@ -34,6 +34,9 @@ _NUMBA: Any = config
 _LOG = logging.getLogger(__name__)
 _REGISTERED: list[tuple[Any, tuple[tuple[Any, ...], ...]]] = []
 _COMPILE_LOCK = threading.Lock()
+_OPTIONS: dict[str, Any] = {"nogil": True, "_nrt": False}
+"""Without numba's runtime a kernel cannot allocate, and counts no references to its arrays. It would count them, with
+atomic instructions, in each call of a helper."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -106,21 +109,21 @@ def kernel(*signatures: Sequence[Any]) -> Callable[[F], F]:
 
 
 def inlined(function: F) -> F:
-    """Declares a helper that only kernels call."""
-    return cast(F, numba.njit(nogil=True)(function))
+    """Declares a helper that only kernels call. LLVM by itself would leave calls that pass seven words per array."""
+    return cast(F, numba.njit(forceinline=True, **_OPTIONS)(function))
 
 
 def _dispatcher(function: Callable[..., Any]) -> Any:
     directory = cache_directory()
     if directory is None:
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**_OPTIONS)(function)
     before = _NUMBA.CACHE_DIR
     _NUMBA.CACHE_DIR = directory
     try:
-        return numba.njit(nogil=True, cache=True)(function)
+        return numba.njit(cache=True, **_OPTIONS)(function)
     except (RuntimeError, OSError) as error:
         _LOG.warning("kernel %s cannot be cached, it is compiled in memory: %s", function.__name__, error)
-        return numba.njit(nogil=True)(function)
+        return numba.njit(**_OPTIONS)(function)
     finally:
         _NUMBA.CACHE_DIR = before
 

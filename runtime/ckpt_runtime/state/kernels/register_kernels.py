@@ -29,8 +29,6 @@ from ckpt_runtime.state.kernels.hash_kernels import is_valid
 RANK_BITS = 6
 """A rank is at most 61: bits of a hash but those that choose the register, and one."""
 _RANK = np.int64(63)
-_FEW = 32
-"""So many entries are sorted by insertion, which is faster for few of them."""
 _EXACT_BITS = 53
 """Sums of powers of two that lie at most so many bits apart are exact in any order."""
 
@@ -70,16 +68,19 @@ def _store(data: Any, at: Any, width: Any, entry: Any) -> None:
 
 @inlined
 def _sort(entries: Any, count: Any) -> None:
-    if count > _FEW:
-        entries[:count].sort()
-        return
-    for end in range(1, count):
-        entry = entries[end]
-        at = end
-        while at > 0 and entries[at - 1] > entry:
-            entries[at] = entries[at - 1]
-            at -= 1
-        entries[at] = entry
+    """Sorts in place as Shell does, which is by insertion for few entries."""
+    gap = 1
+    while 3 * gap < count:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for end in range(gap, count):
+            entry = entries[end]
+            at = end
+            while at >= gap and entries[at - gap] > entry:
+                entries[at] = entries[at - gap]
+                at -= gap
+            entries[at] = entry
+        gap //= 3
 
 
 @kernel((IN_U32, IN_I64, INT64, I64, I64, I64))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32, INT64, U8, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32, INT64, U8, U32, inlined, kernel
 
 ALIVE, MATCHED = np.uint8(1), np.uint8(2)
 BLOCK = 4096
@@ -161,6 +161,16 @@ def consume_rows(slots: Any, heads: Any, tails: Any, nexts: Any, flags: Any, row
         heads[slot] = 0
         tails[slot] = 0
     return found
+
+
+@kernel((I32, I32, U32))
+def slots_of_rows(heads: Any, nexts: Any, slots: Any) -> None:
+    """The slot of each row that is in a list."""
+    for slot in range(heads.size):
+        entry = heads[slot]
+        while entry != 0:
+            slots[entry - 1] = slot
+            entry = nexts[entry - 1]
 
 
 @kernel((INT64, INT64, I64, U8, I64, I32, I64))

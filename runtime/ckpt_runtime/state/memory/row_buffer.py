@@ -26,7 +26,7 @@ from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column,
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
 from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
-from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown, key_index
+from ckpt_runtime.state.memory.key_index import capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import RowBufferSpec
@@ -114,6 +114,7 @@ _SPARE_ROWS = 16_384
 _MOST_ROWS = (1 << 31) - 2
 _MAX = (1 << 63) - 1
 _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
+_NO_SLOTS: AnyArray = read_only(np.empty(0, dtype=np.uint32))
 
 
 def stored_schema(spec: RowBufferSpec) -> pa.Schema:
@@ -299,13 +300,23 @@ class RowBuffer:
         """The live rows, in order, with whether they have matched (0 or 1)."""
         return _living(self._rows.segments, self._flags)
 
-    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
-        """Replaces the content by these rows, with slots of a new index."""
+    def living_slots(self) -> AnyArray:
+        """The slots of the live rows, in order."""
+        rows = self._rows.rows
+        slots = np.empty(rows, dtype=np.uint32)
+        kernels.slots_of_rows(self._heads, self._nexts, slots)
+        living: AnyArray = slots[self._flags[:rows] & kernels.ALIVE != 0]
+        return living
+
+    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], slots: AnyArray) -> None:
+        """Replaces the content by these rows; ``slots`` has those of all parts."""
         self._clear()
+        self.make_slots(int(slots.max(initial=0)) + 1)
+        start = 0
         for batch, matched in parts:
-            slots = index.slots_of([batch.column(key) for key in self.spec.keys])
-            self.make_slots(index.size)
-            self.append(batch, slots, matched)
+            end = start + batch.num_rows
+            self.append(batch, slots[start:end], matched)
+            start = end
 
     def loaded(self, stored: pa.RecordBatch) -> tuple[pa.RecordBatch, AnyArray]:
         """Splits a stored batch into its rows and whether they have matched."""
@@ -408,23 +419,31 @@ class RowBuffers:
         taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:
-            side.refill([], self._index)
+            side.refill([], _NO_SLOTS)
         return (pa.concat_batches(batches) for batches in taken if batches)
 
     def compact_if_due(self) -> None:
         """Frees removed rows and keys without rows, when they outnumber the live ones: constant work per row."""
         living = sum(side.at_hand for side in self.sides)
         dead = sum(side.dead for side in self.sides)
-        if dead <= living + _SPARE_ROWS and self._index.size <= 2 * living + _SPARE_ROWS:
-            return
-        self._compact()
+        many_keys = self._index.size > 2 * living + _SPARE_ROWS
+        if many_keys or dead > living + _SPARE_ROWS:
+            self._compact(keeps_keys=not many_keys)
 
-    def _compact(self) -> None:
-        self._index = key_index(self._key_schema)
+    def _compact(self, *, keeps_keys: bool = False) -> None:
+        """Frees removed rows. With ``keeps_keys`` the index stays: to fill another one costs more than all the rest."""
+        if not keeps_keys:
+            self._index = key_index(self._key_schema)
         for side in self.sides:
-            side.refill(side.living(), self._index)
+            parts = side.living()
+            side.refill(parts, side.living_slots() if keeps_keys else self._indexed(side, parts))
         for side in self.sides:
             side.make_slots(self._index.size)
+
+    def _indexed(self, side: RowBuffer, parts: list[tuple[pa.RecordBatch, AnyArray]]) -> AnyArray:
+        """The slots of rows whose keys the index may not have."""
+        slots = [self._index.slots_of([batch.column(key) for key in side.spec.keys]) for batch, _ in parts]
+        return np.concatenate(slots) if slots else _NO_SLOTS
 
 
 def check_same_keys(uid: str, specs: Sequence[RowBufferSpec]) -> None:

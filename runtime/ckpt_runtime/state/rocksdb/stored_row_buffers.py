@@ -22,7 +22,7 @@ from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
-from ckpt_runtime.state.memory.key_index import KeyIndex, capacity_for, grown
+from ckpt_runtime.state.memory.key_index import capacity_for, grown
 from ckpt_runtime.state.memory.row_buffer import RowBuffer, RowBuffers, to_stored
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, chunks_of, rows_by
@@ -88,7 +88,7 @@ class StoredRowBuffer(RowBuffer):
         self._groups[first:last] = key_groups_of(hashes, self._max_parallelism)
         self._homes[first:last] = _NEW
 
-    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], index: KeyIndex) -> None:
+    def refill(self, parts: list[tuple[pa.RecordBatch, AnyArray]], slots: AnyArray) -> None:
         """Rows that stay in memory keep their places in the database; without parts, all rows are removed."""
         self._note()
         living = np.flatnonzero(self._flags[: self._rows.rows] & ALIVE)
@@ -96,7 +96,7 @@ class StoredRowBuffer(RowBuffer):
         if not parts:
             self._end(homes)
             homes, positions = homes[:0], positions[:0]
-        super().refill(parts, index)
+        super().refill(parts, slots)
         rows = self._rows.rows
         self._homes[:rows] = homes
         self._positions[:rows] = positions
@@ -404,6 +404,6 @@ class SpillingRowBuffers(RowBuffers):
             side.spill(numbers[cold], rows.filter(pa.array(cold)), slots[cold])
         self._compact()
 
-    def _compact(self) -> None:
-        super()._compact()
+    def _compact(self, *, keeps_keys: bool = False) -> None:
+        super()._compact(keeps_keys=keeps_keys)
         self._used = np.zeros(capacity_for(1024, self._index.size), dtype=np.uint8)

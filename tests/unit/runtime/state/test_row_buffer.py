@@ -109,6 +109,40 @@ def test_matches_and_forgetting_follow_the_plain_form(seed: int, keeps_matched: 
         assert len(side) == plain.living()
 
 
+@pytest.mark.parametrize("keeps_keys", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_compaction_leaves_the_live_rows_of_each_key_in_order(seed: int, keeps_keys: bool) -> None:
+    choice = Random(seed)
+    buffers = RowBuffers([INTS, INTS])
+    living: list[dict[int, list[int]]] = [{key: [] for key in range(9)} for _ in buffers.sides]
+
+    def stored(side: RowBuffer, key: int) -> list[int]:
+        slots = buffers.slots_of([pa.array([key])])
+        found = [rows for _, rows in side.candidates(slots, np.zeros(1, dtype=np.int64), -1000, 1000)]
+        return [time for rows in found for time in side.take(rows, [1])[0].cast(pa.int64()).to_pylist()]
+
+    for number in range(30):
+        at = choice.randrange(2)
+        keys = [choice.randrange(9) for _ in range(choice.randint(1, 9))]
+        times = [10 * number + choice.randrange(40) for _ in keys]
+        append(
+            buffers,
+            buffers.sides[at],
+            pa.record_batch([pa.array(keys), pa.array(times, INTS.schema.types[1])], INTS.schema.names),
+        )
+        for key, time in zip(keys, times, strict=True):
+            living[at][key].append(time)
+        bound = choice.randrange(10 * number + 1)
+        other = choice.randrange(2)
+        buffers.sides[other].expire(bound)
+        living[other] = {key: [time for time in rows if time > bound] for key, rows in living[other].items()}
+        if choice.random() < 0.5:
+            buffers._compact(keeps_keys=keeps_keys)
+            assert all(side.dead == 0 for side in buffers.sides)
+        for side, expected in zip(buffers.sides, living, strict=True):
+            assert {key: stored(side, key) for key in expected} == expected
+
+
 def test_rows_of_a_key_keep_their_order_in_a_snapshot_and_unclaimed_ones_are_kept(
     all_snapshots: Snapshots,
 ) -> None:
