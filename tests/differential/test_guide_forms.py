@@ -187,7 +187,7 @@ PROGRAMS = {
     "structured_network_wordcount_windowed": ["127.0.0.1", "{words}", "10", "5"],
     "structured_kafka_wordcount": ["{servers}", "subscribe", "orders"],
 }
-"""Spark's examples that run, by their arguments; structured_sessionization has an output mode that Spark refuses, too."""
+"""Spark's examples that run, by their arguments; structured_sessionization has a mode that Spark refuses, too."""
 
 
 def arguments_of(example: str, words: int, broker: KafkaBroker) -> list[str]:
