@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
+import runpy
 import socketserver
+import subprocess
+import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow.parquet as pq
+import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.differential.test_spark_connect import TOKEN, endpoint
 from tests.support.jobs import fast
 from tests.support.kafka_broker import KafkaBroker, kafka_broker
+from tests.support.parity import shown
+from tests.support.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(300)]
 
@@ -25,11 +39,12 @@ RUN = (
     *("processing_time", "continuous", "available_now", "once"),
     *("words", "headers", "copied", "at_once", "timers", "timeouts", "windows_of_windows", "real_time"),
     *("file_of_each_row", "inferred_schema", "settings", "right_join", "full_join", "nothing"),
+    *("join_of_windows", "stopped", "stopped_at_end", "stopped_when_processed"),
 )
-ENDS = ("available_now", "once")
+ENDS = ("available_now", "once", "stopped_when_processed")
+STOPPED = ("stopped", "stopped_at_end")
 REFUSED = {
     "real_time_files": "realTime needs the sink kafka",
-    "join_of_windows": "two columns are named 'count'; give them aliases",
     "rate_to_its_end": r"has no end.*processingTime",
     "memory": "clients of Spark Connect read",
     "listener": "a program ends before its queries have events",
@@ -69,6 +84,59 @@ def words() -> Iterator[int]:
         server.shutdown()
 
 
+COMPARED = {
+    **dict.fromkeys(("files", "named_files", "inferred_schema", "file_of_each_row", "rate"), "append"),
+    **dict.fromkeys(("view", "counts", "windows"), "complete"),
+    **dict.fromkeys(("sessions", "sessions_with_a_gap_of_the_row", "join_with_a_table"), "append"),
+    **dict.fromkeys(("inner_join", "left_join", "right_join", "full_join", "semi_join"), "append"),
+    **dict.fromkeys(("duplicates", "duplicates_with_time", "duplicates_within_watermark"), "append"),
+    **dict.fromkeys(("late_windows", "settings"), "update"),
+    "windows_of_windows": "append",
+}
+"""The forms whose results do not depend on the clock, and the output modes by which their rows are compared."""
+
+
+def in_spark(spark: SparkSession, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    """Runs a form as Spark runs a script."""
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    session.conf.set("spark.sql.shuffle.partitions", "1")
+    monkeypatch.setattr(SparkSession, "_instantiatedSession", session)
+    monkeypatch.setattr(sys, "argv", [str(GUIDE), *arguments])
+    runpy.run_path(str(GUIDE), run_name="__main__")
+
+
+def rows_of(directory: Path, mode: str) -> Counter[str]:
+    """All rows of a query; in mode complete those of its last batch, in mode update the last one of each key."""
+    files = sorted(directory.glob("*.parquet"))
+    assert files
+    rows = [list(row.values()) for file in files[-(mode == "complete") :] for row in pq.read_table(file).to_pylist()]
+    if mode == "update":
+        rows = list({str(row[:-1]): row for row in rows}.values())
+    return Counter(str(shown(row)) for row in rows)
+
+
+@pytest.mark.row("ps.1")
+@pytest.mark.parametrize("form", COMPARED)
+def test_form_of_the_guide_gives_the_rows_of_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    table = tmp_path / "in"
+    (table / "rate").mkdir(parents=True)
+    (table / "rows.csv").write_text('{"a": 1}\n{"a": 2}\n' if form != "files" else "ann;12\nbob;9\n")
+    # Three values in rounds of four minutes, the first of them twice; late rows would depend on batches.
+    times = [datetime(2026, 11, 1, 9, tzinfo=UTC) + timedelta(minutes=4 * at) for at in range(40)]
+    lines = [{"timestamp": time.isoformat(), "value": at % 3} for at, time in enumerate(times)]
+    (table / "rate" / "rows.json").write_text("".join(json.dumps(line) + "\n" for line in [lines[0], *lines]))
+    in_spark(spark, monkeypatch, [form, str(table), "0", "", str(tmp_path / "spark")])
+    configuration = fast(restart_strategy__type="none")
+    arguments = [form, str(table), "0", "", str(tmp_path / "engine")]
+    job = cluster.submit(GUIDE, arguments=arguments, configuration=configuration, parallelism=1)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    mode = COMPARED[form]
+    assert rows_of(tmp_path / "engine", mode) == rows_of(tmp_path / "spark", mode)
+
+
 def submit(cluster: MiniCluster, directory: Path, form: str, words: int, broker: KafkaBroker) -> str:
     (directory / "rows.csv").write_text('{"a": 1}\n')
     (directory / "table").mkdir()
@@ -84,8 +152,19 @@ def test_script_in_a_form_of_the_guide_runs_unchanged(
     cluster: MiniCluster, tmp_path: Path, form: str, words: int, broker: KafkaBroker
 ) -> None:
     job = submit(cluster, tmp_path, form, words, broker)
-    if form in ENDS:
+    if form in (*ENDS, *STOPPED):
         cluster.wait_for_status(job, JobStatus.FINISHED)
+        written = pq.read_table(tmp_path / "rows").to_pylist() if (tmp_path / "rows").exists() else []
+        if form in STOPPED:
+            # The program gives its query two seconds, with 50 rows each; a job begins to read a little later.
+            assert [row["value"] for row in sorted(written, key=lambda row: row["value"])] == [*range(len(written))]
+            assert written
+            taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job)).latest_savepoint
+            assert taken is not None
+            assert taken.external_path is not None
+            assert (Path(taken.external_path.removeprefix("file://")) / "_metadata").is_file()
+        elif form == "stopped_when_processed":
+            assert written == [{"a": 1, "file": f"file://{tmp_path}/rows.csv"}]
         return
     cluster.wait_for_checkpoints(job, 2)
     cluster.call(cluster.dispatcher.cancel_job(job))
@@ -99,3 +178,85 @@ def test_script_in_a_form_of_the_guide_that_cannot_run_is_refused_with_the_reaso
 ) -> None:
     with pytest.raises(SubmissionFailed, match=REFUSED[form]):
         submit(cluster, tmp_path, form, words, broker)
+
+
+EXAMPLES = Path(pyspark.__file__).parent / "examples" / "src" / "main" / "python" / "sql" / "streaming"
+PROGRAMS = {
+    "structured_network_wordcount": ["127.0.0.1", "{words}"],
+    "structured_network_wordcount_session_window": ["127.0.0.1", "{words}"],
+    "structured_network_wordcount_windowed": ["127.0.0.1", "{words}", "10", "5"],
+    "structured_sessionization": ["127.0.0.1", "{words}"],
+    "structured_kafka_wordcount": ["{servers}", "subscribe", "orders"],
+}
+"""Spark's examples that run without an end, by their arguments."""
+
+
+def has_read(cluster: MiniCluster, job: str) -> bool:
+    """Whether a report of progress has counted rows of a source."""
+    assert not cluster.status(job).is_globally_terminal, cluster.failure(job)
+    return any(report["numInputRows"] for report in cluster.call(cluster.dispatcher.progress(job)))
+
+
+def arguments_of(example: str, words: int, broker: KafkaBroker) -> list[str]:
+    return [text.format(words=words, servers=broker.servers) for text in PROGRAMS[example]]
+
+
+def end(cluster: MiniCluster, job: str, broker: KafkaBroker) -> None:
+    """Waits until the job has read rows, and cancels it."""
+    cluster.wait_for_checkpoints(job, 1)
+    broker.produce("orders", [b"three"], key=b"k")  # an example reads messages that are later than its start
+    cluster.wait_until(lambda: has_read(cluster, job), "a report of rows")
+    cluster.call(cluster.dispatcher.cancel_job(job))
+    cluster.wait_for_status(job, JobStatus.CANCELED)
+
+
+@pytest.mark.row("ps.1")
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_example_of_spark_runs_unchanged(cluster: MiniCluster, broker: KafkaBroker, words: int, example: str) -> None:
+    file = EXAMPLES / f"{example}.py"
+    configuration = fast(restart_strategy__type="none")
+    arguments = arguments_of(example, words, broker)
+    end(cluster, cluster.submit(file, arguments=arguments, configuration=configuration, parallelism=1), broker)
+
+
+@pytest.mark.row("ps.1")
+def test_example_of_spark_that_stops_its_query_ends(cluster: MiniCluster) -> None:
+    configuration = fast(restart_strategy__type="none", execution__stop_after="4 s")  # instead of 30
+    file = EXAMPLES / "structured_blockchain_admission_control.py"
+    job = cluster.submit(file, configuration=configuration, parallelism=1)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert any(report["numInputRows"] for report in cluster.call(cluster.dispatcher.progress(job)))
+
+
+@pytest.mark.row("ps.7")
+@pytest.mark.parametrize("example", PROGRAMS)
+def test_example_of_spark_runs_as_a_client_of_spark_connect(
+    cluster: MiniCluster, spark: SparkSession, broker: KafkaBroker, words: int, example: str
+) -> None:
+    del spark  # is what serves the client
+    known = {job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())}
+    with endpoint(cluster) as port:
+        environment = {**os.environ, "SPARK_REMOTE": f"sc://localhost:{port}/;token={TOKEN}"}
+        command = [
+            sys.executable,
+            "-W",
+            "ignore",
+            str(EXAMPLES / f"{example}.py"),
+            *arguments_of(example, words, broker),
+        ]
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as client:
+
+            def started() -> bool:
+                assert client.poll() is None, client.stderr.read() if client.stderr else ""
+                return bool({job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())} - known)
+
+            try:
+                cluster.wait_until(started, "a job of the client")
+                [job] = {job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())} - known
+                often = CheckpointOverrides(interval_ms=200)
+                cluster.wait_for_status(job, JobStatus.RUNNING)
+                cluster.call(cluster.dispatcher.patch_checkpoint_config(job, often))
+                end(cluster, job, broker)
+                assert client.wait(timeout=patient(60)) == 0
+            finally:
+                client.kill()

@@ -173,6 +173,15 @@ class ExecutionOptions:
         "triggers are all availableNow or once sets it to false.",
         fallback_keys=("execution.stateful-processor.fire-timers-at-end",),
     )
+    STOP_AFTER = ConfigOption(
+        "execution.stop-after",
+        DURATION,
+        None,
+        "The job is stopped with a savepoint this long after it first runs, and FINISHED; after a failover of the "
+        "driver the time begins again. The savepoint is written to execution.checkpointing.savepoint-dir, otherwise "
+        "to the directory of checkpoints. If it fails, the job runs on and the stop is tried again. A script that "
+        "calls query.stop() sets it.",
+    )
 
 
 class RestartStrategyType(StrEnum):

@@ -80,18 +80,23 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class Console:
-    """Shows the first rows of each checkpoint in the log of the worker, in the form of Spark's console."""
+    """Shows the first rows of each checkpoint in the log of the worker, in the form of Spark's console.
+
+    ``names`` are those of the columns, several of which may be equal; without any, the frame's are shown.
+    """
 
     rows: int
     truncate: bool
+    names: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Console:
+    def of(cls, options: Mapping[str, str], names: tuple[str, ...] = ()) -> Console:
         """Raises PlanError for an option that the console does not have. ``path`` has no meaning, as in Spark."""
         known = (Option("numRows", int, 20, minimum=0), Option("truncate", bool, True), Option("path"))
         values = parse_options("console", known, options)
-        return cls(values["numRows"], values["truncate"])
+        return cls(values["numRows"], values["truncate"], names)
 
     def __call__(self, frame: Any, checkpoint_id: int) -> None:
         line = "-" * 43
+        frame = frame.toDF(*self.names) if self.names else frame
         logger.info("\n%s\nBatch: %d\n%s\n%s", line, checkpoint_id, line, frame._show_string(self.rows, self.truncate))

@@ -25,6 +25,7 @@ import msgspec
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend import avro_functions, protobuf_functions
 from ckpt_runtime.frontend.python_functions import CapturedFunctions
+from ckpt_runtime.frontend.scripts import ScriptClock
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
@@ -84,6 +85,8 @@ _MESSAGE_FUNCTIONS = {
     **dict.fromkeys(avro_functions.NAMES, avro_functions.function_of),
     **dict.fromkeys(protobuf_functions.NAMES, protobuf_functions.function_of),
 }
+_FILE_NAME = "input_file_name"
+"""The function whose result the engine finds in the hidden column of files."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -116,8 +119,8 @@ class Capture:
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
     are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
-    digests of the tables that queries read. ``waited``: the program has waited for its queries, so from then on they
-    appear to it as ended. ``infers_schemas``: streams of files without a schema have the columns of the files that are
+    digests of the tables that queries read. ``clock`` is the program's, which passes while it waits for them.
+    ``infers_schemas``: streams of files without a schema have the columns of the files that are
     there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
     last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers to an
     earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
@@ -141,7 +144,7 @@ class Capture:
     directory: str = ""
     tables: set[str] = field(default_factory=set)
     session: Any = None
-    waited: bool = False
+    clock: ScriptClock = field(default_factory=ScriptClock)
     infers_schemas: bool = False
     explain: Callable[[Capture, Analysis | CapturedQuery, bool], str] | None = None
     explained: list[str] = field(default_factory=list)
@@ -210,7 +213,8 @@ class Capture:
         """Returns the bytes of a relation or function, without what differs between processes or needs a connector."""
         copy = type(message)()
         copy.CopyFrom(message)
-        self._reads_metadata = FILE_METADATA.encode() in message.SerializeToString().lower()
+        text = message.SerializeToString().lower()
+        self._reads_metadata = FILE_METADATA.encode() in text or _FILE_NAME.encode() in text
         self._prepare(copy)
         return _with_stable_names(copy.SerializeToString(deterministic=True))
 
@@ -229,6 +233,9 @@ class Capture:
                 return
         elif name == "Expression" and (call := _message_call(message)) is not None:
             self.called.replace_call(message, _MESSAGE_FUNCTIONS[call.function_name.lower()](call))
+        elif name == "Expression" and message.unresolved_function.function_name.lower() == _FILE_NAME:
+            _replace_file_name(message)
+            return
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""
@@ -336,6 +343,16 @@ def _message_call(expression: Any) -> Any:
         return None
     call = getattr(expression, kind)
     return call if call.function_name.lower() in _MESSAGE_FUNCTIONS else None
+
+
+def _replace_file_name(expression: Any) -> None:
+    """Replaces the function of a file's name, which Spark writes with the empty authority of a local file."""
+    expression.alias.name.append(f"{_FILE_NAME}()")
+    call = expression.alias.expr.unresolved_function
+    call.function_name = "regexp_replace"
+    call.arguments.add().unresolved_attribute.unparsed_identifier = f"{FILE_METADATA}.file_path"
+    for text in ("^file:/", "file:///"):
+        call.arguments.add().literal.string = text
 
 
 class _Call:
@@ -537,20 +554,28 @@ class Service:
         result = response.streaming_query_command_result
         result.query_id.CopyFrom(command.query_id)
         kind = command.WhichOneof("command")
+        position = next(at for at in range(len(self._capture.queries)) if _id_of(at) == command.query_id.id)
+        clock = self._capture.clock
         if kind == "await_termination":
-            self._capture.waited = True
-            result.await_termination.terminated = True
+            ended = clock.await_query(position, _seconds(command.await_termination))
+            result.await_termination.terminated = ended
+        elif kind == "stop":
+            clock.stop(position)
+            if clock.ends_with_data(position):
+                self._capture.queries[position].start.available_now = True
+        elif kind == "process_all_available":
+            clock.processed.add(position)
         elif kind == "status":
             result.status.status_message = "planned"
-            result.status.is_active = not self._capture.waited
+            result.status.is_active = clock.is_active(position)
         elif kind in ("last_progress", "recent_progress"):
             result.recent_progress.SetInParent()
         elif kind == "exception":
             result.exception.SetInParent()
         elif kind == "explain":
-            query = next(each for at, each in enumerate(self._capture.queries) if _id_of(at) == command.query_id.id)
+            query = self._capture.queries[position]
             result.explain.result = self._capture.explanation(query, extended=command.explain.extended)
-        elif kind not in ("stop", "process_all_available"):
+        else:
             raise PlanError("query", f"{kind} has no result while a pipeline is planned")
 
     def _manager_command(self, command: Any, response: Any) -> None:
@@ -558,19 +583,22 @@ class Service:
         result = response.streaming_query_manager_command_result
         result.SetInParent()  # PySpark requires a result, even one without a value
         kind = command.WhichOneof("command")
+        clock = self._capture.clock
         queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
         if kind == "active":
             result.active.SetInParent()
-            for id_, name in queries.items():
-                result.active.active_queries.add(name=name).id.id = id_
+            for at, (id_, name) in enumerate(queries.items()):
+                if clock.is_active(at):
+                    result.active.active_queries.add(name=name).id.id = id_
         elif kind == "get_query":
             if command.get_query in queries:
                 result.query.id.id = command.get_query
                 result.query.name = queries[command.get_query]
         elif kind == "await_any_termination":
-            self._capture.waited = True
-            result.await_any_termination.terminated = True
-        elif kind != "reset_terminated":
+            result.await_any_termination.terminated = clock.await_any(_seconds(command.await_any_termination))
+        elif kind == "reset_terminated":
+            clock.terminated = False
+        else:
             raise PlanError("spark.streams", f"{kind} is not supported; use the REST API and metrics of the job")
 
     def _start(self, start: Any, response: Any) -> None:
@@ -578,6 +606,7 @@ class Service:
             start = self._to_table(start)
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
+        self._capture.clock.started(ends=start.available_now or start.once)
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
@@ -597,6 +626,11 @@ class Service:
         assert answer is not msgspec.UNSET
         start.format, start.path = answer.format, answer.location
         return start
+
+
+def _seconds(wait: Any) -> float | None:
+    """Returns the limit of a wait for queries; None without one."""
+    return wait.timeout_ms / 1000 if wait.HasField("timeout_ms") else None
 
 
 def _shows_columns(explain: Any) -> bool:
@@ -708,11 +742,11 @@ def _remote_mode(capture: Capture) -> Iterator[None]:
     sleep, thread = time.sleep, threading.get_ident()
 
     def wait(seconds: float | SupportsIndex, /) -> None:
-        """Does not wait: a program that waits has described its queries, which its job will run."""
+        """Does not wait for queries, which the program's job will run."""
         if not capture.queries or threading.get_ident() != thread:
             sleep(seconds)
         else:
-            capture.waited = True
+            capture.clock.wait(float(seconds))
 
     time.sleep = wait
     os.environ.update(REMOTE_MODE)
@@ -795,7 +829,8 @@ def captured_session(capture: Capture, register: Callable[[type], None]) -> Iter
                 return Streams(self)
 
             def stop(self) -> None:
-                """Does nothing: the program ends, and its queries continue."""
+                """Ends no job: queries continue, unless the program has waited for them."""
+                capture.clock.stop_session()
 
         connection: Any = Builder()
         session = Session(connection)

@@ -44,6 +44,7 @@ from ckpt_runtime.frontend.typed_plan import (
     Source,
     StatefulFunction,
     StaticTable,
+    TypedColumn,
     Union,
     Watermark,
 )
@@ -86,10 +87,13 @@ def delivered(start: Any) -> dict[str, str]:
     return options
 
 
-def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema) -> SinkSpec:
+def sink_spec(
+    start: Any, capture: Capture, resolve: Callable[[str], str | type], schema: pa.Schema, shown: tuple[str, ...] = ()
+) -> SinkSpec:
     """Returns the sink of a query that writes rows of a schema.
 
-    ``start`` is Spark's own request. Raises PlanError for sinks that the engine cannot write as Spark does.
+    ``start`` is Spark's own request. ``shown`` are names that the console shows instead of the schema's.
+    Raises PlanError for sinks that the engine cannot write as Spark does.
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
         raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
@@ -110,7 +114,7 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
             raise PlanError(
                 "format", f"{start.format!r} is a method: call .foreachBatch(function) or .foreach(function)"
             )
-        write = _batch_writer(name, start, options, columns, schema)
+        write = _batch_writer(name, start, options, columns, schema, shown)
         if write is not None:
             return _staged("foreachBatch", write, start, capture, schema)
     if columns:
@@ -119,7 +123,9 @@ def sink_spec(start: Any, capture: Capture, resolve: Callable[[str], str | type]
     return SinkSpec(target, options)
 
 
-def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema) -> Any:
+def _batch_writer(
+    name: str, start: Any, options: dict[str, str], columns: list[str], schema: pa.Schema, shown: tuple[str, ...]
+) -> Any:
     """Returns what writes a checkpoint's frame with Spark; None for formats that the engine itself writes."""
     if name == "memory":
         view = options.get(MEMORY_VIEW)
@@ -131,7 +137,7 @@ def _batch_writer(name: str, start: Any, options: dict[str, str], columns: list[
             )
         return MemoryTable(view, start.output_mode.lower() == "complete")
     if name == "console":
-        return Console.of(options)
+        return Console.of(options, shown)
     if name == "jdbc":
         return SparkWrite(name, options, tuple(columns))
     return _files(name, options, columns, schema) if name in SPARK_FILES else None
@@ -530,10 +536,7 @@ class QueryMapper:
                 f"the source has the columns {', '.join(known.schema.names)}, but had {', '.join(schema.names)} when "
                 "the job was planned: submit the program again from the last checkpoint",
             )
-        expressions = tuple(
-            (name, Column(at, column.type))
-            for at, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
-        )
+        expressions = tuple(zip(schema.names, _columns(node.columns), strict=True))
         return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
 
     def _reads_metadata(self, node: Source, width: int) -> bool:
@@ -546,15 +549,19 @@ class QueryMapper:
         """Converts an input of a union to the names and types of the union's columns."""
         if arrow_schema(node.columns).equals(schema):
             return self._inputs[at]
-        columns = tuple(
-            (name, Column(position, column.type))
-            for position, (name, column) in enumerate(zip(schema.names, node.columns, strict=True))
-        )
+        columns = tuple(zip(schema.names, _columns(node.columns), strict=True))
         return self.apply(specs.EvaluateSpec(columns, schema), self._inputs[at], schema, None)
 
     def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
         start = query.start
-        spec = sink_spec(start, self.capture, self._resolve, schema)
+        shown: tuple[str, ...] = ()
+        if start.format.lower() == "console" and len({*schema.names}) < len(schema.names):
+            # The console shows equal names, as in Spark, but the columns of staged files have different ones.
+            shown = tuple(schema.names)
+            schema = pa.schema([field.with_name(f"{field.name}_{at}") for at, field in enumerate(schema)])
+            columns = tuple(zip(schema.names, _columns(query.analysis.columns), strict=True))
+            inputs = self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, None)
+        spec = sink_spec(start, self.capture, self._resolve, schema, shown)
         if self.whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
@@ -562,6 +569,11 @@ class QueryMapper:
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
+
+
+def _columns(of: Sequence[TypedColumn]) -> list[Column]:
+    """Returns expressions that give columns as they are."""
+    return [Column(at, column.type) for at, column in enumerate(of)]
 
 
 def _has_watermark(node: PlanNode, nodes: Sequence[PlanNode]) -> bool:

@@ -92,6 +92,23 @@ def _spark_interval(text: str) -> Decimal | None:
     return total
 
 
+def stop_in_time(capture: Capture, options: JobOptions) -> list[str]:
+    """Sets when the job stops, if the program has stopped its queries, and no option says so. Returns warnings.
+
+    All queries are one job, which ends with the query that is stopped last.
+    """
+    clock, key = capture.clock, ExecutionOptions.STOP_AFTER.key
+    stopped = [time for at, time in clock.stops.items() if not clock.ends_with_data(at)]
+    if not stopped or options.sets(key):
+        return []
+    if len(stopped) < len(capture.queries):
+        return ["query.stop() has no effect: the program's queries are one job, and it does not stop all of them"]
+    options.set(key, f"{round(max(stopped) * 1000)} ms")
+    if min(stopped) < max(stopped):
+        return [f"the program's queries are one job: all of them run until the last one is stopped, {max(stopped)} s"]
+    return []
+
+
 _FIELDS = {
     "processing_time_interval": "processingTime",
     "continuous_checkpoint_interval": "continuous",
@@ -193,6 +210,7 @@ def load_plan(
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
     set_options([query.start for query in capture.queries], options)
+    warnings = [*capture.clock.warnings, *stop_in_time(capture, options)]
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,
@@ -200,7 +218,7 @@ def load_plan(
         tables=tuple(sorted(capture.tables)),
         explained=tuple(capture.explained),
     )
-    return replace(job, job_graph=graph)
+    return replace(job, job_graph=graph, warnings=(*job.warnings, *warnings))
 
 
 def _is_script(directory: Path, module_name: str, function_name: str) -> bool:

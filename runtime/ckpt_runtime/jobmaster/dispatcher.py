@@ -122,6 +122,7 @@ class Dispatcher:
         self._holds = ProgramHolds(programs, self._known.running_archive)
         self._planner = Planner(configuration, pools, lambda: self._submitter.default_checkpoint_directory)
         self._catalogue = SavepointCatalogue(pools.paths)
+        self._known.create = partial(self._known.create, stop=self._stop_in_time)
         self._lineages = Lineages(self._known, pools.own, self._holds.programs)
         self._references = SnapshotReferences(
             lambda: [*self._known.references(), *self._lineages.pinned()], pools.paths, self._known.settled
@@ -571,6 +572,12 @@ class Dispatcher:
             return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
 
         return self._start_savepoint(job_id, directory, trigger_id, requester, take, condition)
+
+    def _stop_in_time(self, job: JobMaster, directory: str) -> Awaitable[OperationStatus]:
+        """Stops a job whose time is over, see ``execution.stop-after``."""
+        self._catalogue.expect_in(directory)
+        taken_by = job.taken_by(self._submitter.cluster, None)
+        return job.stop_with_savepoint(directory, SavepointFormat.CANONICAL, drain=False, taken_by=taken_by)
 
     def _start_savepoint(
         self,

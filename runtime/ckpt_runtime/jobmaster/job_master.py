@@ -7,7 +7,7 @@ import itertools
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from contextvars import copy_context
 from dataclasses import replace
@@ -26,6 +26,7 @@ from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
+from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.configuration.registry import INTERNAL_PREFIX
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.frontend.static_tables import program_of
@@ -94,6 +95,9 @@ from ckpt_runtime.storage.errors import StorageError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_STOP_AGAIN_S = 1.0
+"""The pause before a stop is tried again, for a job whose time is over."""
+
 
 class JobMaster:
     """A job from its submission to its result.
@@ -102,9 +106,15 @@ class JobMaster:
     """
 
     def __init__(
-        self, submission: JobSubmission, slots: SlotPool, pools: DriverPools, events: EventLog | None = None
+        self,
+        submission: JobSubmission,
+        slots: SlotPool,
+        pools: DriverPools,
+        events: EventLog | None = None,
+        stop: Callable[[JobMaster, str], Awaitable[OperationStatus]] | None = None,
     ) -> None:
-        """With ``events`` None the job publishes no events."""
+        """With ``events`` None the job publishes no events. ``stop`` stops a job whose time is over, with a savepoint
+        in the given directory; with None no job's time is limited."""
         announcer = JobAnnouncer(submission.job_id, None if events is None else events.publish)
         self._tasks = TaskGateway(submission.archive)
         # The archive has up to a gigabyte; only the gateway needs it, and only while the job lives.
@@ -113,14 +123,19 @@ class JobMaster:
         self._loop = asyncio.get_running_loop()
         self._pools = pools.of_job(submission.job_id)
         directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
+        self._checkpoint_directory = directory or submission.default_checkpoint_directory
         self._shell = JobShell(
             submission,
             create_job_core(submission, self._ids, announcer.checkpoint),
             LoopHost(slots, self._pools),
-            CheckpointStorage(directory or submission.default_checkpoint_directory, submission.job_id),
+            CheckpointStorage(self._checkpoint_directory, submission.job_id),
             self._tasks,
             announcer,
         )
+        self._shell.when_changed = self._limit_time
+        self._stop_in_time = stop
+        self._running_since: float | None = None
+        self._time_limit: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Future[JobOutput]] = set()
         self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
         self._rescaling: tuple[Mapping[str, ParallelismBounds], asyncio.Task[None]] | None = None
@@ -180,6 +195,8 @@ class JobMaster:
 
     def close(self) -> None:
         """Stops the job's pending work because this driver ends; pending requests fail with NotReady."""
+        if self._time_limit is not None:
+            self._time_limit.cancel()
         self._shell.close()
         for future in self._asked:
             if not future.done():
@@ -259,6 +276,33 @@ class JobMaster:
             return OperationStatus(True, location=answer.location)
         suffix = "" if answer.location is None else f" (savepoint: {answer.location})"
         raise OperationFailure(answer.message + suffix)
+
+    def _limit_time(self, status: JobStatus) -> None:
+        """Arranges the stop of a job whose time is limited. Its time begins when this driver sees it run first."""
+        if self._time_limit is not None:
+            self._time_limit.cancel()
+            self._time_limit = None
+        after_ms = self.configuration.get(ExecutionOptions.STOP_AFTER)
+        if status is not JobStatus.RUNNING or after_ms is None or self._stop_in_time is None:
+            return
+        if self._submission.is_drill:  # it ends by itself, and leaves no savepoint behind
+            return
+        if self._running_since is None:
+            self._running_since = self._loop.time()
+        self._time_limit = self._loop.create_task(self._stop_at(self._running_since + after_ms / 1000))
+
+    async def _stop_at(self, due: float) -> None:
+        """Stops the job at a time of the loop, and tries again after a failure, while the job runs."""
+        assert self._stop_in_time is not None
+        directory = self.configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY) or self._checkpoint_directory
+        await asyncio.sleep(due - self._loop.time())
+        while True:
+            try:
+                await self._stop_in_time(self, directory)
+                return
+            except OperationFailure as error:
+                logger.warning("job %s, whose time is over, is not stopped yet: %s", self.job_id, error)
+            await asyncio.sleep(_STOP_AGAIN_S)
 
     async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
         """FLIP-571: persists, then applies, then returns the settings in effect. None drops all overrides.

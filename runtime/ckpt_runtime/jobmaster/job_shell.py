@@ -99,6 +99,8 @@ class JobShell:
         self.core = job_core
         self.view = JobView(submission)
         self.progress = JobProgress(submission.job_id, submission.submitted_at_ms)
+        self.when_changed: Callable[[JobStatus], None] = lambda status: None  # noqa: ARG005
+        """Is called with each status that the job enters."""
         self._announcer = announcer or JobAnnouncer(submission.job_id)
         self._announcer.begin(job_core)
         self._submission = submission
@@ -284,6 +286,7 @@ class JobShell:
         match output:
             case job_out.StatusChanged():
                 self.view.status_changed(output)
+                self.when_changed(output.status)
             case job_out.AcquireSlots() | core.ReserveSlots() | core.ReleaseReserve():
                 self._arrange_slots(output)
             case core.DeployTasks():

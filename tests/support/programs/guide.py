@@ -3,19 +3,24 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery, StreamingQueryListener
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-name, directory, port, servers = sys.argv[1:]
+name, directory, port, servers, *kept = sys.argv[1:]
 spark = SparkSession.builder.master("local[*]").appName("guide").getOrCreate()
 spark.sparkContext.setLogLevel("WARN")
-rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load()
+if kept:  # the same rows in each run, and their results in files
+    rate = spark.readStream.schema("timestamp TIMESTAMP, value BIGINT").json(directory + "/rate")
+else:
+    rate = spark.readStream.format("rate").option("rowsPerSecond", 50).load()
 timed = rate.withWatermark("timestamp", "10 seconds")
 BETWEEN = "value = other AND later >= timestamp AND later <= timestamp + INTERVAL 1 HOUR"
 
@@ -156,7 +161,12 @@ def join_of_windows() -> DataStreamWriter:
 
 def file_of_each_row() -> DataStreamWriter:
     frame = spark.readStream.schema("a INT").json(directory)
-    return console(frame.select("a", "_metadata.file_name", frame._metadata.file_size))
+    return console(frame.select("a", "_metadata.file_name", F.col("_metadata.file_size")))
+
+
+def named_files() -> DataStreamWriter:
+    frame = spark.readStream.schema("a INT").json(directory)
+    return frame.withColumn("file", F.input_file_name()).writeStream.option("path", directory + "/rows")
 
 
 def settings() -> DataStreamWriter:
@@ -236,6 +246,10 @@ FORMS: dict[str, Callable[[], DataStreamWriter]] = {
     "duplicates_with_time": lambda: console(timed.dropDuplicates(["value", "timestamp"])),
     "duplicates_within_watermark": lambda: console(timed.dropDuplicatesWithinWatermark(["value"])),
     "parquet": lambda: rate.writeStream.format("parquet").option("path", directory + "/rows"),
+    "named_files": named_files,
+    "stopped": lambda: rate.writeStream.format("parquet").option("path", directory + "/rows"),
+    "stopped_at_end": lambda: rate.writeStream.format("parquet").option("path", directory + "/rows"),
+    "stopped_when_processed": named_files,
     "batches": lambda: rate.writeStream.foreachBatch(lambda batch, number: None),
     "rows": lambda: rate.writeStream.foreach(lambda row: None),
     "rows_of_an_object": lambda: rate.writeStream.foreach(Forgetful()),
@@ -270,8 +284,51 @@ FORMS: dict[str, Callable[[], DataStreamWriter]] = {
 }
 
 
+def stop_all(query: StreamingQuery) -> None:
+    """Stops a query by the manager, after a wait that does not see its end."""
+    assert query.awaitTermination(2) is False
+    assert query.isActive
+    for each in spark.streams.active:
+        each.stop()
+    assert not query.isActive
+    assert spark.streams.active == []
+    assert query.awaitTermination(2) is True
+    assert spark.streams.awaitAnyTermination(2) is True
+
+
+def stop_at_end(query: StreamingQuery) -> None:
+    """Stops a query whatever happens while the program watches it."""
+    try:
+        for _ in range(4):
+            time.sleep(0.5)
+            assert query.isActive
+    finally:
+        query.stop()
+
+
+def stop_when_processed(query: StreamingQuery) -> None:
+    """Stops a query that has processed the data that is there."""
+    query.processAllAvailable()
+    query.stop()
+
+
+STOPPED = {"stopped": stop_all, "stopped_at_end": stop_at_end, "stopped_when_processed": stop_when_processed}
+
+
+def keep(batch: DataFrame, number: int) -> None:
+    """Writes a batch to a file."""
+    hidden = Path(kept[0], f".{number}")
+    hidden.parent.mkdir(exist_ok=True)
+    columns = [f"{column}_{at}" for at, column in enumerate(batch.columns)]  # some are equal
+    pq.write_table(batch.toDF(*columns).toArrow(), hidden)
+    hidden.rename(hidden.with_name(f"{number:06}.parquet"))
+
+
 def manage(query: StreamingQuery) -> None:
     """Calls what the guide calls on a query and on the manager of queries."""
+    if name in STOPPED:
+        STOPPED[name](query)
+        return
     assert spark.streams.get(query.id).id == query.id
     assert query.runId
     assert (query.lastProgress, query.recentProgress, query.exception()) == (None, [], None)
@@ -279,9 +336,15 @@ def manage(query: StreamingQuery) -> None:
     query.explain()
     assert len(spark.streams.active) == 1
     spark.streams.resetTerminated()
-    query.awaitTermination(5)
-    spark.streams.awaitAnyTermination()
-    query.stop()
+    assert query.awaitTermination(5) is False
+    try:
+        spark.streams.awaitAnyTermination()
+    finally:
+        query.stop()
 
 
-manage(FORMS[name]().option("checkpointLocation", directory + "/checkpoint").start())
+writer = FORMS[name]().option("checkpointLocation", "".join(kept or directory) + "-checkpoint")
+if kept:
+    writer.foreachBatch(keep).trigger(availableNow=True).start().awaitTermination()
+else:
+    manage(writer.start())

@@ -7,6 +7,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any
 
@@ -16,6 +18,8 @@ from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
+from ckpt_runtime.frontend.job import JobOptions
+from ckpt_runtime.frontend.program import stop_in_time
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.frontend.typed_plan import (
     PLACEHOLDER_FILES,
@@ -27,6 +31,8 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.errors import PlanError
 
+STOP_AFTER = "execution.stop-after"
+ANY_STOP = "query.stop() has no effect: the program's queries are one job, and it does not stop all of them"
 COLUMNS = [("country", "string"), ("amount", "double")]
 
 
@@ -218,14 +224,122 @@ def test_queries_of_a_script_are_active_until_it_has_waited_for_them() -> None:
         assert spark.streams.get(query.id).name == "q"
         assert query.isActive
         assert (query.lastProgress, query.recentProgress, query.exception()) == (None, [], None)
+        assert query.awaitTermination(1) is False
         while query.isActive:
             time.sleep(60)
+        assert spark.streams.active == []
         assert query.awaitTermination(1)
         assert spark.streams.awaitAnyTermination(1)
         spark.streams.resetTerminated()
         assert spark.streams.get("00000000-0000-0000-0000-00000000ffff") is None
         with pytest.raises(PlanError, match=r"addListener.*ckpt events"):
             spark.streams.addListener(Listener())
+
+
+@contextmanager
+def started(count: int) -> Iterator[tuple[Capture, Any, list[Any]]]:
+    """A capture, its session, and queries that its program has started."""
+    given = capture({})
+    with captured_session(given, lambda _: None) as spark:
+        frame = spark.readStream.format("replay").load("/data")
+        yield given, spark, [frame.writeStream.format("parquet").start(f"/out/{at}") for at in range(count)]
+
+
+def stop_of(given: Capture) -> tuple[str | None, list[str]]:
+    """When the job stops, and the warnings of that."""
+    options = JobOptions({})
+    warnings = stop_in_time(given, options)
+    return options.own.get_text(STOP_AFTER), warnings
+
+
+def test_job_stops_after_the_time_that_its_script_has_waited_before_it_stops_all_queries() -> None:
+    with started(1) as (given, spark, [query]):
+        assert query.awaitTermination(30) is False
+        assert spark.streams.awaitAnyTermination(10) is False
+        time.sleep(2)
+        assert [each.id for each in spark.streams.active] == [query.id]
+        for each in spark.streams.active:
+            each.stop()
+        assert not query.isActive
+        assert query.awaitTermination(5)
+        assert spark.streams.awaitAnyTermination(5)
+        query.stop()  # has ended: another stop has no effect
+    assert stop_of(given) == ("42000 ms", [])
+
+
+def test_stop_behind_a_wait_without_limit_does_not_stop_the_job() -> None:
+    with started(1) as (given, _, [query]):
+        query.awaitTermination()
+        query.stop()
+    assert stop_of(given) == (None, [])
+
+
+def test_job_of_several_queries_stops_with_the_last_one_that_is_stopped_and_only_if_all_are() -> None:
+    with started(2) as (given, spark, [first, second]):
+        time.sleep(1)
+        first.stop()
+        assert [each.id for each in spark.streams.active] == [second.id]
+        assert spark.streams.awaitAnyTermination(9)
+        spark.streams.resetTerminated()
+        assert stop_of(given) == (None, [ANY_STOP])
+        assert second.awaitTermination(3) is False
+        second.stop()
+    assert given.clock.active == []
+    options = JobOptions({})
+    [warning] = stop_in_time(given, options)
+    assert "until the last one is stopped, 4.0 s" in warning
+    assert options.own.get_text(STOP_AFTER) == "4000 ms"
+
+
+def test_option_of_the_submission_is_stronger_than_the_stop_of_a_script() -> None:
+    with started(1) as (given, _, [query]):
+        query.stop()
+    options = JobOptions({STOP_AFTER: "1 h"})
+    assert stop_in_time(given, options) == []
+    assert options.get(STOP_AFTER) == "1 h"
+
+
+def test_query_that_only_processes_the_data_that_is_there_ends_with_it() -> None:
+    with started(1) as (given, _, [query]):
+        query.processAllAvailable()
+        query.stop()
+    assert given.queries[0].start.available_now
+    assert stop_of(given) == (None, [])
+
+
+def test_query_that_ends_with_its_data_has_ended_when_the_script_waits_for_it() -> None:
+    with started(0) as (given, spark, _):
+        frame = spark.readStream.format("replay").load("/data")
+        first, second = (frame.writeStream.format("parquet").trigger(availableNow=True).start("/out") for _ in range(2))
+        assert spark.streams.awaitAnyTermination(1)
+        assert [each.id for each in spark.streams.active] == [second.id]
+        assert second.awaitTermination(60)
+        endless = frame.writeStream.format("parquet").start("/out")
+        assert endless.awaitTermination(1) is False
+        endless.stop()
+        first.stop()
+    assert stop_of(given) == (None, [ANY_STOP])  # a stop of the job could come before the data of the others ends
+
+
+def test_end_of_the_session_stops_queries_for_which_the_script_has_waited() -> None:
+    for waits, wanted in ((False, None), (True, "3000 ms")):
+        with started(2) as (given, spark, _):
+            if waits:
+                time.sleep(3)
+            spark.stop()
+        assert stop_of(given) == (wanted, [])
+
+
+def test_loop_that_waits_for_ever_ends_the_script_and_warns() -> None:
+    with started(1) as (given, _, [query]), pytest.raises(SystemExit) as end:
+        try:
+            while True:
+                time.sleep(1)
+        finally:
+            query.stop()
+    assert end.value.code is None
+    assert "without a limit of time" in given.clock.warnings[0]
+    assert stop_of(given) == (None, [])
 
 
 def test_session_that_keeps_its_capture_asks_each_question_once() -> None:

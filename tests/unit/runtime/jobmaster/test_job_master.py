@@ -19,8 +19,8 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, InvalidRequest
-from ckpt_runtime.jobmaster.job_master import LoopHost
+from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, InvalidRequest, OperationStatus
+from ckpt_runtime.jobmaster.job_master import JobMaster, LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -503,6 +503,58 @@ class TestCheckpoints:
             assert job.status is JobStatus.FINISHED
             assert done.location is not None
             assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
+
+    async def test_job_whose_time_is_over_is_stopped_with_a_savepoint_also_after_a_failed_stop(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ckpt_runtime.jobmaster.job_master._STOP_AGAIN_S", 0.01)
+        targets: list[str] = []
+
+        async def stop(job: JobMaster, directory: str) -> OperationStatus:
+            targets.append(directory)
+            if len(targets) == 1:
+                raise OperationFailure("the directory cannot be written")
+            return await job.stop_with_savepoint(directory, SavepointFormat.NATIVE, drain=False)
+
+        async with World.start(tmp_path) as world:
+            target = str(tmp_path / "savepoints")
+            options = {"execution__stop_after": "50 ms", "execution__checkpointing__savepoint_dir": target}
+            job = JobMaster(world.submission(**options), world.slot_pool, world.pool, stop=stop)
+            world.jobs.append(job)
+            job.prepare_storage()
+            job.start()
+            await world.running(job)
+            await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
+            for worker in world.active():
+                worker.state(TaskState.FINISHED)
+            await world.status(job, JobStatus.FINISHED)
+            assert set(targets) == {target}
+            assert len(targets) >= 2
+            assert len(list((tmp_path / "savepoints").iterdir())) == 1
+
+    async def test_time_of_a_job_goes_on_while_it_restarts_and_ends_with_it(self, tmp_path: Path) -> None:
+        stops: list[str] = []
+
+        async def stop(job: JobMaster, directory: str) -> OperationStatus:
+            stops.append(directory)
+            return await job.stop_with_savepoint(directory, SavepointFormat.NATIVE, drain=False)
+
+        async with World.start(tmp_path) as world:
+            limited = world.submission(execution__stop_after="1 h", **RESTARTING)
+            job = JobMaster(limited, world.slot_pool, world.pool, stop=stop)
+            world.jobs.append(job)
+            job.prepare_storage()
+            job.start()
+            await world.running(job)
+            first, since = job._time_limit, job._running_since
+            assert first is not None
+            world.active()[0].fail("commit", only="k")
+            await world.until(lambda: job._time_limit not in (first, None))
+            assert job._running_since == since
+            job.cancel()
+            await world.status(job, JobStatus.CANCELED)
+            assert job._time_limit is None
+            assert stops == []
 
     async def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
