@@ -4,8 +4,8 @@ States write to a cache (:class:`CachedState`). A snapshot freezes its changed e
 their state must find them itself and must not evict them, because the database would return their old values. The
 entries of a snapshot reach the database before those of any later moment, and between the two its files are linked into
 a directory. The first thread that needs this does it: usually the thread that writes the snapshot, otherwise the
-subtask when its cache has to evict changed entries. So a slow or late writer costs memory or time, but loses no content.
-Files and database are deleted when the backend and all snapshots are closed.
+subtask when its cache has to evict changed entries. So a slow or late writer costs memory or time, but loses no
+content. Files and database are deleted when the backend and all snapshots are closed.
 
 A Bloom filter knows the keys that the database may hold, so that most new keys need no read. A restored database has
 keys that were not added: :class:`UnknownKeys` reads them step by step. There are no false negatives. The rate of
