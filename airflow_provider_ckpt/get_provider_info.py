@@ -19,10 +19,10 @@ def _modules(folder: str, names: tuple[str, ...]) -> list[dict[str, Any]]:
 
 
 _OPERATORS = (
-    *("checkpoint", "deploy", "drill", "job", "job_config", "retention", "savepoint", "session", "snapshots"),
-    *("submit", "suspend", "upgrade"),
+    *("cancel", "checkpoint", "checkpoint_config", "deploy", "dispose", "drill", "job_config", "listing", "rescale"),
+    *("retention", "savepoint", "session", "snapshots", "stop", "submit", "suspend", "upgrade"),
 )
-_SENSORS = ("checkpoint", "job")
+_SENSORS = ("checkpoint", "health", "job")
 _TRIGGERS = ("alerts", "snapshots", "wait")
 
 _CONNECTION: dict[str, Any] = {

@@ -18,8 +18,9 @@ from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, t
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ckpt.dags import _params as form
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

@@ -9,7 +9,7 @@ from __future__ import annotations
 from airflow.sdk import DAG, Param, chain
 
 from airflow_provider_ckpt.dags import _params as form
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 
 _TIMES = "Times"

@@ -14,9 +14,9 @@ from typing import Any
 from airflow.sdk import DAG, BaseOperator, PokeReturnValue, TriggerRule, XComArg, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
-from airflow_provider_ckpt.operators.job_config import RescaleJobOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor

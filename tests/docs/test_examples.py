@@ -80,7 +80,7 @@ def test_a_dag_can_be_stored_by_airflow(block: Block) -> None:
     dags = [value for value in module.values() if isinstance(value, DAG)]
     assert len(dags) == 1
     document = json.loads(json.dumps(DagSerialization.to_dict(dags[0])))
-    assert len(DagSerialization.from_dict(document).task_ids) == len(dags[0].task_ids) > 1
+    assert len(DagSerialization.from_dict(document).task_ids) == len(dags[0].task_ids) > 0
 
 
 @pytest.mark.slow

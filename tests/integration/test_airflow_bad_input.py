@@ -52,13 +52,13 @@ SAVEPOINTS = {"target_directory": "@savepoints"}
 DRILL = Asked("operators.drill.RestoreDrillOperator", PROGRAM | {"directory": "@savepoints"}, "latest_of")
 """It means a job of the catalogue, which may have ended long ago."""
 TASKS = [
-    Asked("operators.job.CancelJobOperator", {}),
+    Asked("operators.cancel.CancelJobOperator", {}),
     Asked("operators.checkpoint.TriggerCheckpointOperator", {}),
-    Asked("operators.checkpoint.PatchCheckpointConfigOperator", {"interval": 5}),
+    Asked("operators.checkpoint_config.PatchCheckpointConfigOperator", {"interval": 5}),
     Asked("operators.job_config.UpdateJobConfigOperator", {"configuration": {"pipeline.name": "another"}}),
-    Asked("operators.job_config.RescaleJobOperator", {"parallelism": 3}),
+    Asked("operators.rescale.RescaleJobOperator", {"parallelism": 3}),
     Asked("operators.savepoint.TakeSavepointOperator", SAVEPOINTS),
-    Asked("operators.savepoint.StopWithSavepointOperator", SAVEPOINTS),
+    Asked("operators.stop.StopWithSavepointOperator", SAVEPOINTS),
     Asked("operators.suspend.SuspendJobOperator", SAVEPOINTS),
     Asked("operators.suspend.ResumeJobOperator", {}),
     Asked("operators.upgrade.UpgradeJobOperator", PROGRAM | SAVEPOINTS),
@@ -67,10 +67,10 @@ TASKS = [
     Asked("sensors.job.JobStatusSensor", {"expected": "FINISHED"}),
     Asked("sensors.checkpoint.CheckpointCompletedSensor", {}),
     Asked("sensors.checkpoint.SavepointCompletedSensor", {}),
-    Asked("sensors.job.CheckpointHealthSensor", {}),
+    Asked("sensors.health.CheckpointHealthSensor", {}),
 ]
 ON_SAVEPOINTS = [
-    Asked("operators.retention.DisposeSavepointOperator", {"savepoint_path": "@nothing"}, None),
+    Asked("operators.dispose.DisposeSavepointOperator", {"savepoint_path": "@nothing"}, None),
     Asked("operators.retention.CleanUpSavepointsOperator", {"directory": "@savepoints", "keep": 1}, None),
 ]
 STOP_SESSION = Asked("operators.session.StopSessionOperator", {}, None)

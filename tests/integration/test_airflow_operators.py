@@ -48,9 +48,10 @@ def named(job: SequenceJob) -> SequenceJob:
 @pytest.mark.row("air.2")
 def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptRequestRejected
-    from airflow_provider_ckpt.operators.job_config import RescaleJobOperator, UpdateJobConfigOperator
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator
-    from airflow_provider_ckpt.sensors.job import CheckpointHealthSensor
+    from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+    from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
+    from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 
     changed = {"execution.checkpointing.interval": "300 ms", "execution.checkpointing.rescue.enabled": True}
     update = run(UpdateJobConfigOperator(task_id="t", job=NAME, configuration=changed, **FAST))
@@ -82,7 +83,8 @@ def test_a_running_job_gets_another_configuration_and_parallelism_by_name(named:
 def test_savepoints_are_verified_copied_kept_and_deleted(named: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptSnapshotDamaged
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
-    from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator, DisposeSavepointOperator
+    from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+    from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
     from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
 
@@ -121,7 +123,7 @@ def test_a_savepoint_directory_that_cannot_be_written_to_is_named(named: Sequenc
 @pytest.mark.row("air.2")
 def test_a_job_resumes_from_the_latest_snapshot_of_its_name_and_writes_nothing_twice(job: SequenceJob) -> None:
     from airflow_provider_ckpt.exceptions import CkptJobRunning
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
     from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 
     name, rows = "orders that go on", 4000

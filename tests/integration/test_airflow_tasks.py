@@ -106,7 +106,8 @@ def test_a_retry_without_a_retained_checkpoint_writes_nothing_twice(job: Sequenc
 
 @pytest.mark.row("air.3")
 def test_a_savepoint_and_two_stops_at_once_of_a_job_that_is_restarting(job: SequenceJob) -> None:
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
     def task(kind: type[CkptOperationOperator]) -> Any:
         operator = kind(task_id="t", job=job.job_id, target_directory=str(job.directory / "savepoints"), **FAST)

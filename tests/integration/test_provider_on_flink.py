@@ -97,7 +97,7 @@ class Job:
 
 @pytest.fixture
 def job(jar: Path, tmp_path: Path) -> Iterator[Job]:
-    from airflow_provider_ckpt.operators.job import CancelJobOperator
+    from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 
     job = Job(jar, tmp_path)
     yield job
@@ -115,7 +115,8 @@ def test_connection_test_shows_the_version_of_flink(flink: FlinkCluster) -> None
 
 def test_the_life_of_a_job_without_a_lost_or_repeated_row(job: Job) -> None:
     from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
     from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
     from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
@@ -142,7 +143,7 @@ def test_tasks_that_wait_in_the_triggerer_hear_of_a_jobs_state_although_flink_an
 
     A wait that hears of nothing looks once more at its deadline, and ends well then: so none may come near to it.
     """
-    from airflow_provider_ckpt.operators.job import CancelJobOperator
+    from airflow_provider_ckpt.operators.cancel import CancelJobOperator
     from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
     monkeypatch.setenv("AIRFLOW__CKPT__DEFER_AFTER", "0")
@@ -196,9 +197,10 @@ def test_the_reason_of_a_failed_job_is_reported(job: Job) -> None:
 def test_a_named_job_is_rescaled_and_resumed_from_its_latest_snapshot_and_its_savepoint_is_disposed_of(
     job: Job,
 ) -> None:
-    from airflow_provider_ckpt.operators.job_config import RescaleJobOperator
-    from airflow_provider_ckpt.operators.retention import DisposeSavepointOperator
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+    from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+    from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
     job.submit(ROWS, 500, configuration=RUNNING | {"pipeline.name": "named"})
     rescaled = run_to_end(
@@ -261,7 +263,8 @@ class Watched:
 
 @pytest.mark.row("air.5")
 def test_asset_watcher_sees_snapshots_of_every_job_that_has_the_name(job: Job) -> None:
-    from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+    from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+    from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
     name, target = "watched", str(job.directory / "savepoints")
     job.submit(WITHOUT_END, 500, configuration=RUNNING | {"pipeline.name": name})
@@ -290,11 +293,12 @@ def test_features_that_flink_lacks_are_named(job: Job) -> None:
     from airflow.sdk.exceptions import AirflowException
 
     from airflow_provider_ckpt.exceptions import CkptRequestRejected
-    from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
+    from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
     from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
     from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
     from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator
-    from airflow_provider_ckpt.sensors.job import CheckpointHealthSensor, JobStatusSensor
+    from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+    from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
     job.submit(WITHOUT_END, 1000)
     lacking: list[tuple[type[Any], str, dict[str, Any]]] = [
@@ -319,7 +323,7 @@ def test_alerts_the_notifier_and_the_listing_work_on_flink(job: Job) -> None:
     """A lag is not reported by the test's program, so that its alert stays silent."""
     from airflow_provider_ckpt.hooks.ckpt import CkptHook
     from airflow_provider_ckpt.notifications.ckpt import CkptNotifier
-    from airflow_provider_ckpt.operators.job import ListJobsOperator
+    from airflow_provider_ckpt.operators.listing import ListJobsOperator
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
     from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
     from airflow_provider_ckpt.triggers.alerts import AlertWatch

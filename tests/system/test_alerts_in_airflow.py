@@ -74,7 +74,7 @@ MAPPED = """
 from airflow.sdk import DAG, PartitionedAssetTimetable, task
 
 from airflow_provider_ckpt.assets import create_asset
-from airflow_provider_ckpt.operators.job import ListJobsOperator
+from airflow_provider_ckpt.operators.listing import ListJobsOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 
 SAVED = create_asset(ckpt_conn_id="ckpt_default", job="mapped jobs")

@@ -200,7 +200,7 @@ print("imported")
 def test_operators_and_the_command_line_work(environment: Path, tmp_path: Path, job_manager: JobManager) -> None:
     code = f"""
 import os, sys
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from ckpt_runtime.cli.main import entry_point
 
 class TaskInstance:

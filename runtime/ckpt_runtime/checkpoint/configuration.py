@@ -34,7 +34,8 @@ class CheckpointConfiguration:
     have no effect unless ``unaligned_enabled``. Unlike in Flink, concurrent checkpoints may be unaligned.
     ``rescue_min_progress`` is in percent of the subtasks. ``transaction_timeout_ms`` is not a setting of the job: it is
     the time after which the target of a sink aborts a transaction that no checkpoint has committed; None without such a
-    sink. ``exactly_once`` is fixed at the submission.
+    sink. ``exactly_once`` is fixed at the submission. With ``continue_in`` the last checkpoints outlive the job: the
+    next run of its program starts from them.
 
     Raises :class:`CheckpointConfigurationError` if a value is outside its limits. :meth:`effective` additionally
     raises the interval to the minimum pause, as at submission, and checks it against the sinks' transactions.
@@ -47,6 +48,7 @@ class CheckpointConfiguration:
     tolerable_failed_checkpoints: int = 0
     retained: int = 1
     retention: CheckpointRetention = CheckpointRetention.DELETE_ON_CANCELLATION
+    continue_in: str | None = None
     unaligned_enabled: bool = False
     aligned_timeout_ms: int = 0
     max_inflight_data_bytes: int | None = None
@@ -114,6 +116,8 @@ class CheckpointConfiguration:
 
     def discards_on(self, job_status: str) -> bool:
         """Whether the retained checkpoints are deleted when the job ends as ``job_status`` (a terminal JobStatus)."""
+        if self.continue_in is not None:
+            return False
         if job_status == "FINISHED":
             return True
         if job_status == "CANCELED":

@@ -196,6 +196,19 @@ class CheckpointingOptions:
         fallback_keys=("state.checkpoints.dir",),
         fixed_because="a job's checkpoints share files, so they stay in the directory in which the job started",
     )
+    CONTINUE_IN = ConfigOption(
+        "execution.checkpointing.continue-in",
+        NON_EMPTY_STRING,
+        None,
+        "Directory (path or URL) in which the runs of one program continue each other: a job writes its checkpoints "
+        "there instead of in `execution.checkpointing.dir`, keeps the last one however it ends, and, unless a snapshot "
+        "is given, starts from the newest one that it finds there, with CLAIM. A program whose triggers are all "
+        "availableNow or once sets it to the `checkpointLocation` of its first query. It needs "
+        "`execution.checkpointing.checkpoints-after-tasks-finish` false, and `execution.stop-after` has no effect on "
+        "it.",
+        changeability=Changeability.NEVER,
+        fixed_because=_WHAT_IT_BEGAN_WITH,
+    )
     SAVEPOINT_DIRECTORY = ConfigOption(
         "execution.checkpointing.savepoint-dir",
         NON_EMPTY_STRING,
@@ -327,6 +340,7 @@ CHECKPOINT_SETTINGS = (
     CheckpointSetting("rescue_max_extension_ms", CheckpointingOptions.RESCUE_MAX_EXTENSION),
     CheckpointSetting("retained", CheckpointingOptions.NUM_RETAINED),
     CheckpointSetting("retention", CheckpointingOptions.EXTERNALIZED_RETENTION),
+    CheckpointSetting("continue_in", CheckpointingOptions.CONTINUE_IN),
     CheckpointSetting("checkpoints_after_tasks_finish", CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH),
 )
 

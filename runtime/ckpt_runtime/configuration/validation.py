@@ -121,6 +121,23 @@ def _unaligned_at_least_once(configuration: Configuration) -> Problem | None:
     return None
 
 
+def _continues_without_finished_tasks(configuration: Configuration) -> Problem | None:
+    """The state of a subtask that has finished is in no checkpoint, so a later job could not continue from it."""
+    option = CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH
+    if configuration.get(CheckpointingOptions.CONTINUE_IN) is not None and configuration.get(option):
+        return InvalidOptionError(option.key, "true", f"false with {CheckpointingOptions.CONTINUE_IN.key}")
+    return None
+
+
+def _continues_without_stop(configuration: Configuration) -> Problem | None:
+    """The next run would not find the savepoint with which a job is stopped in time."""
+    stop_after = configuration.get(ExecutionOptions.STOP_AFTER)
+    if configuration.get(CheckpointingOptions.CONTINUE_IN) is not None and stop_after is not None:
+        allowed = f"not together with {CheckpointingOptions.CONTINUE_IN.key}"
+        return InvalidOptionError(ExecutionOptions.STOP_AFTER.key, f"{stop_after} ms", allowed)
+    return None
+
+
 def _bad_rows_without_directory(configuration: Configuration) -> Problem | None:
     option, directory = ExecutionOptions.BAD_ROWS_MODE, configuration.get(ExecutionOptions.BAD_ROWS_DIRECTORY)
     if configuration.get(option) is not BadRowsMode.DEAD_LETTER:
@@ -210,6 +227,8 @@ _RULES: tuple[Callable[[Configuration], Problem | None], ...] = (
     _max_parallelism_of_zero,
     _parallelism_above_maximum,
     _unaligned_at_least_once,
+    _continues_without_finished_tasks,
+    _continues_without_stop,
     _bad_rows_without_directory,
     _heartbeat_timeout_below_interval,
     _registration_timeout_below_interval,

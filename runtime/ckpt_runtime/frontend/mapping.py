@@ -70,7 +70,7 @@ from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, par
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
 from ckpt_runtime.sources import is_source
 
-_CHECKPOINT_LOCATION = "checkpointlocation"
+CHECKPOINT_LOCATION = "checkpointlocation"
 """An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
 
 
@@ -97,7 +97,7 @@ def sink_spec(
     """
     if duplicates := {name for name in schema.names if schema.names.count(name) > 1}:
         raise PlanError("writeStream", f"two columns are named {sorted(duplicates)[0]!r}; give them aliases")
-    options = {key: value for key, value in delivered(start).items() if key.lower() != _CHECKPOINT_LOCATION}
+    options = {key: value for key, value in delivered(start).items() if key.lower() != CHECKPOINT_LOCATION}
     if start.path:
         options["path"] = start.path
     columns = list(start.partitioning_column_names)
@@ -149,7 +149,7 @@ def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: p
     key = CheckpointingOptions.CHECKPOINTS_DIRECTORY.key
     directory = capture.option(key)
     given = {key.lower(): value for key, value in start.options.items()}
-    location = directory or given.get(_CHECKPOINT_LOCATION) or capture.option(DEFAULT_CHECKPOINTS_DIRECTORY)
+    location = directory or given.get(CHECKPOINT_LOCATION) or capture.option(DEFAULT_CHECKPOINTS_DIRECTORY)
     if not location:
         raise PlanError(
             "writeStream",

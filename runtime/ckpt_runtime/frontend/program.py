@@ -35,7 +35,7 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, Pipeli
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
-from ckpt_runtime.frontend.mapping import add_queries, delivered, spark_columns
+from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, delivered, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -123,16 +123,51 @@ def set_options(starts: Sequence[Any], options: JobOptions) -> None:
     If all triggers end with the data that is there, event time does not end with it, as in Spark: rows and timers that
     the watermark has not reached stay in state.
 
+    Such a program also continues where its last run ended, if its queries have a ``checkpointLocation``.
+
     ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
-    keep.
+    keep, and for locations with which a program cannot continue.
     """
     intervals = [found for start in starts if (found := _interval_ms(start))]
     key = CheckpointingOptions.INTERVAL.key
     if intervals and not options.sets(key):
         options.set(key, f"{min(intervals)} ms")
+    if not starts or not all(start.available_now or start.once for start in starts):
+        return
     ends = ExecutionOptions.EVENT_TIME_ENDS.key
-    if starts and all(start.available_now or start.once for start in starts) and not options.sets(ends):
+    if not options.sets(ends):
         options.set(ends, False)
+    location = _location(starts)
+    if location is not None:
+        for option, value in (
+            (CheckpointingOptions.CONTINUE_IN, location),
+            (CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH, False),
+        ):
+            if not options.sets(option.key):
+                options.set(option.key, value)
+
+
+def _location(starts: Sequence[Any]) -> str | None:
+    """The directory in which the runs of a program continue each other: the ``checkpointLocation`` of its first query.
+
+    None if no query has one. All queries are one job with one state, so either all have one or none.
+    """
+    found = [
+        next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+        for start in starts
+    ]
+    given = [str(location) for location in found if location]
+    if not given:
+        return None
+    if len(given) < len(found):
+        raise PlanError(
+            "option 'checkpointLocation'",
+            "the queries of a program are one job, which continues as a whole: set it for all of them, or for none",
+        )
+    for location in given:
+        if given.count(location) > 1:
+            raise PlanError("option 'checkpointLocation'", f"{location!r} is that of two queries; give each its own")
+    return given[0]
 
 
 def _interval_ms(start: Any) -> int | None:

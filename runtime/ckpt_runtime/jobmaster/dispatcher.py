@@ -313,10 +313,12 @@ class Dispatcher:
         """
         self._check_leads()
         request = with_recovery_options(self._complete(request))
-        program = self._programs.get(request.pipeline_id)
-        return await self._planner.preview(
-            program, request, await self._submitter.read_savepoint(request, only_plans=True)
-        )
+        program, read = self._programs.get(request.pipeline_id), self._submitter.read_savepoint
+        shown = await self._planner.preview(program, request, await read(request, only_plans=True))
+        continued = await self._submitter.continued(request, Configuration(shown.graph.configuration))
+        if continued is None:
+            return shown
+        return await self._planner.preview(program, continued, await read(continued, only_plans=True))
 
     async def run_pipeline(self, request: RunRequest) -> str:
         """Returns the job id once the plan is checked and stored.
@@ -599,6 +601,7 @@ class Dispatcher:
         taken_by = job.taken_by(self._submitter.cluster, requester)
         if ends is None:
             return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
+        job.check_stoppable()
         self._lineages.check(job.overview(), ends)
         self._lineages.stopping[job_id] += 1
 

@@ -57,6 +57,7 @@ from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.planning import RunningProgram
+from ckpt_runtime.jobmaster.request_checks import checkpoint_directory
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 from ckpt_runtime.jobmaster.snapshot_references import References
@@ -122,8 +123,7 @@ class JobMaster:
         self._ids = CheckpointIdCounter(submission.history.next_checkpoint_id)
         self._loop = asyncio.get_running_loop()
         self._pools = pools.of_job(submission.job_id)
-        directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
-        self._checkpoint_directory = directory or submission.default_checkpoint_directory
+        self._checkpoint_directory = checkpoint_directory(submission)
         self._shell = JobShell(
             submission,
             create_job_core(submission, self._ids, announcer.checkpoint),
@@ -285,7 +285,8 @@ class JobMaster:
         after_ms = self.configuration.get(ExecutionOptions.STOP_AFTER)
         if status is not JobStatus.RUNNING or after_ms is None or self._stop_in_time is None:
             return
-        if self._submission.is_drill:  # it ends by itself, and leaves no savepoint behind
+        # A drill ends by itself, and leaves no savepoint behind; one in which the next run continues would miss it.
+        if self._submission.is_drill or self.configuration.get(CheckpointingOptions.CONTINUE_IN) is not None:
             return
         if self._running_since is None:
             self._running_since = self._loop.time()
@@ -358,6 +359,15 @@ class JobMaster:
         """Raises Conflict for a restore drill, which leaves nothing behind."""
         if self._submission.is_drill:
             raise Conflict(f"job {self.job_id} is a restore drill: {change}")
+
+    def check_stoppable(self) -> None:
+        """Raises Conflict for a job that the next run of its program continues: that would not find the savepoint."""
+        directory = self._submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
+        if directory is not None:
+            raise Conflict(
+                f"job {self.job_id} is not stopped with a savepoint, because the next run of its program continues "
+                f"from its last checkpoint in {directory}: wait for its end, or cancel it; its checkpoints stay"
+            )
 
     def check_configurable(self) -> None:
         """Raises Conflict when the job is a restore drill, or its state allows no configuration change."""

@@ -10,7 +10,7 @@ from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
-from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.static_tables import with_tables
@@ -40,7 +40,7 @@ from ckpt_runtime.jobmaster.request_checks import (
 from ckpt_runtime.jobmaster.snapshot_references import SnapshotReferences
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.snapshots.positions import check_positions, repositioned
-from ckpt_runtime.snapshots.snapshot import open_in_place
+from ckpt_runtime.snapshots.snapshot import newest_checkpoint, open_in_place
 from ckpt_runtime.storage.claims import SESSION_PREFIX
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import StorageError, StorageTimeoutError, storage_failed
@@ -86,11 +86,23 @@ class JobSubmitter:
         program = self._programs.get(request.pipeline_id)
         check_drill(request)
         given = given_configuration(request)
-        savepoint = await self.read_savepoint(request)
+        original, savepoint = request, await self.read_savepoint(request)
         planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
-        graph, own = planned.graph, planned.own
+        continued = await self.continued(request, Configuration.merge(planned.own, given))
+        if continued is not None:
+            request, savepoint = continued, await self.read_savepoint(continued)
+            planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
+        graph = planned.graph
         check_planned(graph, request)
-        given = with_own_configuration(own, given)
+        given = with_own_configuration(planned.own, given)
+        if request.drill:  # it leaves nothing behind
+            given = given.without(CheckpointingOptions.CONTINUE_IN.key)
+        if request.fork and given.get(CheckpointingOptions.CONTINUE_IN) is not None:
+            raise SubmissionFailed(
+                "a program that continues where its last run ended cannot be started with fork, because its next run "
+                f"would continue from this job: give it another {CheckpointingOptions.CONTINUE_IN.key}, which is "
+                f"{given.get(CheckpointingOptions.CONTINUE_IN)!r}, and no fork"
+            )
         if savepoint is not None:
             fits = partial(check_fits, savepoint, graph, request)
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
@@ -116,7 +128,7 @@ class JobSubmitter:
             claim_mode=request.claim_mode,
             allow_non_restored_state=request.allow_non_restored_state,
             default_checkpoint_directory=self.default_checkpoint_directory,
-            request=request,
+            request=original,
             record=JobRecord() if store is None else DurableRecord(store, job_id),
             ended_jobs=self._known.ended_before(savepoint),
         )
@@ -133,10 +145,41 @@ class JobSubmitter:
         turn = keys, asyncio.get_running_loop().create_future()
         self._starting.append(turn)
         try:
+            await self._check_still_newest(submission, original)
             return await self._accepted(replace(submission, lineage=place), store)
         finally:
             self._starting.remove(turn)
             turn[1].set_result(None)
+
+    async def continued(self, request: RunRequest, configuration: Configuration) -> RunRequest | None:
+        """The request to start from the newest checkpoint of the program's last run; None if there is nothing to
+        continue, or the request names a snapshot.
+
+        Raises SubmissionFailed, and NotReady when storage does not answer.
+        """
+        directory = configuration.get(CheckpointingOptions.CONTINUE_IN)
+        if directory is None or request.savepoint_path is not None or request.drill:
+            return None
+        newest = await self._newest_in(directory)
+        return None if newest is None else replace(request, savepoint_path=newest, claim_mode=RecoveryClaimMode.CLAIM)
+
+    async def _newest_in(self, directory: str) -> str | None:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._pools.paths(directory), newest_checkpoint, directory
+            )
+        except StorageError as error:
+            raise _refusal(f"cannot find the last run's checkpoint in {directory}", error) from error
+
+    async def _check_still_newest(self, submission: JobSubmission, request: RunRequest) -> None:
+        """Refuses a job if another run of its program has come and gone since its snapshot was chosen."""
+        directory = submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
+        if directory is None or request.savepoint_path is not None:
+            return
+        chosen = None if submission.savepoint is None else submission.savepoint.directory
+        newest = await self._newest_in(directory)
+        if newest != chosen:
+            raise NotReady(f"another run in {directory} has ended at {newest} since this one was planned; retry")
 
     async def _accepted(self, submission: JobSubmission, store: HaStore | None) -> JobMaster:
         try:

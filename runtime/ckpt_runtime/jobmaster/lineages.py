@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import (
@@ -29,6 +30,7 @@ from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.ha_store import HeldUpgrade, HeldUpgrades
 from ckpt_runtime.storage.versioned_document import FencedDocument
 
@@ -174,10 +176,15 @@ class Lineages:
             named = (job.lineage.id for job in same_name if job.lineage is not None and not forks)
             lineage = next(named, job_id)
         self._check_name(job_id, same_name, condition)
+        directory = submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
+        if directory is not None:
+            self._check_directory(job_id, directory)
         self._check_start(lineage, job_id, condition)
         earlier = [job.lineage.incarnation for job in self._known.of_lineage(lineage) if job.lineage is not None]
         first = 1 if lineage == job_id else 2
         keys = {f"lineage {lineage}", *([f"name {submission.graph.name}"] if unique else [])}
+        if directory is not None:
+            keys.add(f"directory {resolve(directory).url}")
         return LineagePlace(lineage, max([first, *(number + 1 for number in earlier)])), frozenset(keys)
 
     def _of_owner(self, owner: str) -> str:
@@ -196,6 +203,18 @@ class Lineages:
             held = None if job.lineage is None else self.held(job.lineage.id)
             if held is not None and held.owner != condition.owner:
                 raise LineageHeld(held)
+
+    def _check_directory(self, job_id: str, directory: str) -> None:
+        """Checks that no other job writes its checkpoints where the runs of the new job's program continue."""
+        place = resolve(directory)
+        for living in self._known.references():
+            if living.job_id == job_id or living.checkpoints is None:
+                continue
+            if resolve(living.checkpoints).parent == place:
+                raise Conflict(
+                    f"Job {living.job_id}, which is {living.state}, also continues in {directory}, in which only one "
+                    "job may be active. Wait for its end or cancel it, or give each query its own checkpointLocation"
+                )
 
     def _check_start(self, lineage: str, job_id: str, condition: Precondition) -> None:
         self._known.check_recovered(lineage)

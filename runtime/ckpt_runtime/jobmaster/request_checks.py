@@ -219,7 +219,8 @@ def check_target(directory: str) -> None:
 
 def check_directories(configuration: Configuration) -> None:
     """Detects an unusable checkpoint or savepoint directory at submission, not when the job is to be stopped."""
-    for option in (CheckpointingOptions.CHECKPOINTS_DIRECTORY, CheckpointingOptions.SAVEPOINT_DIRECTORY):
+    options = CheckpointingOptions
+    for option in (options.CHECKPOINTS_DIRECTORY, options.SAVEPOINT_DIRECTORY, options.CONTINUE_IN):
         directory = configuration.get(option)
         if directory is not None:
             try:
@@ -229,6 +230,7 @@ def check_directories(configuration: Configuration) -> None:
 
 
 def checkpoint_directory(submission: JobSubmission) -> str:
-    """The directory of the job's checkpoints: the configured one, else the session's default."""
-    directory = submission.configuration.get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
+    """The directory of the job's checkpoints: that in which it continues, the configured one, or the session's."""
+    get = submission.configuration.get
+    directory = get(CheckpointingOptions.CONTINUE_IN) or get(CheckpointingOptions.CHECKPOINTS_DIRECTORY)
     return directory or submission.default_checkpoint_directory

@@ -39,7 +39,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.processes.limited_process import LimitedProcessError, ProcessLimits, run_limited, serve
 from ckpt_runtime.storage.channel_state import ChannelStateReader
-from ckpt_runtime.storage.checkpoint_storage import SnapshotDisposal
+from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, SnapshotDisposal, is_job_id
 from ckpt_runtime.storage.errors import (
     AlreadyExistsError,
     AmbiguousWriteError,
@@ -54,10 +54,11 @@ from ckpt_runtime.storage.filesystem import (
     delete_empty_directory,
     identity,
     is_directory,
+    list_names,
     make_directory,
     resolve,
 )
-from ckpt_runtime.storage.metadata import decode, read_metadata_bytes, text_length
+from ckpt_runtime.storage.metadata import decode, has_metadata, read_metadata_bytes, text_length
 from ckpt_runtime.storage.state_files import DEFAULT_MEMORY_THRESHOLD, StateFileReader, StateFileWriter, is_relative
 
 _LARGE_AND_FOREIGN = threading.Lock()
@@ -178,6 +179,26 @@ def open_in_place(path: str | Location) -> Snapshot:
             snapshot.directory.url,
         )
     return snapshot
+
+
+def newest_checkpoint(directory: str) -> str | None:
+    """The URL of the checkpoint that was triggered last among those of the jobs whose checkpoints are in a directory.
+
+    Looks at each job's last complete checkpoint, not at savepoints. Raises StorageError.
+    """
+    try:
+        names = list_names(resolve(directory).real())
+    except NotFoundError:
+        return None
+    found = []
+    for job_id in filter(is_job_id, names):
+        storage = CheckpointStorage(resolve(directory).real(), job_id)
+        complete = (storage.checkpoint(number) for number in reversed(storage.list_checkpoints()))
+        last = next(filter(has_metadata, complete), None)
+        if last is not None:
+            metadata = open_in_place(last).metadata
+            found.append((metadata.timestamp, metadata.id, metadata.directory))
+    return max(found)[2] if found else None
 
 
 def disposal_of(url: str, *, claimed: bool = False) -> SnapshotDisposal:

@@ -9,7 +9,8 @@ from typing import Any
 from airflow.sdk import DAG
 
 from airflow_provider_ckpt.dags import ckpt_restore_drill  # noqa: F401
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator

@@ -7,18 +7,23 @@ from typing import Any
 
 from airflow.sdk import DAG, chain
 
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator, TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.drill import RestoreDrillOperator
-from airflow_provider_ckpt.operators.job import CancelJobOperator
-from airflow_provider_ckpt.operators.job_config import RescaleJobOperator, UpdateJobConfigOperator
-from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator, DisposeSavepointOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+from airflow_provider_ckpt.operators.retention import CleanUpSavepointsOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.suspend import ResumeJobOperator, SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import FinishUpgradeOperator, UpgradeJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
-from airflow_provider_ckpt.sensors.job import CheckpointHealthSensor, JobStatusSensor
+from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
 
 DIRECTORY = "{{ params.directory }}"
 PROGRAM: dict[str, Any] = {

@@ -10,12 +10,16 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConnectionInvalid, CkptRequestRejected
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator, TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.job import CancelJobOperator
-from airflow_provider_ckpt.operators.job_config import RescaleJobOperator, UpdateJobConfigOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
-from airflow_provider_ckpt.sensors.job import CheckpointHealthSensor, JobStatusSensor
+from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
+from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
 
 OPERATOR = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 20}

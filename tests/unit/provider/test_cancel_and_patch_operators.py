@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed, CkptNotFound, CkptOperationFailed
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
-from airflow_provider_ckpt.operators.job import CancelJobOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
 

@@ -16,10 +16,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptRequestRejected,
     CkptWaitTimeout,
 )
-from airflow_provider_ckpt.operators.job_config import RescaleJobOperator, UpdateJobConfigOperator
-from airflow_provider_ckpt.operators.retention import DisposeSavepointOperator
+from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
+from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import SavepointCompletedSensor
-from airflow_provider_ckpt.sensors.job import CheckpointHealthSensor
+from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds

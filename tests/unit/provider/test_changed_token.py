@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_ckpt.exceptions import CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

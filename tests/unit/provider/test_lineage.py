@@ -13,9 +13,10 @@ from airflow_provider_ckpt.assets import create_asset
 from airflow_provider_ckpt.exceptions import CkptJobFailed, CkptSnapshotDamaged
 from airflow_provider_ckpt.lineage import ReportsLineage, convert_asset_to_openlineage, dataset_name
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.retention import DisposeSavepointOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.snapshots import CopySavepointOperator, VerifySavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.operators.suspend import SuspendJobOperator
 from airflow_provider_ckpt.operators.upgrade import UpgradeJobOperator

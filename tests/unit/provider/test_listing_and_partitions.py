@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 from airflow_provider_ckpt.assets import create_asset
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
-from airflow_provider_ckpt.operators.job import ListJobsOperator
+from airflow_provider_ckpt.operators.listing import ListJobsOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator, partition_key
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task

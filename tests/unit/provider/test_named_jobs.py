@@ -20,9 +20,11 @@ from airflow_provider_ckpt.exceptions import (
     CkptJobRunning,
     CkptOperationFailed,
 )
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator, TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.job import CancelJobOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

@@ -15,7 +15,8 @@ from airflow_provider_ckpt.exceptions import (
     CkptWaitTimeout,
 )
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire

@@ -20,9 +20,10 @@ from airflow.sdk.execution_time.comms import (
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint import TriggerCheckpointOperator
-from airflow_provider_ckpt.operators.job import CancelJobOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from ckpt_runtime.scheduler.job_status import JobStatus

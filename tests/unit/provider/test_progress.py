@@ -25,8 +25,9 @@ from airflow_provider_ckpt.conditions.job import (
 )
 from airflow_provider_ckpt.event_hub import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.operators.job import CancelJobOperator
-from airflow_provider_ckpt.operators.savepoint import StopWithSavepointOperator, TakeSavepointOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
+from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor

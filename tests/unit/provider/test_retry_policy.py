@@ -16,7 +16,7 @@ from airflow_provider_ckpt.exceptions import (
     CkptUnavailable,
 )
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
-from airflow_provider_ckpt.operators.job import CancelJobOperator
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.retry import CkptRetryPolicy

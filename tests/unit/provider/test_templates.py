@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 
-from airflow_provider_ckpt.operators.checkpoint import PatchCheckpointConfigOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from tests.unit.provider.conftest import JobManager, Task
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query, Request, Response
 from pydantic import BeforeValidator, RootModel, create_model
 
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, CheckpointRetention
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.configuration.checkpointing_options import PATCHABLE, CheckpointSetting
 from ckpt_runtime.contract.cluster import Nothing
 from ckpt_runtime.contract.configuration import (
@@ -82,8 +82,8 @@ def shown_settings(effective: EffectiveCheckpointConfig) -> CheckpointConfig:
         max_inflight_data_bytes=settings.max_inflight_data_bytes,
         checkpoints_after_tasks_finish=settings.checkpoints_after_tasks_finish,
         externalization=Externalization(
-            settings.retention is not CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS,
-            settings.retention is not CheckpointRetention.RETAIN_ON_CANCELLATION,
+            not settings.discards_on("FAILED"),
+            settings.discards_on("CANCELED"),
         ),
         state_backend=effective.state_backend,
         checkpoint_storage=effective.checkpoint_storage,

@@ -35,8 +35,7 @@ from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates
 from ckpt_runtime.state.rocksdb.columnar_rows import ChunkCodec, ColumnarCodec
-from ckpt_runtime.state.rocksdb.database import Database, KeyFilter, UnknownKeys
-from ckpt_runtime.state.rocksdb.dirty import CachedState
+from ckpt_runtime.state.rocksdb.database import CachedState, Database, KeyFilter, UnknownKeys
 from ckpt_runtime.state.rocksdb.keyed_collections import StoredLists, StoredMaps
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState, StoredTimers, StoredValues
 from ckpt_runtime.state.rocksdb.local_files import LocalCopies, LocalDirectory

@@ -1,9 +1,11 @@
 """The database of one backend, its snapshots in the order in which they were taken, and its local files.
 
-A snapshot is taken in memory (``dirty.py``). Its entries reach the database before those of any later moment, and
-between the two its files are linked into a directory. The first thread that needs this does it: usually the thread that
-writes the snapshot, otherwise the subtask when its cache has to evict changed entries. So a slow or late writer costs
-memory or time, but loses no content. Files and database are deleted when the backend and all snapshots are closed.
+States write to a cache (:class:`CachedState`). A snapshot freezes its changed entries, and until the database has them
+their state must find them itself and must not evict them, because the database would return their old values. The
+entries of a snapshot reach the database before those of any later moment, and between the two its files are linked into
+a directory. The first thread that needs this does it: usually the thread that writes the snapshot, otherwise the
+subtask when its cache has to evict changed entries. So a slow or late writer costs memory or time, but loses no
+content. Files and database are deleted when the backend and all snapshots are closed.
 
 A Bloom filter knows the keys that the database may hold, so that most new keys need no read. A restored database has
 keys that were not added: :class:`UnknownKeys` reads them step by step. There are no false negatives. The rate of
@@ -18,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -28,11 +30,33 @@ from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.index_kernels import BLOCK_WORDS, filter_add, filter_test
 from ckpt_runtime.state.rocksdb.codec import state_prefix
 from ckpt_runtime.state.rocksdb.columnar_rows import ColumnarCodec
-from ckpt_runtime.state.rocksdb.dirty import FrozenDirty
 from ckpt_runtime.state.rocksdb.local_files import LocalDirectory
 
 if TYPE_CHECKING:  # modules that a worker loads before it has a job must not load rocksdict
     from ckpt_runtime.state.rocksdb.store import Store
+
+
+class FrozenDirty(Protocol):
+    """The changed entries of a state as of one moment; they no longer change."""
+
+    def puts(self) -> Iterable[tuple[bytes, bytes]]:
+        """Encoded keys and values, from any thread; called again when writing them has failed."""
+
+    def deletes(self) -> Iterable[bytes]:
+        """Keys to delete, none of them in :meth:`puts`. Called under the same conditions."""
+
+    def release(self) -> None:
+        """Releases the entries: the database has them, or they are no longer needed. Called once, from any thread."""
+
+
+class CachedState(Protocol):
+    """A state whose changes are first kept in memory."""
+
+    def freeze(self) -> FrozenDirty | None:
+        """Takes the changes since the last call, in time that depends only on them; None when there are none.
+
+        Called by the subtask's thread.
+        """
 
 
 class Moment:

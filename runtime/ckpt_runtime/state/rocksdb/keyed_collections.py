@@ -37,8 +37,7 @@ from ckpt_runtime.state.rocksdb.codec import (
     number_tail,
     state_prefix,
 )
-from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.dirty import CachedState, FrozenDirty
+from ckpt_runtime.state.rocksdb.database import CachedState, Database, FrozenDirty
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
 from ckpt_runtime.state.rocksdb.keyed_states import RocksDBState
 from ckpt_runtime.state.states import Key, Map, TimeToLive, Value

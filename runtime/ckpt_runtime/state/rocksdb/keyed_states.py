@@ -21,8 +21,7 @@ from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import TimerQueue, ValueStateTable
 from ckpt_runtime.state.rocksdb.catalog import StateEntry
 from ckpt_runtime.state.rocksdb.codec import KeyCodec, Row, RowsCodec, without_key
-from ckpt_runtime.state.rocksdb.database import Database
-from ckpt_runtime.state.rocksdb.dirty import CachedState
+from ckpt_runtime.state.rocksdb.database import CachedState, Database
 from ckpt_runtime.state.rocksdb.entries import CachedEntries, EntryTable, StoredEntry
 from ckpt_runtime.state.states import Key
 

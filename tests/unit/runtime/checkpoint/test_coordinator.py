@@ -447,6 +447,14 @@ class TestRetention:
         assert driver.of(out.ShutdownComplete)
         assert driver.coordinator.state is CoordinatorState.CLOSED
 
+    @pytest.mark.parametrize("status", ["FINISHED", "CANCELED", "FAILED"])
+    def test_checkpoint_from_which_the_next_run_continues_outlives_each_end_of_the_job(self, status):
+        driver = Driver(continue_in="/state", retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS).run()
+        driver.complete()
+        driver.step(on.Shutdown(status))
+        driver.step(on.StoreRemoved(1))
+        assert not driver.of(out.DiscardCheckpoint)
+
     def test_checkpoint_to_retain_outlives_a_cancellation_after_later_changes_of_settings(self):
         driver = Driver(retention=CheckpointRetention.DELETE_ON_CANCELLATION).run()
         driver.complete()

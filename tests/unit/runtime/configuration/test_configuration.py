@@ -222,6 +222,18 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
             {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned.enabled": "true"},
             "execution.checkpointing.unaligned.enabled",
         ),
+        (
+            {"execution.checkpointing.continue-in": "/state"},
+            "execution.checkpointing.checkpoints-after-tasks-finish",
+        ),
+        (
+            {
+                "execution.checkpointing.continue-in": "/state",
+                "execution.checkpointing.checkpoints-after-tasks-finish": "false",
+                "execution.stop-after": "1 min",
+            },
+            "execution.stop-after",
+        ),
         ({"execution.bad-rows.mode": "DEAD_LETTER"}, "execution.bad-rows.mode"),
         (
             {"execution.bad-rows.mode": "DEAD_LETTER", "execution.bad-rows.directory": "bad"},

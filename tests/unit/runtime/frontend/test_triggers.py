@@ -80,3 +80,43 @@ def test_event_time_does_not_end_with_the_data_if_all_triggers_do(
     conf = JobOptions(submitted)
     set_options(starts, conf)
     assert conf.effective.get(ExecutionOptions.EVENT_TIME_ENDS) is ends
+
+
+CONTINUE_IN = "execution.checkpointing.continue-in"
+AFTER_FINISH = "execution.checkpointing.checkpoints-after-tasks-finish"
+
+
+def ending(*locations: str) -> list[Any]:
+    """Queries with these locations, none for an empty one."""
+    return [start(available_now=True, options={"checkpointLocation": at} if at else {}) for at in locations]
+
+
+@pytest.mark.parametrize(
+    ("starts", "submitted", "directory"),
+    [
+        (ending("/state/a", "/state/b"), {}, "/state/a"),
+        (ending(""), {}, None),
+        (ending("/state/a"), {CONTINUE_IN: "/other"}, "/other"),
+        ([*ending("/state/a"), start(processing_time_interval="1 second")], {}, None),
+    ],
+)
+def test_program_whose_triggers_all_end_continues_in_the_location_of_its_first_query(
+    starts: list[Any], submitted: dict[str, str], directory: str | None
+) -> None:
+    conf = JobOptions(submitted)
+    set_options(starts, conf)
+    assert conf.get(CONTINUE_IN) == directory
+    if directory is not None:
+        assert conf.get(AFTER_FINISH) == "false"
+
+
+@pytest.mark.parametrize(
+    ("locations", "message"),
+    [
+        (("/state/a", ""), "set it for all of them, or for none"),
+        (("/state/a", "/state/a"), r"'/state/a' is that of two queries"),
+    ],
+)
+def test_program_that_cannot_continue_as_a_whole_is_refused(locations: tuple[str, ...], message: str) -> None:
+    with pytest.raises(PlanError, match=message):
+        set_options(ending(*locations), JobOptions({}))

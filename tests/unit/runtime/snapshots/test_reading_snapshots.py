@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
 )
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.snapshots import snapshot as snapshot_module
-from ckpt_runtime.snapshots.snapshot import Snapshot, open_in_place, open_snapshot
+from ckpt_runtime.snapshots.snapshot import Snapshot, newest_checkpoint, open_in_place, open_snapshot
 from ckpt_runtime.storage.channel_state import ElementKind, InFlightWatermark, frame_header, watermark_body
 from ckpt_runtime.storage.errors import CorruptFileError, InvalidLocationError, NotFoundError, StorageError
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
@@ -91,6 +92,18 @@ def test_a_checkpoint_that_shares_files_is_restored_where_it_was_written(directo
     shutil.move(directory.path, tmp_path / "elsewhere")
     with pytest.raises(InvalidLocationError, match=r"Restore it from .*/snapshot, or take a savepoint"):
         open_in_place(str(tmp_path / "elsewhere"))
+
+
+def test_newest_checkpoint_of_a_directory_is_the_complete_one_that_was_triggered_last(tmp_path: Path) -> None:
+    base = resolve(tmp_path)
+    assert newest_checkpoint(str(tmp_path / "absent")) is None
+    for job, number, triggered in (("a", 7, 100), ("b", 5, 300), ("b", 4, 200), ("c", 9, None)):
+        directory = base.child(job * 32, f"chk-{number}")
+        make_directory(directory)
+        if triggered is not None:
+            write_metadata(directory, replace(completed(directory), id=number, timestamp=triggered).to_json())
+    make_directory(base.child("staged"))
+    assert newest_checkpoint(str(tmp_path)) == base.child("b" * 32, "chk-5").url
 
 
 def test_a_snapshot_that_shares_nothing_is_restored_wherever_it_lies(directory: Location, tmp_path: Path) -> None:

@@ -1,0 +1,67 @@
+"""Programs that are run again and again over what has arrived since, in Structured Streaming and in the engine."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import PIPELINES
+from tests.support.pipelines import incremental_programs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+
+PROGRAM = PIPELINES / "incremental_programs.py"
+NAMES = ("rows", "windows", "countries")
+DAY = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
+ARRIVALS: Sequence[Sequence[tuple[int, str, int]]] = (
+    [(0, "de", 0), (1, "fr", 30), (2, "de", 59), (3, "de", 75)],
+    [(4, "de", 40), (5, "it", 80), (6, "fr", 110)],  # the first one is late: the last run's watermark is at 65 minutes
+    [(7, "fr", 119), (8, "es", 200)],
+)
+"""The rows that arrive before each run: id, country, and minutes of event time."""
+
+
+def arrive(directory: Path, run: int) -> None:
+    ids, countries, minutes = zip(*ARRIVALS[run], strict=True)
+    times = pa.array([DAY + dt.timedelta(minutes=each) for each in minutes], pa.timestamp("us", tz="UTC"))
+    table = pa.table({"id": pa.array(ids, pa.int64()), "country": list(countries), "placed_at": times})
+    pq.write_table(table, directory / f"{run}.parquet")
+
+
+def result(directory: Path, name: str) -> Counter[str]:
+    files = (directory / name).glob("[!.]*.parquet")
+    return Counter(str(sorted(row.items())) for file in files for row in pq.read_table(file).to_pylist())
+
+
+def test_program_that_is_run_again_gives_the_rows_of_spark_after_each_run(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, in_spark, in_engine = (tmp_path / name for name in ("source", "spark", "engine"))
+    source.mkdir()
+    spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    try:
+        for run in range(len(ARRIVALS)):
+            arrive(source, run)
+            for query in incremental_programs.started(spark, str(source), str(in_spark)):
+                query.awaitTermination()
+            job = cluster.submit(PROGRAM, arguments=[str(source), str(in_engine)], parallelism=2)
+            cluster.wait_for_status(job, JobStatus.FINISHED)
+            for name in NAMES:
+                assert result(in_engine, name) == result(in_spark, name), (run, name)
+    finally:
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+    assert result(in_engine, "rows").total() == sum(map(len, ARRIVALS))
+    kept = [path for path in (in_engine / "state-of-rows").iterdir() if path.name != "staged"]
+    assert [path.name for path in kept] == [job], "only the last run's checkpoint is kept"

@@ -1,0 +1,42 @@
+"""Jobs whose runs continue each other in one directory, without a snapshot in the request."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckpt_runtime.jobmaster.gateway_values import Conflict, SubmissionFailed
+from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.support.jobs import FAST, SequenceJob
+from tests.support.outputs import assert_sequence, visible
+
+ROWS = 1200
+
+
+def test_run_continues_where_the_last_one_was_cancelled_or_ended(cluster: MiniCluster, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    configuration = {
+        **FAST,
+        "execution.checkpointing.continue-in": str(state),
+        "execution.checkpointing.checkpoints-after-tasks-finish": "false",
+    }
+    run, rival = SequenceJob(cluster, tmp_path), SequenceJob(cluster, tmp_path / "rival")
+    run.start(rows=ROWS, rate=300, configuration=configuration)
+    run.has_output()
+    with pytest.raises(Conflict, match=f"Job {run.job_id}, which is RUNNING, also continues in"):
+        rival.start(rows=ROWS, configuration=configuration)
+    with pytest.raises(Conflict, match="not stopped with a savepoint, because the next run of its program continues"):
+        cluster.savepoint(run.job_id, tmp_path / "savepoints", stop=True)
+    run.canceled()
+    assert 0 < len(visible(run.out / "order")) < ROWS, "the job ended before it was cancelled"
+
+    for _ in range(2):  # the second one has nothing left to read
+        with pytest.raises(SubmissionFailed, match="cannot be started with fork"):
+            run.start(rows=ROWS, fork=True, configuration=configuration)
+        run.start(rows=ROWS, rate=0, configuration=configuration)
+        run.finished()
+        assert_sequence(run.out, ROWS)
+        kept = [path.parent.parent.name for path in state.glob("*/chk-*/_metadata")]
+        assert kept == [run.job_id], "the checkpoint of the run before was deleted once this one had its own"
+    assert not run.checkpoints.exists(), "checkpoints are in the directory in which the runs continue"

@@ -1,0 +1,35 @@
+"""Queries that end with the data that is there, and continue with the next run, in Spark and in the engine."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+SCHEMA = "id LONG, country STRING, placed_at TIMESTAMP"
+
+
+def pipeline(spark: SparkSession, path: str, output: str) -> None:
+    """Starts all queries below."""
+    started(spark, path, output)
+
+
+def started(spark: SparkSession, path: str, output: str) -> list[StreamingQuery]:
+    return [
+        frame.writeStream.format("parquet")
+        .queryName(name)
+        .option("checkpointLocation", f"{output}/state-of-{name}")
+        .trigger(availableNow=True)
+        .start(f"{output}/{name}")
+        for name, frame in queries(spark.readStream.schema(SCHEMA).parquet(path)).items()
+    ]
+
+
+def queries(rows: DataFrame) -> dict[str, DataFrame]:
+    """One without state, windows that end with the watermark, and keys that are kept for ever."""
+    windows = rows.withWatermark("placed_at", "10 minutes").groupBy(F.window("placed_at", "1 hour"), "country").count()
+    return {
+        "rows": rows.select("id", F.upper("country").alias("country")),
+        "windows": windows.select(F.date_format("window.start", "HH:mm").alias("start"), "country", "count"),
+        "countries": rows.select("country").dropDuplicates(),
+    }
