@@ -342,7 +342,7 @@ SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
         ({"subscribe": "a"}, "kafka.bootstrap.servers"),
         ({"kafka.bootstrap.servers": "x:1"}, "exactly one of"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "assign": "{}"}, "exactly one of"),
-        ({"kafka.bootstrap.servers": "x:1", "assign": '{"a": 1}'}, "expected JSON"),
+        ({"kafka.bootstrap.servers": "x:1", "assign": '{"a": 1}'}, "partitions in JSON, such as"),
         ({"kafka.bootstrap.servers": "x:1", "subscribePattern": "("}, "regular expression"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "below -2"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "startingOffsets": "first"}, "expected JSON"),
