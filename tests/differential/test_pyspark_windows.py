@@ -41,9 +41,13 @@ WAYS = {
 
 
 def rounded(value: Any) -> Any:
-    """Floats to twelve digits: Spark combines the parts of a mean or a moment in another order."""
+    """Rounds floats to ten digits.
+
+    The parts of a mean or a moment are combined in an order that depends on timing, in Spark, too. A correlation near
+    zero is a small difference of such sums, and has two or three digits less than they have.
+    """
     if isinstance(value, float):
-        return value if math.isnan(value) or math.isinf(value) else float(f"{value:.12g}")
+        return value if math.isnan(value) or math.isinf(value) else float(f"{value:.10g}")
     if isinstance(value, list):
         return [rounded(element) for element in value]
     if isinstance(value, dict):
