@@ -204,8 +204,8 @@ class CheckpointingOptions:
         "there instead of in `execution.checkpointing.dir`, keeps the last one however it ends, and, unless a snapshot "
         "is given, starts from the newest one that it finds there, with CLAIM. A program whose triggers are all "
         "availableNow or once sets it to the `checkpointLocation` of its first query. It needs "
-        "`execution.checkpointing.checkpoints-after-tasks-finish` false, and `execution.stop-after` has no effect on "
-        "it.",
+        "`execution.checkpointing.checkpoints-after-tasks-finish` false, and refuses `execution.stop-after`; that of "
+        "the session has no effect on it.",
         changeability=Changeability.NEVER,
         fixed_because=_WHAT_IT_BEGAN_WITH,
     )

@@ -105,9 +105,12 @@ class ScriptClock:
         return self.terminated or not self.active
 
     def stop(self, query: int) -> None:
-        """Stops a query now, unless it has ended."""
+        """Stops a query now, unless it has ended. One that ends with its data does so, and is not cut short."""
         if self.is_active(query):
-            self.stops[query] = self.now_s
+            if self._end_themselves[query]:
+                self._ended.add(query)
+            else:
+                self.stops[query] = self.now_s
             self.terminated = True
 
     def stop_session(self) -> None:

@@ -321,6 +321,17 @@ def test_query_that_ends_with_its_data_has_ended_when_the_script_waits_for_it() 
     assert stop_of(given) == (None, [ANY_STOP])  # a stop of the job could come before the data of the others ends
 
 
+def test_query_that_ends_with_its_data_is_not_cut_short_by_a_stop() -> None:
+    for stops_session in (False, True):
+        with started(0) as (given, spark, _):
+            frame = spark.readStream.format("replay").load("/data")
+            query = frame.writeStream.format("parquet").trigger(availableNow=True).start("/out")
+            time.sleep(10)
+            (spark if stops_session else query).stop()
+            assert not query.isActive
+        assert stop_of(given) == (None, [])
+
+
 def test_end_of_the_session_stops_queries_for_which_the_script_has_waited() -> None:
     for waits, wanted in ((False, None), (True, "3000 ms")):
         with started(2) as (given, spark, _):
