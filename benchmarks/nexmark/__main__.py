@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import time
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--check-events", type=positive_int, default=400_000, help="events of the compared result")
     parser.add_argument("--events-per-split", type=positive_int, default=20_000, help="events that one reader reads")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    incremental = "whether a checkpoint on our side has only what has changed"
+    parser.add_argument("--incremental", action=BooleanOptionalAction, default=True, help=incremental)
     parser.add_argument("--peer", choices=("none", *_PEERS), default="none", help="the system to compare with")
     parser.add_argument("--flink-dir", help="a Flink distribution, otherwise that of FLINK_HOME")
     parser.add_argument("--rounds", type=positive_int, default=1, help="times that ours and Flink run in turn")
@@ -148,7 +150,11 @@ def in_engine(
     The processor time of a peer that waits beside it is not counted.
     """
     arguments = [name, str(events), str(options.events_per_split), str(per_second), str(output or "")]
-    configuration = {"execution.checkpointing.interval": "1 s", "restart-strategy.type": "none"}
+    configuration = {
+        "execution.checkpointing.interval": "1 s",
+        "execution.checkpointing.incremental": str(options.incremental).lower(),
+        "restart-strategy.type": "none",
+    }
     job = cluster.submit(
         _PIPELINE,
         entry="queries:pipeline",

@@ -21,7 +21,9 @@ from tests.support import flink_cluster
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
-OPTIONS = Namespace(check_events=40_000, events_per_split=5_000, parallelism=2, events=40_000, flink_dir=None)
+OPTIONS = Namespace(
+    check_events=40_000, events_per_split=5_000, parallelism=2, incremental=True, events=40_000, flink_dir=None
+)
 PER_SECOND = 1_000
 IN_SUITE = ("q8", "q18")
 """A join of two windows, and the last row of each key."""
