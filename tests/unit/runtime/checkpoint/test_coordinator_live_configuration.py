@@ -161,7 +161,7 @@ class TestRescue:
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
 
     def test_patched_timeout_takes_precedence_over_the_rescue(self):
-        """A shorter timeout that is past ends it at once; a longer one counts from the start as ever."""
+        """A shorter timeout that is past ends it at once; a longer one counts from the start, as before."""
         driver = self.nearly_done()
         driver.fire(driver.timer(CANCELLER))
         patch(driver, timeout_ms=15 * MINUTE)
