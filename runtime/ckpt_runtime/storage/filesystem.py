@@ -138,6 +138,11 @@ class Location:
         return self.scheme in _OBJECT_STORES
 
     @property
+    def is_s3(self) -> bool:
+        """Whether the store has the methods of S3."""
+        return self.scheme in _S3
+
+    @property
     def name(self) -> str:
         """The last segment of the path."""
         return self.path.rsplit("/", 1)[-1]
