@@ -135,7 +135,7 @@ def _write(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
             "CASE WHEN n % 2 = 0 THEN CAST(n AS STRING) END AS value",
             "array(named_struct('key', 'part', 'value', CAST(part AS BINARY))) AS headers",
         )
-    writer = rows.selectExpr(*columns).writeStream.format(format_.split("-")[0]).options(**options)
+    writer = rows.selectExpr(*columns).writeStream.format(format_.split("-", maxsplit=1)[0]).options(**options)
     if format_ in ("parquet", "delta", "json-s3"):
         writer = writer.partitionBy("part")
     writer.queryName("sink").start()
