@@ -44,7 +44,7 @@ def values_of(table: str, column: TableColumn, values: pa.Array) -> list[Any]:
     convert = _converter(column.kind, column.modifier)
 
     def converted(part: pa.Array) -> list[Any]:
-        found = part.to_pylist()  # raises for times that Python does not have
+        found: list[Any] = part.to_pylist()  # raises for times that Python does not have
         if convert is not None:
             found = [None if value is None else convert(value) for value in found]
         if column.required and None in found:
