@@ -67,11 +67,9 @@ def q5(views: Views) -> DataFrame:
     def counts() -> DataFrame:
         return views.bid.groupBy(fn.window("dateTime", WINDOW, "2 seconds"), "auction").agg(fn.count("*").alias("num"))
 
-    most = counts().groupBy("window").agg(fn.max("num").alias("most"))
-    most = most.select(fn.col("window.start").alias("most_start"), fn.col("window.end").alias("most_end"), "most")
-    each = counts().select("auction", "num", "window.start", "window.end")
-    joined = each.join(most, fn.expr("start = most_start AND end = most_end AND num >= most"))
-    return joined.select("auction", "num", "start", "end")
+    most = counts().groupBy("window").agg(fn.max("num").alias("most")).withColumnRenamed("window", "same_window")
+    joined = counts().join(most, fn.expr("window = same_window AND num >= most"))
+    return joined.select("auction", "num", "window.start", "window.end")
 
 
 def q7(views: Views) -> DataFrame:
@@ -86,11 +84,10 @@ def q7(views: Views) -> DataFrame:
 def q8(views: Views) -> DataFrame:
     """Finds who registered and opened an auction in the same window."""
     people = views.person.groupBy(fn.window("dateTime", WINDOW), "id", "name").agg(fn.count("*").alias("times"))
-    people = people.select("id", "name", "window.start", "window.end")
     sellers = views.auction.groupBy(fn.window("dateTime", WINDOW), "seller").agg(fn.count("*").alias("times"))
-    sellers = sellers.selectExpr("seller", "window.start AS sold_from", "window.end AS sold_until")
-    joined = people.join(sellers, fn.expr("id = seller AND start = sold_from AND end = sold_until"))
-    return joined.select("id", "name", "start")
+    sellers = sellers.select("seller", fn.col("window").alias("same_window"))
+    joined = people.join(sellers, fn.expr("id = seller AND window = same_window"))
+    return joined.select("id", "name", "window.start")
 
 
 def q11(views: Views) -> DataFrame:
