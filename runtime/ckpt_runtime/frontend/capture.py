@@ -38,6 +38,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.source_formats import FILE_METADATA
+from ckpt_runtime.graph.specs import ROWS_OPTION
 
 REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return the captured session."""
@@ -90,7 +91,6 @@ _FILE_NAME = "input_file_name"
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
-_CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
 
 
 @dataclass(slots=True)
@@ -117,8 +117,8 @@ class Capture:
     ``configure`` sets an option of the job, and ``option`` returns one.
 
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
-    are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
-    them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
+    are those that expressions and ``mapInArrow`` call, ``settings`` the other options of Spark that the program
+    has set. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
     digests of the tables that queries read. ``clock`` is the program's, which passes while it waits for them.
     ``infers_schemas``: streams of files without a schema have the columns of the files that are
     there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
@@ -138,7 +138,7 @@ class Capture:
     declarations: list[str] = field(default_factory=list)
     registered: dict[str, bytes] = field(default_factory=dict)
     called: CapturedFunctions = field(default_factory=CapturedFunctions)
-    conversions: dict[str, str] = field(default_factory=dict)
+    settings: dict[str, str] = field(default_factory=dict)
     option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
     functions: list[Any] = field(default_factory=list)
     directory: str = ""
@@ -439,7 +439,7 @@ class Service:
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
-                known = {**_DEFAULTS, **self._capture.conversions, **self._capture.configuration}
+                known = {**_DEFAULTS, **self._capture.settings, **self._capture.configuration}
                 value = known.get(key)
                 if value is None and not key.startswith("spark."):
                     value = self._capture.option(key)  # one of the job's, as it was submitted or set
@@ -459,10 +459,12 @@ class Service:
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
         elif key in CONFIGURED:
             self._capture.configuration[key] = value
-        elif key.startswith(_CONVERSIONS):
-            self._capture.conversions[key] = value
-        elif key == "spark.sql.streaming.schemaInference":
-            self._capture.infers_schemas = value.lower() == "true"
+        elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
+            raise PlanError(key, f"{value!r} is not an integer; without a limit it is 0 or less")
+        else:
+            self._capture.settings[key] = value
+            if key == "spark.sql.streaming.schemaInference":
+                self._capture.infers_schemas = value.lower() == "true"
 
     def _analyze(self, request: Any) -> Any:
         response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
@@ -671,6 +673,7 @@ _DEFAULTS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.ansi.enabled": "true",
+    "spark.sql.shuffle.partitions": "200",
     "spark.sql.execution.pythonUDF.arrow.enabled": "true",
     # Local rows are part of the request: there is no server that could keep them.
     **dict.fromkeys(

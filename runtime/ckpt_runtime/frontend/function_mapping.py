@@ -8,7 +8,7 @@ reached it; and the function then gets one frame without rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -126,15 +126,23 @@ _TIME_MODES = {
 """The engine's time mode for each of Spark's time modes and timeouts. Without a timeout no timer is ever set."""
 
 
+_CONVERSIONS = (
+    *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
+    specs.ROWS_OPTION,
+)
+
+
 def stateful_spec(
     node: StatefulFunction,
     functions: CapturedFunctions,
     inputs: tuple[LogicalInput, ...],
     rows: pa.Schema,
     output: pa.Schema,
+    settings: Mapping[str, str],
     initial_state: str | None = None,
 ) -> ProcessSpec:
-    """Returns the operator. ``rows`` is the schema of the rows that the author's function receives.
+    """Returns the operator. ``rows`` is the schema of the rows that the author's function receives, ``settings`` are
+    options of Spark.
 
     ``initial_state`` is the file of the initial state. Raises PlanError for keys that are nested, and for event time
     without a watermark.
@@ -179,6 +187,7 @@ def stateful_spec(
         None if node.event_time is None else output.names[node.event_time],
         initial_state,
         in_arrow,
+        settings,
     )
 
 
@@ -265,7 +274,8 @@ def add_functional(
                 check_initial_state(node, arrow_schema(below), table)
                 mapper.capture.tables.add(table.digest)
                 initial = path_of(mapper.capture.directory, table.digest)
-            spec = stateful_spec(node, mapper.capture.called, inputs[0], arrow_schema(below), schema, initial)
+            given = arrow_schema(below), schema, _settings(mapper), initial
+            spec = stateful_spec(node, mapper.capture.called, inputs[0], *given)
             return mapper.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
 
 
@@ -412,7 +422,8 @@ def _hashed(inputs: Inputs, keys: tuple[str, ...]) -> Inputs:
 
 def _settings(mapper: QueryMapper) -> dict[str, str]:
     """Returns the options by which values are converted for Python functions."""
-    return {**mapper.capture.conversions, **mapper.capture.configuration}
+    given = mapper.capture.settings.items()
+    return {**{key: value for key, value in given if key.startswith(_CONVERSIONS)}, **mapper.capture.configuration}
 
 
 def _struct_type(columns: tuple[TypedColumn, ...]) -> SparkType:

@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.graph.specs import ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
@@ -116,8 +116,8 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
-        self._frames = FrameGroups(spec.keys) if spec.in_pandas else None
-        self._groups = self._frames or RowGroups(spec.keys)
+        self._groups = self._new_groups()
+        self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
         self._key_class = row_class(spec.keys)
@@ -158,7 +158,7 @@ class StatefulProcessorOperator(Operator):
 
     def _new_results(self) -> Results:
         if self._spec.in_pandas:
-            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor)
+            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor, self._spec.settings)
         return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -181,6 +181,10 @@ class StatefulProcessorOperator(Operator):
             self._take_initial_state(self._spec.initial_state)
         self._ask_for_next_timer()
 
+    def _new_groups(self) -> RowGroups:
+        spec = self._spec
+        return FrameGroups(spec.keys, most_rows(spec.settings)) if spec.in_pandas else RowGroups(spec.keys)
+
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
 
@@ -192,7 +196,7 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            for key, its_rows in type(self._groups)(self._spec.keys).beside(keys.filter(own), rows.filter(own)):
+            for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
                 self._backend.prefetch([key])
                 given = key if self._frames is None else self._frames.given(key)
                 with self._user_code("handleInitialState", key):
