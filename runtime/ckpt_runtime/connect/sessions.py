@@ -19,7 +19,8 @@ from pyspark.sql.connect.proto import StreamingQueryEventType
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connect.queries import Queries, Query
 from ckpt_runtime.frontend.analysis import ANALYZER
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, Service
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery
+from ckpt_runtime.frontend.connect_service import Service
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions
 from ckpt_runtime.frontend.mapping import spark_columns
@@ -169,7 +170,7 @@ class ClientSession:
 
     async def analyzed(self, request: Any) -> Any:
         """Answers an ``AnalyzePlanRequest`` about a stream. Raises PlanError for one that cannot be answered."""
-        return await self._with_spark(lambda: self._service.methods["AnalyzePlan"](request))
+        return await self._with_spark(lambda: self._service.answer("AnalyzePlan", request))
 
     async def explained(self, start: Any, *, extended: bool) -> str:
         """Returns the plan of a query by the command that started it. Raises PlanError."""
@@ -188,7 +189,7 @@ class ClientSession:
 
     async def add_view(self, request: Any) -> None:
         """Keeps the view of a stream that an ``ExecutePlanRequest`` makes. Raises PlanError for an invalid one."""
-        await self._with_spark(lambda: self._service.methods["ExecutePlan"](request))
+        await self._with_spark(lambda: self._service.answer("ExecutePlan", request))
         self.views[request.plan.command.create_dataframe_view.name] = request.plan.command
 
     async def _with_spark(self, answer: Callable[[], T]) -> T:

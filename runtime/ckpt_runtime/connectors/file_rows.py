@@ -115,7 +115,7 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
     with closing(location.filesystem.open(location.path, "rb")) as stream, pq.ParquetFile(stream) as file:
         names = _names_in_file(file.schema_arrow, schema, location)
         wanted = [name for name in names if name is not None]
-        dictionaries = _Dictionaries(file.metadata, names, schema)
+        dictionaries = _Dictionaries(file, names, schema)
         for group in range(file.metadata.num_row_groups):
             if not wanted:
                 yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
@@ -129,10 +129,11 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
 class _Dictionaries:
     """Reads columns of text in a Parquet file as dictionaries, as long as these are small."""
 
-    def __init__(self, metadata: pq.FileMetaData, names: list[str | None], schema: pa.Schema) -> None:
-        self._metadata = metadata
+    def __init__(self, file: pq.ParquetFile, names: list[str | None], schema: pa.Schema) -> None:
+        metadata = self._metadata = file.metadata
         self._shared: dict[str, pa.Array] = {}
-        text = {name for name, field in zip(names, schema, strict=True) if pa.types.is_string(field.type)}
+        stored = {field.name for field in file.schema_arrow if field.type in (pa.string(), pa.large_string())}
+        text = {name for name, field in zip(names, schema, strict=True) if field.type == pa.string() and name in stored}
         chunks = (
             metadata.row_group(0).column(at) for at in range(metadata.num_columns if metadata.num_row_groups else 0)
         )
@@ -244,9 +245,12 @@ def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
         pairs = [(found.field(at), wanted.field(at)) for at in range(min(found.num_fields, wanted.num_fields))]
         same = found.num_fields == wanted.num_fields and all(one.name == two.name for one, two in pairs)
         return same and all(_is_widened(one.type, two.type) for one, two in pairs)
+    if pa.types.is_fixed_size_binary(found):
+        found = pa.binary()
     plain = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    widened = {(pa.float32(), pa.float64())}
-    return plain.get(found, found) == wanted or (found, wanted) in widened
+    found = plain.get(found, found)
+    widened = {(pa.float32(), pa.float64()), (pa.string(), pa.binary()), (pa.binary(), pa.string())}
+    return found == wanted or (found, wanted) in widened or pa.types.is_null(found)
 
 
 def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:

@@ -3,39 +3,22 @@
 ``SparkConnectPlanner`` converts the relation to a Catalyst plan, and the analyzer resolves it. A streaming source is
 represented by typed nulls over Spark's ``rate``, so that no connector is needed. Parts of the plan without a stream are
 static tables: Spark runs these, and nothing else.
-
-In a join of two streams, the column that decides in Spark whether a row of a side is late is the first one with the
-mark of event time among those that Spark's optimizer leaves to the join. It prunes a column that neither the join's
-condition nor a later operator reads. A side without such a column has no late rows.
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from typing import Any
 
 import msgspec
 
-from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
-from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, check_static, table_to_read, table_to_write
-from ckpt_runtime.frontend.catalyst import (
-    ExpressionReader,
-    companion,
-    function_number,
-    items,
-    jvm_name,
-    output,
-    spark_type,
-)
-from ckpt_runtime.frontend.joins import HOW
-from ckpt_runtime.frontend.lateral import read_lateral
-from ckpt_runtime.frontend.observe import read_observe
-from ckpt_runtime.frontend.stateful_analysis import STATEFUL, event_window, is_event_time, read_stateful
-from ckpt_runtime.frontend.static_joins import STATIC_HOW
+from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables, table_to_read, table_to_write
+from ckpt_runtime.frontend.catalyst import companion, items, jvm_name, spark_type
+from ckpt_runtime.frontend.plan_reader import PlanReader
 from ckpt_runtime.frontend.typed_plan import (
     CONFIGURED,
     MOST_QUESTIONS,
@@ -44,172 +27,9 @@ from ckpt_runtime.frontend.typed_plan import (
     AnalysisRequest,
     CatalogTable,
     CreatedView,
-    Filter,
-    Generate,
-    Join,
-    MapPartitions,
-    PlanNode,
-    Project,
-    Repartition,
-    Source,
-    StatefulFunction,
-    StaticTable,
     TableRequest,
-    Union,
-    Watermark,
 )
 from ckpt_runtime.graph.schema import DocumentError
-
-_RULES = ("EliminateOuterJoin", "PushDownPredicates", "ColumnPruning")
-"""Rules that decide which columns a join reads. They keep the joins of a plan and their order."""
-_MOST_ROUNDS = 100  # Spark's own limit
-
-
-def late_columns(optimizer: Any, plan: Any) -> Iterator[tuple[int | None, int | None]]:
-    """Yields Spark's ids of these columns for each join of two streams of an analyzed plan, children first."""
-    rules = [companion(optimizer, name) for name in _RULES]
-    for _ in range(_MOST_ROUNDS):
-        before = plan
-        for rule in rules:
-            plan = rule.apply(plan)
-        if plan.fastEquals(before):
-            break
-    yield from _of_joins(plan)
-
-
-def _of_joins(plan: Any) -> Iterator[tuple[int | None, int | None]]:
-    for child in items(plan.children()):
-        yield from _of_joins(child)
-    if joins_streams(plan):
-        yield _event_time_of(plan.left()), _event_time_of(plan.right())
-
-
-def joins_streams(plan: Any) -> bool:
-    """Whether a plan is a join of two streams."""
-    return jvm_name(plan) == "Join" and all(side.isStreaming() for side in (plan.left(), plan.right()))
-
-
-def _event_time_of(side: Any) -> int | None:
-    marked = (attribute for attribute in items(side.output()) if is_event_time(attribute))
-    return next((int(attribute.exprId().id()) for attribute in marked), None)
-
-
-_MAPS = frozenset({"MapInPandas", "MapInArrow", "PythonMapInArrow"})
-PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWithState"})
-"""The relations that keep state with a function of the author."""
-FUNCTIONAL = _MAPS | PROCESSORS | {"Generate", "Join", "UpdateEventTimeWatermarkColumn"}
-"""The relations that :func:`read_functional` reads."""
-_PANDAS = (211, 212)
-"""PySpark's numbers for processors of pandas frames, without and with an initial state."""
-
-
-def has_initial_state(name: str, plan: Any) -> bool:
-    """Returns whether a relation with a processor has an initial state, its second input."""
-    return name == "TransformWithStateInPySpark" and bool(plan.hasInitialState())
-
-
-def read_functional(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
-    """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
-    if name in PROCESSORS:
-        return _stateful(reader, name, plan, inputs)
-    if name == "UpdateEventTimeWatermarkColumn":
-        return _with_event_time(reader, plan, inputs[0])
-    columns, ids = output(plan.output())
-    plan_id = reader.plan_id(plan)
-    if name == "Generate":
-        [function] = reader.expressions([plan.generator()], inputs[0])
-        outer = bool(plan.outer())
-        return reader.add(Generate(columns=columns, inputs=inputs, function=function, outer=outer), ids)
-    if name == "Join":
-        how = jvm_name(plan.joinType())
-        allowed = STATIC_HOW if any(isinstance(reader.nodes[at], StaticTable) for at in inputs) else HOW
-        if how not in allowed:
-            raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(allowed)}")
-        conditions = [plan.condition().get()] if plan.condition().isDefined() else []
-        condition = next(iter(reader.expressions(conditions, *inputs)), None)
-        node = Join(columns=columns, inputs=inputs, plan_id=plan_id, how=how, condition=condition)
-        left, right = event_window(plan.left()), event_window(plan.right())
-        if left is not None and right is not None:
-            node = msgspec.structs.replace(node, windows=(left, right))
-        if joins_streams(plan):
-            first, second = next(reader.late_columns)
-            late = (_position(reader.ids[inputs[0]], first), _position(reader.ids[inputs[1]], second))
-            node = msgspec.structs.replace(node, late=late)
-        return reader.add(node, ids)
-    if plan.isBarrier():
-        raise UnsupportedExpressionError(
-            f"{name} with barrier", "tasks of a stream never wait for each other; remove barrier"
-        )
-    partitions = MapPartitions(
-        columns=columns,
-        inputs=inputs,
-        plan_id=plan_id,
-        function=function_number(plan.functionExpr().func()),
-        in_pandas=name == "MapInPandas",
-    )
-    return reader.add(partitions, ids)
-
-
-def _position(ids: tuple[int, ...], wanted: int | None) -> int | None:
-    """Returns the place of a column by Spark's id of it; None for one that the optimizer has made of a column."""
-    return ids.index(wanted) if wanted in ids else None
-
-
-def _stateful(reader: PlanReader, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
-    """Adds an operator with the author's function. Spark passes it the keys before the other columns."""
-    columns, ids = output(plan.output())
-    input_, initial = inputs[0], inputs[1:]
-    group_state = name == "FlatMapGroupsInPandasWithState"
-    if any(not isinstance(reader.nodes[at], StaticTable) for at in initial):
-        raise UnsupportedExpressionError("initialState", "it must be a static frame, as in Spark")
-    project, known = reader.nodes[input_], reader.ids[input_]
-    keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
-    # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
-    width = len(known) - plan.functionExpr().children().size()
-    if missing := [id_ for id_ in keys if id_ not in known[width:]]:
-        column = project.columns[known.index(missing[0])].name
-        raise UnsupportedExpressionError(
-            f"groupBy of the expression {column}", "add it as a column first, and group by its name"
-        )
-    rows = input_
-    if width and isinstance(project, Project):
-        node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=project.expressions[width:])
-        reader.nodes[input_], reader.ids[input_] = node, known[width:]
-    elif width:
-        trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
-        node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
-        rows = reader.add(node, known[width:])
-    kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() in _PANDAS else "rows"
-    return reader.add(
-        StatefulFunction(
-            columns=columns,
-            inputs=(rows, *initial),
-            plan_id=reader.plan_id(plan),
-            function=function_number(plan.functionExpr().func()),
-            kind=kind,
-            keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
-            output_mode=str(plan.outputMode().toString()),
-            time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
-            state=spark_type(plan.stateType()) if group_state else "void",
-        ),
-        ids,
-    )
-
-
-def _with_event_time(reader: PlanReader, plan: Any, input_: int) -> int:
-    """Marks the column of ``transformWithState`` that ``eventTimeColumnName`` names."""
-    node = reader.nodes[input_]
-    [column] = reader.expressions([plan.eventTime()], input_)
-    assert isinstance(node, StatefulFunction)
-    assert isinstance(column, Column)
-    if column.type not in ("timestamp", "timestamp_ntz"):
-        raise UnsupportedExpressionError("eventTimeColumnName", "its column is not a timestamp")
-    reader.nodes[input_] = msgspec.structs.replace(node, event_time=column.index)
-    return input_
-
-
-_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit", "PipeOperator"})
-_PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
 
 
 class Analyzer:
@@ -592,138 +412,3 @@ def _check_subqueries(plan: Any) -> None:
 
 def _contains(plan: Any, name: str) -> bool:
     return jvm_name(plan) == name or any(_contains(child, name) for child in items(plan.children()))
-
-
-class PlanReader:
-    """Reads an analyzed plan, from its leaves to the root."""
-
-    def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None, zone: str = "UTC") -> None:
-        """``static`` gets the plans of static tables by the positions of their nodes. ``zone`` is the time zone."""
-        self._jvm = jvm
-        self._ansi = ansi
-        self.zone = zone
-        self._static = {} if static is None else static
-        self._tag = companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
-        self.nodes: list[PlanNode] = []
-        self.ids: list[tuple[int, ...]] = []
-        self._places: dict[str, str] = {}
-        self.late_columns: Iterator[tuple[int | None, int | None]] = iter(())
-
-    def read(self, plan: Any) -> Analysis:
-        self.late_columns = late_columns(self._jvm.org.apache.spark.sql.catalyst.optimizer, plan)
-        self._node(plan)
-        return Analysis(columns=self.nodes[-1].columns, nodes=tuple(self.nodes), places=self._places)
-
-    def _node(self, plan: Any) -> int:
-        """Adds the nodes of a plan and returns the position of its last one."""
-        name = jvm_name(plan)
-        if not plan.isStreaming():
-            while jvm_name(plan) == "ResolvedHint":  # Spark would warn that the hint does not apply to a join
-                plan = plan.child()
-            check_static(self._jvm, plan)
-            columns, ids = output(plan.output())
-            self._static[len(self.nodes)] = plan
-            return self.add(StaticTable(columns=columns), ids)
-        if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
-            columns, ids = output(plan.output())
-            return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
-        children = items(plan.children())
-        if name in PROCESSORS and not has_initial_state(name, plan):
-            children = children[:1]  # Spark adds an empty initial state
-        inputs = tuple(self._node(child) for child in children)
-        if name == "LateralJoin":
-            return read_lateral(self, plan, inputs[0])
-        return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
-
-    def _relation(self, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
-        """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
-        plan_id = self.plan_id(plan)
-        columns, ids = output(plan.output())
-        match name:
-            case "Project":
-                input_, expressions = self._with_subqueries(items(plan.projectList()), inputs[0])
-                project = Project(columns=columns, inputs=(input_,), plan_id=plan_id, expressions=expressions)
-                return self.add(project, ids)
-            case "Filter" | "CollectMetrics":
-                return self._filter(plan, inputs[0]) if name == "Filter" else read_observe(self, plan, inputs[0])
-            case "EventTimeWatermark":
-                column = self.expressions([plan.eventTime()], inputs[0])[0]
-                assert isinstance(column, Column)
-                event_times = companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark")
-                delay_ms = event_times.getDelayMs(plan.delay())
-                return self.add(
-                    Watermark(columns=columns, inputs=inputs, plan_id=plan_id, column=column.index, delay_ms=delay_ms),
-                    ids,
-                )
-            case "Union":
-                return self.add(Union(columns=columns, inputs=inputs, plan_id=plan_id), ids)
-            case "Repartition":
-                if not plan.shuffle():  # coalesce, which sends no rows to other subtasks
-                    return inputs[0]
-                return self.add(Repartition(columns=columns, inputs=inputs, plan_id=plan_id), ids)
-            case _ if name in STATEFUL:
-                return read_stateful(self, name, plan, inputs[0])
-            case _ if name in FUNCTIONAL:
-                return read_functional(self, name, plan, inputs)
-        raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
-
-    def _filter(self, plan: Any, below: int) -> int:
-        """Adds a filter; the values of subqueries in its condition are dropped after it."""
-        columns, ids = output(plan.output())
-        input_, [condition] = self._with_subqueries([plan.condition()], below)
-        wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
-        if input_ == below:
-            narrow = msgspec.structs.replace(wide, columns=columns, plan_id=self.plan_id(plan))
-            return self.add(narrow, ids)
-        kept = self.add(wide, self.ids[input_])
-        trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
-        return self.add(Project(columns=columns, inputs=(kept,), plan_id=self.plan_id(plan), expressions=trees), ids)
-
-    def _with_subqueries(self, expressions: Sequence[Any], input_: int) -> tuple[int, tuple[Expression, ...]]:
-        """Reads expressions that may have subqueries with one value over static tables.
-
-        Returns the node that they are over: the input, or its join with the tables of those values.
-        """
-        subqueries: list[Any] = []
-        trees = self.expressions(expressions, input_, subqueries=subqueries)
-        for plan in subqueries:
-            if plan.isStreaming():
-                raise UnsupportedExpressionError("a scalar subquery", "it must read static tables, not a stream")
-            if not plan.maxRows().isDefined() or int(plan.maxRows().get()) > 1:
-                raise UnsupportedExpressionError(
-                    "a scalar subquery", "it may have several rows: select an aggregate without GROUP BY, or LIMIT 1"
-                )
-            table = self._node(plan)
-            columns, ids = (*self.nodes[input_].columns, *self.nodes[table].columns), self.ids[input_] + self.ids[table]
-            joined = Join(columns=columns, inputs=(input_, table), how="LeftOuter", condition=None)
-            input_ = self.add(joined, ids)
-        return input_, trees
-
-    def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
-        """Adds a node whose columns have these ids of Spark's, and returns its position."""
-        self.nodes.append(node)
-        self.ids.append(ids)
-        return len(self.nodes) - 1
-
-    def plan_id(self, plan: Any) -> int | None:
-        """The id of the captured relation that a plan represents."""
-        found = plan.getTagValue(self._tag)
-        return int(found.get()) if found.isDefined() else None
-
-    def expressions(
-        self,
-        expressions: Sequence[Any],
-        *inputs: int,
-        aggregates: bool = False,
-        subqueries: list[Any] | None = None,
-    ) -> tuple[Expression, ...]:
-        """Reads expressions over the columns of the nodes ``inputs``.
-
-        ``subqueries`` receives the plans of subqueries with one value, which are columns after those of the inputs.
-        """
-        columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
-        positions = {id_: at for at, id_ in enumerate(columns)}
-        reader = ExpressionReader(
-            positions, ansi=self._ansi, aggregates=aggregates, places=self._places, subqueries=subqueries
-        )
-        return tuple(reader.read(expression) for expression in expressions)

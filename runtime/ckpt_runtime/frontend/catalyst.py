@@ -1,4 +1,4 @@
-"""Reads expressions of Spark's analyzed plans: converts Catalyst's trees in the driver's JVM to typed trees.
+"""Reads Spark's analyzed plans: converts the trees of Catalyst's expressions in the driver's JVM to typed trees.
 
 The structure is read from ``TreeNode.toJSON``, one text for a whole expression; types, constants and evaluation modes,
 which that text lacks, are read node by node (``TreeNode.apply(n)`` numbers the same nodes in the same order). Analyzed
@@ -23,7 +23,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Lit
 from ckpt_runtime.expressions.texts import parse_interval
 from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import REPLACED_AGGREGATES, aggregate_call
-from ckpt_runtime.frontend.typed_plan import TypedColumn
+from ckpt_runtime.frontend.typed_plan import PlanNode, TypedColumn
 
 _DAY = 86_400_000_000
 _UTC = frozenset({"UTC", "Etc/UTC", "GMT", "Z", "+00:00"})
@@ -317,3 +317,46 @@ def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
         columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
         ids.append(int(attribute.exprId().id()))
     return tuple(columns), tuple(ids)
+
+
+class PlanNodes:
+    """The typed nodes that were read from an analyzed plan, and Spark's ids of the columns of each."""
+
+    def __init__(self, jvm: Any, ansi: bool, zone: str) -> None:
+        """``ansi`` is the session's ``spark.sql.ansi.enabled``, and ``zone`` its time zone."""
+        self._ansi = ansi
+        self.zone = zone
+        self._tag = companion(jvm.org.apache.spark.sql.catalyst.plans.logical, "LogicalPlan").PLAN_ID_TAG()
+        self.nodes: list[PlanNode] = []
+        self.ids: list[tuple[int, ...]] = []
+        self.places: dict[str, str] = {}
+        """The author's file and line for each function that the engine may lack."""
+
+    def add(self, node: PlanNode, ids: tuple[int, ...]) -> int:
+        """Adds a node whose columns have these ids of Spark's, and returns its position."""
+        self.nodes.append(node)
+        self.ids.append(ids)
+        return len(self.nodes) - 1
+
+    def plan_id(self, plan: Any) -> int | None:
+        """The id of the captured relation that a plan represents."""
+        found = plan.getTagValue(self._tag)
+        return int(found.get()) if found.isDefined() else None
+
+    def expressions(
+        self,
+        expressions: Sequence[Any],
+        *inputs: int,
+        aggregates: bool = False,
+        subqueries: list[Any] | None = None,
+    ) -> tuple[Expression, ...]:
+        """Reads expressions over the columns of the nodes ``inputs``.
+
+        ``subqueries`` receives the plans of subqueries with one value, which are columns after those of the inputs.
+        """
+        columns = [id_ for input_ in inputs for id_ in self.ids[input_]]
+        positions = {id_: at for at, id_ in enumerate(columns)}
+        reader = ExpressionReader(
+            positions, ansi=self._ansi, aggregates=aggregates, places=self.places, subqueries=subqueries
+        )
+        return tuple(reader.read(expression) for expression in expressions)

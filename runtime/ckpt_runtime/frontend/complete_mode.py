@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Column, Expression
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.batch_writers import SparkWrite
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators
 from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
@@ -26,10 +26,6 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.logical import LogicalInput
-
-if TYPE_CHECKING:
-    from ckpt_runtime.frontend.mapping import QueryMapper
 
 _BEHIND = (Project, Filter, Generate, MapPartitions, Sort, Limit, Watermark, StaticTable, Join)
 """Operators that may follow the aggregation: each output row comes from one result, and is emitted before its end.
@@ -71,14 +67,12 @@ def check_complete_sink(spec: specs.SinkSpec) -> None:
         )
 
 
-def add_ordered(
-    mapper: QueryMapper, node: Sort | Limit, inputs: tuple[LogicalInput, ...], schema: pa.Schema
-) -> tuple[LogicalInput, ...]:
+def add_ordered(operators: QueryOperators, node: Sort | Limit, inputs: Inputs, schema: pa.Schema) -> Inputs:
     """Adds the operators that order or limit rows. Keys of an order are first computed, as columns after the others."""
     if isinstance(node, Limit):
-        if mapper.whole:
-            return mapper.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
-        limited = mapper.apply(specs.LimitSpec(node.rows, in_all=True), inputs, schema, node.plan_id)
+        if operators.whole:
+            return operators.apply(specs.LimitSpec(node.rows), inputs, schema, node.plan_id)
+        limited = operators.apply(specs.LimitSpec(node.rows, in_all=True), inputs, schema, node.plan_id)
         if limited[0].node.parallelism not in (None, 1):
             raise PlanError("parallelism", "rows are counted in one subtask after a limit; remove the hint")
         limited[0].node.parallelism = 1
@@ -92,8 +86,8 @@ def add_ordered(
             orders.append(specs.SortOrder(len(columns), key.descending, key.nulls_first))
             columns.append((f"order{len(orders)}", leaf))
     prepared = pa.schema([(name, arrow_type(tree.type)) for name, tree in columns])
-    computed = mapper.apply(specs.EvaluateSpec(tuple(columns), prepared), inputs, prepared, None)
-    return mapper.apply(specs.SortSpec(tuple(orders), schema), computed, schema, node.plan_id)
+    computed = operators.apply(specs.EvaluateSpec(tuple(columns), prepared), inputs, prepared, None)
+    return operators.apply(specs.SortSpec(tuple(orders), schema), computed, schema, node.plan_id)
 
 
 def _sorted_by(key: Expression) -> list[Expression]:

@@ -10,7 +10,8 @@ from ckpt_runtime.expressions.nodes import Call, Expression, Lambda
 from ckpt_runtime.expressions.rows import noted_kernels
 from ckpt_runtime.frontend.batch_writers import Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
-from ckpt_runtime.frontend.mapping import QueryMapper, Resolve, Shared, expressions_of
+from ckpt_runtime.frontend.mapping import QueryMapper, Resolve, Shared
+from ckpt_runtime.frontend.query_operators import expressions_of
 from ckpt_runtime.frontend.typed_plan import Analysis, StaticTable
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.errors import PlanError

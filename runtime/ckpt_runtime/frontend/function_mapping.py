@@ -9,7 +9,7 @@ reached it; and the function then gets one frame without rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +23,7 @@ from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
 from ckpt_runtime.frontend.joins import Side, all_of, conditions_of
 from ckpt_runtime.frontend.python_functions import CapturedFunctions, calls_python, functions_spec, separated
-from ckpt_runtime.frontend.stateful import arrow_schema
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.static_joins import static_join_spec
 from ckpt_runtime.frontend.static_tables import path_of
 from ckpt_runtime.frontend.typed_plan import (
@@ -41,13 +41,9 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column, has_watermark
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
-from ckpt_runtime.graph.schemas import join_output_schema
+from ckpt_runtime.graph.output_schemas import join_output_schema
 from ckpt_runtime.graph.specs import ProcessSpec
 from ckpt_runtime.processors import ArrowStatefulProcessor, ProcessorSchemas
-
-if TYPE_CHECKING:
-    from ckpt_runtime.frontend.mapping import QueryMapper
-
 
 STATE = "state"
 
@@ -135,7 +131,7 @@ _CONVERSIONS = (
 def stateful_spec(
     node: StatefulFunction,
     functions: CapturedFunctions,
-    inputs: tuple[LogicalInput, ...],
+    inputs: Inputs,
     rows: pa.Schema,
     output: pa.Schema,
     settings: Mapping[str, str],
@@ -235,11 +231,8 @@ def check_initial_state(node: StatefulFunction, rows: pa.Schema, table: StaticTa
         )
 
 
-Inputs = tuple[LogicalInput, ...]
-
-
 def add_functional(
-    mapper: QueryMapper,
+    operators: QueryOperators,
     node: Generate | MapPartitions | StatefulFunction | Join,
     nodes: Sequence[PlanNode],
     inputs: Sequence[Inputs],
@@ -252,80 +245,80 @@ def add_functional(
             tables = [side for side, at in enumerate(node.inputs) if isinstance(nodes[at], StaticTable)]
             plain, called = _apart(node)
             if tables:
-                joined = _static_join(mapper, plain, nodes, tables[0], inputs[1 - tables[0]])
+                joined = _static_join(operators, plain, nodes, tables[0], inputs[1 - tables[0]])
             else:
-                joined = _join(mapper, plain, [nodes[at].columns for at in node.inputs], inputs)
+                joined = _join(operators, plain, [nodes[at].columns for at in node.inputs], inputs)
             if called is None:
                 return joined
-            return add_filter(mapper, Filter(columns=node.columns, condition=called), joined, schema)
+            return add_filter(operators, Filter(columns=node.columns, condition=called), joined, schema)
         case Generate():
-            return _generate(mapper, node, nodes, inputs[0])
+            return _generate(operators, node, nodes, inputs[0])
         case MapPartitions():
-            function = mapper.capture.called.of_number(node.function)
+            function = operators.capture.called.of_number(node.function)
             form = specs.SparkForm(
-                _struct_type(below), _struct_type(node.columns), _settings(mapper), in_pandas=node.in_pandas
+                _struct_type(below), _struct_type(node.columns), _settings(operators), in_pandas=node.in_pandas
             )
-            return mapper.apply(specs.MapInArrowSpec(function, schema, form), inputs[0], schema, node.plan_id)
+            return operators.apply(specs.MapInArrowSpec(function, schema, form), inputs[0], schema, node.plan_id)
         case StatefulFunction():
             initial = None
             if node.inputs[1:]:
                 table = nodes[node.inputs[1]]
                 assert isinstance(table, StaticTable)
                 check_initial_state(node, arrow_schema(below), table)
-                mapper.capture.tables.add(table.digest)
-                initial = path_of(mapper.capture.directory, table.digest)
-            given = arrow_schema(below), schema, _settings(mapper), initial
-            spec = stateful_spec(node, mapper.capture.called, inputs[0], *given)
-            return mapper.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
+                operators.capture.tables.add(table.digest)
+                initial = path_of(operators.capture.directory, table.digest)
+            given = arrow_schema(below), schema, _settings(operators), initial
+            spec = stateful_spec(node, operators.capture.called, inputs[0], *given)
+            return operators.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
 
 
-def add_filter(mapper: QueryMapper, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:
+def add_filter(operators: QueryOperators, node: Filter, inputs: Inputs, schema: pa.Schema) -> Inputs:
     """Adds a filter; the columns of Python functions in its condition are dropped after it."""
-    inputs, [condition] = with_functions(mapper, [node.condition], node.columns, inputs)
+    inputs, [condition] = with_functions(operators, [node.condition], node.columns, inputs)
     if condition is node.condition:
-        return mapper.apply(specs.ConditionSpec(condition), inputs, schema, node.plan_id)
+        return operators.apply(specs.ConditionSpec(condition), inputs, schema, node.plan_id)
     wide = inputs[0].node.schema
     assert wide is not None
-    kept = mapper.apply(specs.ConditionSpec(condition), inputs, wide, node.plan_id)
-    return mapper.apply(specs.EvaluateSpec(_picked(node.columns, range(len(schema))), schema), kept, schema, None)
+    kept = operators.apply(specs.ConditionSpec(condition), inputs, wide, node.plan_id)
+    return operators.apply(specs.EvaluateSpec(_picked(node.columns, range(len(schema))), schema), kept, schema, None)
 
 
 def with_functions(
-    mapper: QueryMapper, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: Inputs
+    operators: QueryOperators, trees: Sequence[Expression], columns: tuple[TypedColumn, ...], inputs: Inputs
 ) -> tuple[Inputs, Sequence[Expression]]:
     """Adds operators for the Python functions in expressions over ``columns``. Returns their output."""
-    steps, remaining = separated(trees, len(columns), mapper.capture.called)
+    steps, remaining = separated(trees, len(columns), operators.capture.called)
     if not steps:
         return inputs, trees
     kept = [(column.name, arrow_type(column.type)) for column in columns]
     types = [column.type for column in columns]
     for step in steps:
-        spec, arguments = functions_spec(step, kept, _settings(mapper))
+        spec, arguments = functions_spec(step, kept, _settings(operators))
         carried = [(name, Column(at, kind)) for at, ((name, _), kind) in enumerate(zip(kept, types, strict=True))]
         computed = (*carried, *arguments)
         schema = pa.schema([(name, arrow_type(tree.type)) for name, tree in computed])
-        inputs = mapper.apply(specs.EvaluateSpec(computed, schema), inputs, schema, None)
-        inputs = mapper.apply(spec, inputs, spec.schema, None)
+        inputs = operators.apply(specs.EvaluateSpec(computed, schema), inputs, schema, None)
+        inputs = operators.apply(spec, inputs, spec.schema, None)
         kept = [(field.name, field.type) for field in spec.schema]
         types += [function.type for function in spec.functions]
     return inputs, remaining
 
 
-def _generate(mapper: QueryMapper, node: Generate, nodes: Sequence[PlanNode], inputs: Inputs) -> Inputs:
+def _generate(operators: QueryOperators, node: Generate, nodes: Sequence[PlanNode], inputs: Inputs) -> Inputs:
     schema = arrow_schema(node.columns)
     columns = nodes[node.inputs[0]].columns
     at = next(position for position, each in enumerate(nodes) if each is node)
-    inputs, [function] = with_functions(mapper, [node.function], columns, inputs)
+    inputs, [function] = with_functions(operators, [node.function], columns, inputs)
     if function is node.function:
-        return mapper.apply(generate_spec(node, nodes, at, schema), inputs, schema, node.plan_id)
+        return operators.apply(generate_spec(node, nodes, at, schema), inputs, schema, node.plan_id)
     between = inputs[0].node.schema
     assert between is not None
     wide = pa.schema([*between, *list(schema)[len(columns) :]])
     behind = msgspec.structs.replace(node, function=function)
-    made = mapper.apply(generate_spec(behind, nodes, at, wide), inputs, wide, node.plan_id)
+    made = operators.apply(generate_spec(behind, nodes, at, wide), inputs, wide, node.plan_id)
     added = len(between) - len(columns)
     places = [place if place < len(columns) else place + added for place in range(len(schema))]
-    return mapper.apply(specs.EvaluateSpec(_picked(node.columns, places), schema), made, schema, None)
+    return operators.apply(specs.EvaluateSpec(_picked(node.columns, places), schema), made, schema, None)
 
 
 def _apart(node: Join) -> tuple[Join, Expression | None]:
@@ -351,7 +344,7 @@ def _apart(node: Join) -> tuple[Join, Expression | None]:
 
 
 def _join(
-    mapper: QueryMapper, node: Join, columns: Sequence[tuple[TypedColumn, ...]], inputs: Sequence[Inputs]
+    operators: QueryOperators, node: Join, columns: Sequence[tuple[TypedColumn, ...]], inputs: Sequence[Inputs]
 ) -> Inputs:
     schema = arrow_schema(node.columns)
     sides = []
@@ -368,26 +361,26 @@ def _join(
     for side, letter, edges, given in zip(sides, "lr", inputs, spec.sides, strict=True):
         rows = edges
         if side.needed:
-            alone += _alone(mapper, node, side, letter == "l", rows)
+            alone += _alone(operators, node, side, letter == "l", rows)
         for tree in (*side.filters, *side.needed):
-            rows = mapper.apply(specs.ConditionSpec(tree), rows, arrow_schema(side.columns), None)
+            rows = operators.apply(specs.ConditionSpec(tree), rows, arrow_schema(side.columns), None)
         prepared = specs.EvaluateSpec(side.prepared(letter), given.schema)
-        both += _hashed(mapper.apply(prepared, rows, given.schema, None), given.keys)
+        both += _hashed(operators.apply(prepared, rows, given.schema, None), given.keys)
     output = join_output_schema(spec)
-    joined = mapper.apply(spec, both, output, node.plan_id)
+    joined = operators.apply(spec, both, output, node.plan_id)
     for tree in conditions.remaining() if spec.condition is None else ():
-        joined = mapper.apply(specs.ConditionSpec(tree), joined, output, None)
+        joined = operators.apply(specs.ConditionSpec(tree), joined, output, None)
     picked = tuple(zip(schema.names, conditions.joined(node.columns), strict=True))
-    return mapper.apply(specs.EvaluateSpec(picked, schema), joined, schema, None) + alone
+    return operators.apply(specs.EvaluateSpec(picked, schema), joined, schema, None) + alone
 
 
-def _alone(mapper: QueryMapper, node: Join, side: Side, is_left: bool, rows: Inputs) -> Inputs:
+def _alone(operators: QueryOperators, node: Join, side: Side, is_left: bool, rows: Inputs) -> Inputs:
     """Adds the rows of an outer join's side that can match nothing, with nulls for the other side."""
     true = [Call("Coalesce", (tree, Literal(False, "boolean")), "boolean") for tree in side.needed]
     fails: Expression = Call("Not", (true[0],), "boolean")
     for tree in true[1:]:
         fails = Call("Or", (fails, Call("Not", (tree,), "boolean")), "boolean")
-    failed = mapper.apply(specs.ConditionSpec(fails), rows, arrow_schema(side.columns), None)
+    failed = operators.apply(specs.ConditionSpec(fails), rows, arrow_schema(side.columns), None)
     width, count = len(side.columns), len(node.columns)
     first = 0 if is_left else count - width
     columns = tuple(
@@ -395,21 +388,23 @@ def _alone(mapper: QueryMapper, node: Join, side: Side, is_left: bool, rows: Inp
         for at, column in enumerate(node.columns)
     )
     schema = arrow_schema(node.columns)
-    return mapper.apply(specs.EvaluateSpec(columns, schema), failed, schema, None)
+    return operators.apply(specs.EvaluateSpec(columns, schema), failed, schema, None)
 
 
-def _static_join(mapper: QueryMapper, node: Join, nodes: Sequence[PlanNode], table_side: int, inputs: Inputs) -> Inputs:
+def _static_join(
+    operators: QueryOperators, node: Join, nodes: Sequence[PlanNode], table_side: int, inputs: Inputs
+) -> Inputs:
     table = nodes[node.inputs[table_side]]
     assert isinstance(table, StaticTable)
-    mapper.capture.tables.add(table.digest)
+    operators.capture.tables.add(table.digest)
     schema = arrow_schema(node.columns)
     # Both sides may have a column of one name, and event time is followed by names.
     internal = pa.schema([(f"_{at}", kind) for at, kind in enumerate(schema.types)])
     sides = [nodes[at].columns for at in node.inputs]
-    spec = static_join_spec(node, sides, table, table_side, mapper.capture.directory, internal)
-    joined = mapper.apply(spec, inputs, internal, node.plan_id)
+    spec = static_join_spec(node, sides, table, table_side, operators.capture.directory, internal)
+    joined = operators.apply(spec, inputs, internal, node.plan_id)
     named = specs.EvaluateSpec(_picked(node.columns, range(len(schema))), schema)
-    return mapper.apply(named, joined, schema, None)
+    return operators.apply(named, joined, schema, None)
 
 
 def _picked(columns: Sequence[TypedColumn], places: Sequence[int]) -> tuple[tuple[str, Expression], ...]:
@@ -420,10 +415,11 @@ def _hashed(inputs: Inputs, keys: tuple[str, ...]) -> Inputs:
     return tuple(LogicalInput(edge.node, Partitioning.HASH, keys) for edge in inputs)
 
 
-def _settings(mapper: QueryMapper) -> dict[str, str]:
+def _settings(operators: QueryOperators) -> dict[str, str]:
     """Returns the options by which values are converted for Python functions."""
-    given = mapper.capture.settings.items()
-    return {**{key: value for key, value in given if key.startswith(_CONVERSIONS)}, **mapper.capture.configuration}
+    capture = operators.capture
+    given = {key: value for key, value in capture.settings.items() if key.startswith(_CONVERSIONS)}
+    return {**given, **capture.configuration}
 
 
 def _struct_type(columns: tuple[TypedColumn, ...]) -> SparkType:

@@ -6,20 +6,17 @@ rows of the left side themselves: a projection adds columns, a generator repeats
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
-from ckpt_runtime.frontend.catalyst import items, jvm_name, output
+from ckpt_runtime.frontend.catalyst import PlanNodes, items, jvm_name, output
 from ckpt_runtime.frontend.typed_plan import Filter, Generate, Project, TypedColumn
-
-if TYPE_CHECKING:
-    from ckpt_runtime.frontend.analysis import PlanReader
 
 _OPERATIONS = frozenset({"Project", "Filter", "Generate", "SubqueryAlias"})
 
 
-def read_lateral(reader: PlanReader, plan: Any, left: int) -> int:
+def read_lateral(reader: PlanNodes, plan: Any, left: int) -> int:
     """Adds the nodes of a lateral join over the node ``left``, and returns the position of the last one.
 
     Raises UnsupportedExpressionError for a right side that reads a table or collects rows.
@@ -62,7 +59,7 @@ def _operations(plan: Any) -> list[Any]:
     return found[::-1]
 
 
-def _applied(reader: PlanReader, operation: Any, left: int, at: int) -> int:
+def _applied(reader: PlanNodes, operation: Any, left: int, at: int) -> int:
     """Adds one operation to the rows of the node ``at``, which begin with the columns of ``left``."""
     before: tuple[TypedColumn, ...] = reader.nodes[at].columns
     match jvm_name(operation):

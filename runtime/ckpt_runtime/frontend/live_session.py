@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from ckpt_runtime.frontend.capture import REMOTE_MODE
-
+REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-process"}
+"""PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
 _MOST_BYTES = 128 << 20
 _CONNECTING = threading.Lock()
 _SESSIONS = uuid.UUID("8f4c5d5e-2f0b-4a53-9a55-6b0d2c5f6a11")

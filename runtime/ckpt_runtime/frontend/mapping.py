@@ -5,27 +5,24 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
-from ckpt_runtime.expressions.evaluation import compile_expression
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, rewritten
-from ckpt_runtime.expressions.types import UnsupportedExpressionError
+from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.observe import add_observe
-from ckpt_runtime.frontend.stateful import add_stateful, arrow_schema, check_output_mode
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
+from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Analysis,
@@ -64,10 +61,17 @@ from ckpt_runtime.graph.formats import (
 )
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.kafka_columns import DELIVERY_GUARANTEE
-from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
+from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
-from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, parted_metadata, with_file_metadata
+from ckpt_runtime.graph.source_formats import (
+    FILE_METADATA,
+    check_location,
+    is_local_path,
+    parted_metadata,
+    with_file_metadata,
+)
 from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
+from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
 CHECKPOINT_LOCATION = "checkpointlocation"
@@ -119,6 +123,8 @@ def sink_spec(
             return _staged("foreachBatch", write, start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
+    if name in ("csv", "json") and not any(key.lower() == "timezone" for key in options):
+        options["timeZone"] = capture.configuration.get("spark.sql.session.timeZone", "UTC")
     check_sink(target, options, schema)
     return SinkSpec(target, options)
 
@@ -140,7 +146,12 @@ def _batch_writer(
         return Console.of(options, shown)
     if name == "jdbc":
         return SparkWrite(name, options, tuple(columns))
-    return _files(name, options, columns, schema) if name in SPARK_FILES else None
+    if name not in SPARK_FILES:
+        return None
+    path = next((value for key, value in options.items() if key.lower() == "path"), "")
+    if name in TEXT_OUTPUTS and path and not is_local_path(path):
+        return None  # Spark may lack a client for the store
+    return _files(name, options, columns, schema)
 
 
 def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:
@@ -179,11 +190,12 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     if not path:
         raise PlanError("option 'path'", f"format {name!r} needs it")
     check_location(path)
-    if not path.startswith(("/", "file:/")):
+    if not is_local_path(path):
         raise PlanError(
             "option 'path'",
             f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
-            "the files, so both must be able to access the directory: write parquet there, or call foreachBatch",
+            "the files, so both must be able to access the directory: write parquet, csv, json or text there, or call "
+            "foreachBatch",
         )
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)
@@ -284,8 +296,6 @@ def _read_by_itself(node: PlanNode) -> set[int]:
 
 
 Resolve = Callable[[str], str | type]
-_DEEPEST = 50
-"""Maximum depth of the expressions of projections that are merged."""
 
 
 def spark_columns(source: CapturedSource, resolve: Resolve) -> list[tuple[str, str]]:
@@ -337,23 +347,15 @@ class Shared:
 class QueryMapper:
     """Adds one query to a plan."""
 
-    def __init__(
-        self,
-        capture: Capture,
-        plan: LogicalPlan,
-        resolve: Resolve,
-        shared: Shared,
-    ) -> None:
-        self.capture = capture
+    def __init__(self, capture: Capture, plan: LogicalPlan, resolve: Resolve, shared: Shared) -> None:
+        self._capture = capture
         self._plan = plan
         self._resolve = resolve
         self._shared = shared
-        self._inputs: list[tuple[LogicalInput, ...]] = []
-        self._places: Mapping[str, str] = {}
-        self.output_mode = "append"
+        self._operators = QueryOperators(capture, plan, {}, "append")
+        self._inputs: list[Inputs] = []
+        """The origins of the rows of the typed plan's nodes, as far as these have been added."""
         self._ends = False
-        self.whole = False
-        """Whether operators that are added now follow the result table of an aggregation, and so have one subtask."""
 
     def add(self, query: CapturedQuery) -> str:
         """Adds the operators of the query, the sink included. Returns its output mode."""
@@ -362,43 +364,36 @@ class QueryMapper:
         if isinstance(query.analysis.nodes[-1], StaticTable):
             raise PlanError("writeStream", "the frame reads no stream; write it with df.write, or read with readStream")
         self._sink(query, self._inputs[-1], arrow_schema(query.analysis.columns))
-        return self.output_mode
+        return self._operators.output_mode
 
     def add_frame(self, analysis: Analysis, output_mode: str) -> None:
         """Adds the operators of a frame, without a sink."""
         nodes = analysis.nodes
-        self._places = analysis.places
-        self.output_mode = check_output_mode(output_mode, nodes)
-        if self.output_mode == "complete":
+        mode = check_output_mode(output_mode, nodes)
+        if mode == "complete":
             check_complete(nodes)
+        self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
         for at, node in enumerate(nodes):
             if isinstance(node, Source) and node.plan_id is not None:
-                check_pruned(self.capture.sources[node.plan_id], at, nodes)
+                check_pruned(self._capture.sources[node.plan_id], at, nodes)
             self._inputs.append(self._once(node, nodes))
 
-    def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
+    def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> Inputs:
         """Returns the origin of the rows of a node; adds its operators unless another query has the same node."""
         static = isinstance(node, StaticTable) or any(isinstance(nodes[at], StaticTable) for at in node.inputs)
-        if static or isinstance(node, Generate) or self.output_mode == "complete":
+        if static or isinstance(node, Generate) or self._operators.output_mode == "complete":
             # A table is not an operator by which its join could be found again, the columns that a generator repeats
             # depend on its readers, and a complete result belongs to one query.
-            return self._operators(node, nodes)
+            return self._mapped(node, nodes)
         inputs = tuple(self._inputs[at] for at in node.inputs)
         relation = msgspec.json.encode(msgspec.structs.replace(node, inputs=()), order="sorted")
-        key = (self.output_mode if isinstance(node, Aggregate) else "", self._ends, relation, inputs)
+        key = (self._operators.output_mode if isinstance(node, Aggregate) else "", self._ends, relation, inputs)
         found = self._shared.frames.get(key)
         if found is None:
-            found = self._shared.frames[key] = self._operators(node, nodes)
+            found = self._shared.frames[key] = self._mapped(node, nodes)
         return found
 
-    def _add(self, node: LogicalNode) -> LogicalNode:
-        """Adds a node to the plan, and its input if that was merged into a projection of another query."""
-        for edge in node.inputs:
-            if edge.node not in self._plan.nodes:
-                self._plan.nodes.append(edge.node)
-        return self._plan.add(node)
-
-    def _operators(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> tuple[LogicalInput, ...]:
+    def _mapped(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> Inputs:
         """Adds the operators of a node and returns what their rows come from."""
         inputs = self._inputs[node.inputs[0]] if node.inputs else ()
         schema = arrow_schema(node.columns)
@@ -408,12 +403,12 @@ class QueryMapper:
             case StaticTable():
                 return ()  # the join that reads it gets it as a file
             case Project():
-                inputs, trees = with_functions(self, node.expressions, nodes[node.inputs[0]].columns, inputs)
+                inputs, trees = with_functions(self._operators, node.expressions, nodes[node.inputs[0]].columns, inputs)
                 columns = tuple(zip(schema.names, trees, strict=True))
-                return self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
+                return self._operators.apply(specs.EvaluateSpec(columns, schema), inputs, schema, node.plan_id)
             case Filter() | Observe():
                 add: Any = add_filter if isinstance(node, Filter) else add_observe
-                return tuple(add(self, node, inputs, schema))
+                return tuple(add(self._operators, node, inputs, schema))
             case Watermark():
                 column = schema.names[node.column]
                 if not pa.types.is_timestamp(schema.field(node.column).type):
@@ -427,13 +422,11 @@ class QueryMapper:
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)
             case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
-                return add_stateful(self, node, nodes, inputs)
+                return add_stateful(self._operators, node, nodes, inputs)
             case Generate() | MapPartitions() | StatefulFunction() | Join():
-                return add_functional(self, node, nodes, [self._inputs[at] for at in node.inputs])
+                return add_functional(self._operators, node, nodes, [self._inputs[at] for at in node.inputs])
 
-    def _edges(
-        self, node: Union | Repartition, nodes: tuple[PlanNode, ...], schema: pa.Schema
-    ) -> tuple[LogicalInput, ...]:
+    def _edges(self, node: Union | Repartition, nodes: tuple[PlanNode, ...], schema: pa.Schema) -> Inputs:
         """Returns the edges of a relation that needs no operator: it determines how rows reach the next one."""
         if isinstance(node, Repartition):
             return _in_turn(self._inputs[node.inputs[0]])
@@ -441,79 +434,23 @@ class QueryMapper:
             raise PlanError("union", "a stream and a static table cannot be combined by union, as in Spark; join them")
         return tuple(edge for at in node.inputs for edge in self._renamed(at, nodes[at], schema))
 
-    def _watermark(
-        self, spec: specs.WatermarkSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
-    ) -> tuple[LogicalInput, ...]:
+    def _watermark(self, spec: specs.WatermarkSpec, inputs: Inputs, schema: pa.Schema, plan_id: int | None) -> Inputs:
         """Adds event time. Where rows are repartitioned before it, they are after it: it has to see them in order."""
         repartitioned = any(edge.partitioning is Partitioning.REBALANCE for edge in inputs)
-        edges = self.apply(spec, tuple(LogicalInput(edge.node) for edge in inputs), schema, plan_id)
+        edges = self._operators.apply(spec, tuple(LogicalInput(edge.node) for edge in inputs), schema, plan_id)
         return _in_turn(edges) if repartitioned else edges
 
-    def apply(
-        self, spec: specs.OperatorSpec, inputs: tuple[LogicalInput, ...], schema: pa.Schema, plan_id: int | None
-    ) -> tuple[LogicalInput, ...]:
-        """Adds an operator with the hints of the relation ``plan_id``. A projection of a projection becomes one."""
-        hints = self.capture.hints.get(plan_id, {}) if plan_id is not None else {}
-        if isinstance(spec, specs.EvaluateSpec) and len(inputs) == 1:
-            spec, inputs = self._merged(spec, inputs)
-            if not hints and _changes_nothing(spec, inputs):
-                return inputs
-        check_expressions(spec, self._places)
-        node = self._add(LogicalNode(spec, inputs, schema))
-        node.uid = hints.get("uid")
-        if "parallelism" in hints:
-            node.parallelism = int(hints["parallelism"])
-        if self.whole:
-            if node.parallelism not in (None, 1):
-                raise PlanError(
-                    "parallelism", "after an aggregation in output mode complete the parallelism is 1; remove the hint"
-                )
-            node.parallelism = 1
-        return (LogicalInput(node),)
-
-    def _merged(
-        self, spec: specs.EvaluateSpec, inputs: tuple[LogicalInput, ...]
-    ) -> tuple[specs.EvaluateSpec, tuple[LogicalInput, ...]]:
-        """Returns a projection over the input of the projection before it, if no row is computed twice by that."""
-        [edge] = inputs
-        below = edge.node
-        if (
-            not isinstance(below.spec, specs.EvaluateSpec)
-            or edge.partitioning is not Partitioning.FORWARD
-            or below.uid is not None
-            or below.parallelism is not None
-            or any(known.node is below for node in self._plan.nodes for known in node.inputs)
-        ):
-            return spec, inputs
-        trees = composed([tree for _, tree in spec.columns], [tree for _, tree in below.spec.columns])
-        if trees is None:
-            return spec, inputs
-        if below in self._plan.nodes:
-            self._plan.nodes.remove(below)
-        names = [name for name, _ in spec.columns]
-        return specs.EvaluateSpec(tuple(zip(names, trees, strict=True)), spec.schema), below.inputs
-
-    def apply_table(self, spec: specs.TableSpec, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
-        """Adds the operator that keeps the result of an aggregation; all later operators get whole results."""
-        self.whole = True
-        by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, spec.keys) for edge in inputs)
-        table = self.apply(spec, by_key, spec.schema, None)
-        above = inputs[0].node.uid
-        table[0].node.uid = None if above is None else f"{above}.table"
-        table[0].node.chaining = Chaining.HEAD
-        return table
-
-    def _source(self, node: Source, schema: pa.Schema) -> tuple[LogicalInput, ...]:
+    def _source(self, node: Source, schema: pa.Schema) -> Inputs:
         assert node.plan_id is not None
         known, ends = self._shared.sources.get(node.plan_id, (None, self._ends))
         if ends != self._ends:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
-            source = self.capture.sources[node.plan_id]
+            source = self._capture.sources[node.plan_id]
             if source.format.lower() in ("csv", "json") and not any(
                 key.lower() == "timezone" for key in source.options
             ):
-                source.options["timeZone"] = self.capture.configuration.get("spark.sql.session.timeZone", "UTC")
+                source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
             declared = _declared(source)
@@ -521,11 +458,11 @@ class QueryMapper:
             format_ = self._resolve(source.format)
             if self._reads_metadata(node, len(read)):
                 read = with_file_metadata(str(format_), read)
-            program = specs.UserFunction(None, self.capture.session, dict(self.capture.configuration))
+            program = specs.UserFunction(None, self._capture.session, dict(self._capture.configuration))
             spec = specs.SourceSpec(
                 format_, dict(source.options), declared, program=program if is_source(format_) else None
             )
-            known = self.apply(spec, (), read, node.plan_id)[0].node
+            known = self._operators.apply(spec, (), read, node.plan_id)[0].node
             self._shared.sources[node.plan_id] = (known, ends)
         assert known.schema is not None
         if known.schema.equals(schema):
@@ -537,22 +474,22 @@ class QueryMapper:
                 "the job was planned: submit the program again from the last checkpoint",
             )
         expressions = tuple(zip(schema.names, _columns(node.columns), strict=True))
-        return self.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
+        return self._operators.apply(specs.EvaluateSpec(expressions, schema), (LogicalInput(known),), schema, None)
 
     def _reads_metadata(self, node: Source, width: int) -> bool:
         """Whether this query, or another one that reads the same stream of files, reads its hidden column."""
-        nodes = [node, *(each for query in self.capture.queries for each in query.analysis.nodes)]
+        nodes = [node, *(each for query in self._capture.queries for each in query.analysis.nodes)]
         same = (each for each in nodes if isinstance(each, Source) and each.plan_id == node.plan_id)
         return any(each.columns[width:] and each.columns[-1].name == FILE_METADATA for each in same)
 
-    def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> tuple[LogicalInput, ...]:
+    def _renamed(self, at: int, node: PlanNode, schema: pa.Schema) -> Inputs:
         """Converts an input of a union to the names and types of the union's columns."""
         if arrow_schema(node.columns).equals(schema):
             return self._inputs[at]
         columns = tuple(zip(schema.names, _columns(node.columns), strict=True))
-        return self.apply(specs.EvaluateSpec(columns, schema), self._inputs[at], schema, None)
+        return self._operators.apply(specs.EvaluateSpec(columns, schema), self._inputs[at], schema, None)
 
-    def _sink(self, query: CapturedQuery, inputs: tuple[LogicalInput, ...], schema: pa.Schema) -> None:
+    def _sink(self, query: CapturedQuery, inputs: Inputs, schema: pa.Schema) -> None:
         start = query.start
         shown: tuple[str, ...] = ()
         if start.format.lower() == "console" and len({*schema.names}) < len(schema.names):
@@ -560,12 +497,12 @@ class QueryMapper:
             shown = tuple(schema.names)
             schema = pa.schema([field.with_name(f"{field.name}_{at}") for at, field in enumerate(schema)])
             columns = tuple(zip(schema.names, _columns(query.analysis.columns), strict=True))
-            inputs = self.apply(specs.EvaluateSpec(columns, schema), inputs, schema, None)
-        spec = sink_spec(start, self.capture, self._resolve, schema, shown)
-        if self.whole:
+            inputs = self._operators.apply(specs.EvaluateSpec(columns, schema), inputs, schema, None)
+        spec = sink_spec(start, self._capture, self._resolve, schema, shown)
+        if self._operators.whole:
             check_complete_sink(spec)
             spec = replace(spec, table=schema)
-        node = self._add(LogicalNode(spec, inputs, None, parallelism=1 if self.whole else None))
+        node = self._operators.add(LogicalNode(spec, inputs, None, parallelism=1 if self._operators.whole else None))
         if start.query_name:
             # Not the name itself, which programs may also give to an operator of the query.
             node.uid, node.name = f"{start.query_name}-sink", start.query_name
@@ -585,70 +522,6 @@ def _has_watermark(node: PlanNode, nodes: Sequence[PlanNode]) -> bool:
     )
 
 
-def _in_turn(edges: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
+def _in_turn(edges: Inputs) -> Inputs:
     """Returns edges that send rows in turn to the subtasks of what reads them."""
     return tuple(LogicalInput(edge.node, Partitioning.REBALANCE) for edge in edges)
-
-
-def _changes_nothing(spec: specs.EvaluateSpec, inputs: tuple[LogicalInput, ...]) -> bool:
-    """Returns whether a projection gives the columns of its only input as they are."""
-    same = all(isinstance(tree, Column) and tree.index == at for at, (_, tree) in enumerate(spec.columns))
-    return same and len(inputs) == 1 and spec.schema.equals(inputs[0].node.schema)
-
-
-def composed(trees: Sequence[Expression], below: Sequence[Expression]) -> list[Expression] | None:
-    """Returns expressions over the columns of a projection as expressions over that projection's input.
-
-    None if a value would be computed more often than before, or if a tree became too deep to evaluate by recursion.
-    """
-    uses = Counter(_read(trees, inside_lambda=False))
-    if any(uses[at] > 1 for at, tree in enumerate(below) if not isinstance(tree, Column | Literal)):
-        return None
-    if max(map(_depth, trees), default=0) + max(map(_depth, below), default=0) > _DEEPEST:
-        return None
-    return [rewritten(tree, lambda node: below[node.index] if isinstance(node, Column) else None) for tree in trees]
-
-
-def _read(trees: Iterable[Expression], *, inside_lambda: bool) -> Iterator[int]:
-    """Yields the positions of the columns that trees read; twice in a lambda, which is evaluated again and again."""
-    for tree in trees:
-        match tree:
-            case Column():
-                yield from (tree.index,) * (1 + inside_lambda)
-            case Lambda():
-                yield from _read([tree.body], inside_lambda=True)
-            case Call():
-                yield from _read(tree.arguments, inside_lambda=inside_lambda)
-
-
-def _depth(tree: Expression) -> int:
-    if isinstance(tree, Lambda):
-        return 1 + _depth(tree.body)
-    return 1 + max(map(_depth, tree.arguments), default=0) if isinstance(tree, Call) else 0
-
-
-def check_expressions(spec: specs.OperatorSpec, places: Mapping[str, str]) -> None:
-    """Raises PlanError for an expression that no worker could evaluate."""
-    for tree in expressions_of(spec):
-        try:
-            compile_expression(tree)
-        except UnsupportedExpressionError as error:
-            place = places.get(error.what.rpartition(" ")[2], "")
-            raise PlanError("expression", str(error.called_in(place))) from error
-
-
-def expressions_of(spec: specs.OperatorSpec) -> list[Expression]:
-    """Returns the typed expressions that an operator evaluates, a generator's excepted."""
-    trees = [spec.condition] if isinstance(spec, specs.ConditionSpec) else []
-    if isinstance(spec, specs.EvaluateSpec):
-        trees = [tree for _, tree in spec.columns]
-    if isinstance(spec, specs.ObserveSpec):
-        trees = [*spec.arguments, *(tree for _, tree in spec.results)]
-    if isinstance(spec, specs.ExpandSpec):
-        trees = [tree for row in spec.rows for tree in row]
-    if isinstance(spec, specs.JoinSpec) and spec.condition is not None:
-        trees = [spec.condition]
-    if isinstance(spec, specs.StaticJoinSpec):
-        trees = [tree for key in spec.keys for tree in (key.stream, key.table)]
-        trees += [*spec.filters, *([] if spec.condition is None else [spec.condition])]
-    return trees

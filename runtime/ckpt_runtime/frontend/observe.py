@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow as pa
 
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import UnsupportedExpressionError, arrow_type
-from ckpt_runtime.frontend.catalyst import items, output
+from ckpt_runtime.frontend.catalyst import PlanNodes, items, output
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators
 from ckpt_runtime.frontend.stateful_analysis import collected, over_results
 from ckpt_runtime.frontend.typed_plan import Observe, TypedAggregate
 from ckpt_runtime.graph.aggregates import AGGREGATES, accepts
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.specs import ObservedAggregate, ObserveSpec
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-    from ckpt_runtime.frontend.analysis import PlanReader
-    from ckpt_runtime.frontend.mapping import QueryMapper
-    from ckpt_runtime.graph.logical import LogicalInput
-
 _KEEP_VALUES = frozenset({"list", "set", "percentile", "ranked", "mode", "concatenated"})
 """Accumulators that keep all values, which would travel to the driver with each checkpoint."""
 
 
-def read_observe(reader: PlanReader, plan: Any, input_: int) -> int:
+def read_observe(reader: PlanNodes, plan: Any, input_: int) -> int:
     """Adds the node of an ``observe`` whose input is read, and returns its position."""
     columns, ids = output(plan.output())
     metrics = items(plan.metrics())
@@ -61,13 +57,11 @@ def _observed(aggregate: TypedAggregate) -> ObservedAggregate:
     )
 
 
-def add_observe(
-    mapper: QueryMapper, node: Observe, inputs: tuple[LogicalInput, ...], schema: pa.Schema
-) -> tuple[LogicalInput, ...]:
+def add_observe(operators: QueryOperators, node: Observe, inputs: Inputs, schema: pa.Schema) -> Inputs:
     """Adds the operator of an ``observe``. Raises PlanError for an aggregate that does not take its arguments."""
     for aggregate in node.spec.aggregates:
         types = tuple(arrow_type(node.spec.arguments[at].type) for at in aggregate.arguments)
         if not accepts(aggregate.function, types, distinct=False):
             given = ", ".join(map(str, types))
             raise PlanError("observe", f"the aggregate {aggregate.function} does not take columns of type {given}")
-    return mapper.apply(node.spec, inputs, schema, node.plan_id)
+    return operators.apply(node.spec, inputs, schema, node.plan_id)

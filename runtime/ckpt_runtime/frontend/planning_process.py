@@ -39,8 +39,7 @@ _REFUSALS = frozenset(
 _OWN_PACKAGE = str(Path(__file__).resolve().parents[1])
 NEEDED = (
     "ckpt_runtime.frontend.program",
-    "pyspark.sql.connect.session",
-    "pyspark.sql.connect.streaming.readwriter",
+    "ckpt_runtime.frontend.captured_session",
     "pyspark.sql.types",
 )
 """Modules that a template imports (see ``process_template``): the engine's, and what captures every program."""

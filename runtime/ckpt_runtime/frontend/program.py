@@ -27,12 +27,13 @@ from decimal import Decimal
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from warnings import filterwarnings
 
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import parse_duration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, PipelineOptions
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, delivered, spark_columns
@@ -231,6 +232,10 @@ def load_plan(
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
     :raises Exception: whatever the author's code raises
     """
+    # PySpark's client takes half a second to import: only a process that plans a program does.
+    filterwarnings("ignore", "PySpark does not yet fully support pandas", FutureWarning)
+    from ckpt_runtime.frontend.captured_session import captured_session
+
     module_name, function_name = parse_entry(entry)
     directory = archive_dir.resolve()
     name = module_name.rsplit(".", 1)[-1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 import msgspec
 import pyarrow as pa
@@ -13,6 +12,7 @@ from ckpt_runtime.expressions.nodes import Column, Expression, Lambda, Literal, 
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend.aggregate_calls import TABLES
 from ckpt_runtime.frontend.complete_mode import add_ordered
+from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.struct_keys import leaves_of, rebuilt
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
@@ -25,17 +25,13 @@ from ckpt_runtime.frontend.typed_plan import (
     Sort,
     StaticTable,
     TypedAggregate,
-    TypedColumn,
 )
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate, accepts
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
-from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
-
-if TYPE_CHECKING:
-    from ckpt_runtime.frontend.mapping import QueryMapper
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, aggregate_output_schema
 
 _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
 """Aggregates that update a key's value in place, without a row of state for each change."""
@@ -118,23 +114,23 @@ def _reads_table(node: Join, nodes: Sequence[PlanNode]) -> bool:
 
 
 def add_stateful(
-    mapper: QueryMapper,
+    operators: QueryOperators,
     node: Aggregate | Expand | Deduplicate | Sort | Limit,
     nodes: Sequence[PlanNode],
-    inputs: tuple[LogicalInput, ...],
-) -> tuple[LogicalInput, ...]:
+    inputs: Inputs,
+) -> Inputs:
     """Adds the operators of a node and returns the origin of their rows. Raises PlanError."""
     below = nodes[node.inputs[0]]
     schema = arrow_schema(node.columns)
     if isinstance(node, Expand):
-        return mapper.apply(specs.ExpandSpec(node.rows, schema), inputs, schema, node.plan_id)
+        return operators.apply(specs.ExpandSpec(node.rows, schema), inputs, schema, node.plan_id)
     if isinstance(node, Sort | Limit):
-        return add_ordered(mapper, node, inputs, schema)
+        return add_ordered(operators, node, inputs, schema)
     if isinstance(node, Deduplicate):
-        return _deduplicate(mapper, node, below, inputs)
+        return _deduplicate(operators, node, below, inputs)
     assert isinstance(below, Project)
     names = [column.name for column in nodes[below.inputs[0]].columns]
-    return _Grouping(node, below, names).add(mapper, inputs)
+    return _Grouping(node, below, names).add(operators, inputs)
 
 
 class _Grouping:
@@ -183,24 +179,26 @@ class _Grouping:
         else:
             self._keys += names
 
-    def add(self, mapper: QueryMapper, inputs: tuple[LogicalInput, ...]) -> tuple[LogicalInput, ...]:
+    def add(self, operators: QueryOperators, inputs: Inputs) -> Inputs:
         node, keys = self._node, tuple(self._keys)
-        prepared = mapper.apply(specs.EvaluateSpec(tuple(self._flat), self._schema), inputs, self._schema, None)
+        prepared = operators.apply(specs.EvaluateSpec(tuple(self._flat), self._schema), inputs, self._schema, None)
         by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, keys) for edge in prepared)
-        running = self._running(mapper.output_mode)
+        running = self._running(operators.output_mode)
         spec: specs.AggregateSpec | specs.GroupSpec
         if running is not None:
             spec, output = running
         else:
             aggregates = tuple(self._group_aggregate(aggregate) for aggregate in node.aggregates)
-            event_time = None if mapper.output_mode == "complete" else self._event_time
-            total = not node.keys and mapper.output_mode == "update"
-            spec = specs.GroupSpec(self._schema, keys, aggregates, mapper.output_mode, event_time, self._session, total)
+            event_time = None if operators.output_mode == "complete" else self._event_time
+            total = not node.keys and operators.output_mode == "update"
+            spec = specs.GroupSpec(
+                self._schema, keys, aggregates, operators.output_mode, event_time, self._session, total
+            )
             output = spec.output_schema
-        grouped = mapper.apply(spec, by_key, output, node.plan_id)
+        grouped = operators.apply(spec, by_key, output, node.plan_id)
         if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
             table = specs.TableSpec(spec, total=not node.keys)
-            grouped, output = mapper.apply_table(table, grouped), table.schema
+            grouped, output = operators.apply_table(table, grouped), table.schema
         places = iter(self._leaf_names)
         columns = [
             rebuilt(self._below.columns[position].type, lambda: output.names.index(next(places)))
@@ -210,7 +208,7 @@ class _Grouping:
         columns += [Column(first + at, aggregate.type) for at, aggregate in enumerate(node.aggregates)]
         outcome = arrow_schema(node.columns)
         result = specs.EvaluateSpec(tuple(zip(outcome.names, columns, strict=True)), outcome)
-        return mapper.apply(result, grouped, outcome, None)
+        return operators.apply(result, grouped, outcome, None)
 
     def _running(self, mode: str) -> tuple[specs.AggregateSpec, pa.Schema] | None:
         """Returns equivalent running aggregates, which cost less; None when there are none."""
@@ -270,9 +268,7 @@ class _Grouping:
         )
 
 
-def _deduplicate(
-    mapper: QueryMapper, node: Deduplicate, below: PlanNode, inputs: tuple[LogicalInput, ...]
-) -> tuple[LogicalInput, ...]:
+def _deduplicate(operators: QueryOperators, node: Deduplicate, below: PlanNode, inputs: Inputs) -> Inputs:
     """Adds the keys as columns, passes the first row of each key, and removes the key columns."""
     names = _UniqueNames()
     flat: list[tuple[str, Expression]] = [
@@ -292,15 +288,15 @@ def _deduplicate(
         if position == node.event_time:
             forget_by = keys[-1]
     schema = pa.schema([(name, arrow_type(leaf.type)) for name, leaf in flat])
-    prepared = mapper.apply(specs.EvaluateSpec(tuple(flat), schema), inputs, schema, None)
+    prepared = operators.apply(specs.EvaluateSpec(tuple(flat), schema), inputs, schema, None)
     by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(keys)) for edge in prepared)
     spec = specs.DeduplicateSpec(
         schema, tuple(keys), late, forget_by if node.within_ms is None else None, node.within_ms
     )
-    passed = mapper.apply(spec, by_key, schema, node.plan_id)
+    passed = operators.apply(spec, by_key, schema, node.plan_id)
     outcome = arrow_schema(node.columns)
     columns = [(name, tree) for name, (_, tree) in zip(outcome.names, flat, strict=False)]
-    return mapper.apply(specs.EvaluateSpec(tuple(columns), outcome), passed, outcome, None)
+    return operators.apply(specs.EvaluateSpec(tuple(columns), outcome), passed, outcome, None)
 
 
 class _UniqueNames:
@@ -336,8 +332,3 @@ def described(tree: Expression, names: Sequence[str]) -> str:
     if tree.function == "Cast":
         text += f":{tree.type}"
     return text + (f" {msgspec.json.encode(tree.settings, order='sorted').decode()}" if tree.settings else "")
-
-
-def arrow_schema(columns: tuple[TypedColumn, ...]) -> pa.Schema:
-    """Returns the Arrow schema of typed columns."""
-    return pa.schema([(column.name, arrow_type(column.type)) for column in columns])

@@ -1,4 +1,4 @@
-"""Reads the stateful relations of Spark's analyzed plans: aggregations, windows, deduplication.
+"""Reads the stateful relations of Spark's analyzed plans: aggregations, windows, deduplication, processors.
 
 Spark marks event time in the metadata of columns; a key with that mark ends its group when the watermark passes it.
 """
@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import msgspec
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
 from ckpt_runtime.expressions.types import UnsupportedExpressionError
 from ckpt_runtime.frontend.aggregate_calls import FILTERED
-from ckpt_runtime.frontend.catalyst import items, jvm_name, output
+from ckpt_runtime.frontend.catalyst import PlanNodes, function_number, items, jvm_name, output, spark_type
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,
     Deduplicate,
@@ -21,20 +23,31 @@ from ckpt_runtime.frontend.typed_plan import (
     Project,
     Sort,
     SortKey,
+    StatefulFunction,
+    StaticTable,
     TypedAggregate,
     TypedColumn,
 )
 
-if TYPE_CHECKING:
-    from ckpt_runtime.frontend.analysis import PlanReader
-
-STATEFUL = frozenset({"Aggregate", "Expand", "Deduplicate", "DeduplicateWithinWatermark", "Sort", "GlobalLimit"})
+PROCESSORS = frozenset({"TransformWithStateInPySpark", "FlatMapGroupsInPandasWithState"})
+"""The relations that keep state with a function of the author."""
+STATEFUL = PROCESSORS | {
+    *("Aggregate", "Expand", "Deduplicate", "DeduplicateWithinWatermark", "Sort", "GlobalLimit"),
+    "UpdateEventTimeWatermarkColumn",
+}
 """The relations that :func:`read_stateful` reads."""
+_PANDAS = (211, 212)
+"""PySpark's numbers for processors of pandas frames, without and with an initial state."""
 _DELAY, _SESSION = "spark.watermarkDelayMs", "spark.sessionWindow"
 
 
-def read_stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
-    """Adds the nodes of a relation whose input is read, and returns the position of the last one."""
+def read_stateful(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
+    """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
+    if name in PROCESSORS:
+        return _processor(reader, name, plan, inputs)
+    [input_] = inputs
+    if name == "UpdateEventTimeWatermarkColumn":
+        return _with_event_time(reader, plan, input_)
     columns, ids = output(plan.output())
     plan_id = reader.plan_id(plan)
     if name == "Aggregate":
@@ -55,13 +68,13 @@ def read_stateful(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
     return _deduplicate(reader, name, plan, input_)
 
 
-def _order(reader: PlanReader, order: Any, input_: int) -> SortKey:
+def _order(reader: PlanNodes, order: Any, input_: int) -> SortKey:
     [key] = reader.expressions([order.child()], input_)
     descending = order.direction().toString() == "Descending"
     return SortKey(key, descending, order.nullOrdering().toString() == "NullsFirst")
 
 
-def _deduplicate(reader: PlanReader, name: str, plan: Any, input_: int) -> int:
+def _deduplicate(reader: PlanNodes, name: str, plan: Any, input_: int) -> int:
     columns, ids = output(plan.output())
     plan_id = reader.plan_id(plan)
     keys = tuple(_position(tree) for tree in reader.expressions(items(plan.keys()), input_))
@@ -110,7 +123,7 @@ def marks_of(expression: Any) -> dict[str, Any]:
 
 
 def _aggregate(
-    reader: PlanReader,
+    reader: PlanNodes,
     plan: Any,
     input_: int,
     plan_id: int | None,
@@ -183,3 +196,64 @@ def _collect(tree: Expression, calls: list[Call]) -> None:
         return
     for argument in tree.arguments:
         _collect(argument, calls)
+
+
+def has_initial_state(name: str, plan: Any) -> bool:
+    """Returns whether a relation with a processor has an initial state, its second input."""
+    return name == "TransformWithStateInPySpark" and bool(plan.hasInitialState())
+
+
+def _processor(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
+    """Adds the node of a relation that keeps state with a function of the author, and returns its position.
+
+    Spark passes the function the keys before the other columns.
+    """
+    columns, ids = output(plan.output())
+    input_, initial = inputs[0], inputs[1:]
+    group_state = name == "FlatMapGroupsInPandasWithState"
+    if any(not isinstance(reader.nodes[at], StaticTable) for at in initial):
+        raise UnsupportedExpressionError("initialState", "it must be a static frame, as in Spark")
+    project, known = reader.nodes[input_], reader.ids[input_]
+    keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
+    # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
+    width = len(known) - plan.functionExpr().children().size()
+    if missing := [id_ for id_ in keys if id_ not in known[width:]]:
+        column = project.columns[known.index(missing[0])].name
+        raise UnsupportedExpressionError(
+            f"groupBy of the expression {column}", "add it as a column first, and group by its name"
+        )
+    rows = input_
+    if width and isinstance(project, Project):
+        node = Project(columns=project.columns[width:], inputs=project.inputs, expressions=project.expressions[width:])
+        reader.nodes[input_], reader.ids[input_] = node, known[width:]
+    elif width:
+        trees = tuple(Column(at, column.type) for at, column in enumerate(project.columns))[width:]
+        node = Project(columns=project.columns[width:], inputs=(input_,), expressions=trees)
+        rows = reader.add(node, known[width:])
+    kind: Any = "group_state" if group_state else "pandas" if plan.functionExpr().evalType() in _PANDAS else "rows"
+    return reader.add(
+        StatefulFunction(
+            columns=columns,
+            inputs=(rows, *initial),
+            plan_id=reader.plan_id(plan),
+            function=function_number(plan.functionExpr().func()),
+            kind=kind,
+            keys=tuple(reader.ids[rows].index(id_) for id_ in keys),
+            output_mode=str(plan.outputMode().toString()),
+            time=str((plan.timeout() if group_state else plan.timeMode()).toString()),
+            state=spark_type(plan.stateType()) if group_state else "void",
+        ),
+        ids,
+    )
+
+
+def _with_event_time(reader: PlanNodes, plan: Any, input_: int) -> int:
+    """Marks the column of ``transformWithState`` that ``eventTimeColumnName`` names."""
+    node = reader.nodes[input_]
+    [column] = reader.expressions([plan.eventTime()], input_)
+    assert isinstance(node, StatefulFunction)
+    assert isinstance(column, Column)
+    if column.type not in ("timestamp", "timestamp_ntz"):
+        raise UnsupportedExpressionError("eventTimeColumnName", "its column is not a timestamp")
+    reader.nodes[input_] = msgspec.structs.replace(node, event_time=column.index)
+    return input_

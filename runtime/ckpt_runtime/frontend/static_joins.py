@@ -8,7 +8,8 @@ rows an outer, semi or anti join keeps.
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import TYPE_CHECKING
+
+import pyarrow as pa
 
 from ckpt_runtime.expressions.evaluation import compile_expression
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, rewritten
@@ -19,9 +20,6 @@ from ckpt_runtime.frontend.static_tables import path_of
 from ckpt_runtime.frontend.typed_plan import Join, StaticTable, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.specs import StaticJoinKey, StaticJoinSpec
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 STATIC_HOW = {
     "Inner": "inner",

@@ -24,6 +24,7 @@ from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
+from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
@@ -151,6 +152,15 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
             )
 
 
+def _check_text(format_: str) -> SinkCheck:
+    def check(options: dict[str, Any], schema: pa.Schema) -> None:
+        _check_files(options, schema)
+        keys = partition_columns(options, schema)
+        TextOutput(format_, options, pa.schema([field for field in schema if field.name not in keys]))
+
+    return check
+
+
 def target_file_size(options: Mapping[str, Any]) -> int:
     """The size in bytes that small files of a Delta table are merged to; 0 leaves them as they are."""
     text = options["targetFileSize"]
@@ -206,12 +216,14 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
-    endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    endings = {"gzip": ".gz", "bzip2": ".bz2"}
     if format_ == "foreach":
         return "arrow"
     if format_ == "delta":
         return "parquet"
-    return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
+    if format_ == "parquet":
+        return format_
+    return ("txt" if format_ == "text" else format_) + endings.get(options["compression"], "")
 
 
 def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
@@ -257,20 +269,25 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
     )
 }
 
+_OF_DIRECTORIES = (
+    Option("path", required=True),
+    Option("maxRowsPerFile", int, 0, minimum=0),
+    Option("onMissing", default="fail", choices=("fail", "ignore")),
+    Option("partitionBy"),
+)
+
 SINK_FORMATS: dict[str, SinkFormat] = {
     sink.name: sink
     for sink in (
         SinkFormat(
             "parquet",
             (
-                Option("path", required=True),
-                Option("maxRowsPerFile", int, 0, minimum=0),
-                Option("onMissing", default="fail", choices=("fail", "ignore")),
-                Option("partitionBy"),
+                *_OF_DIRECTORIES,
                 Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
         ),
+        *(SinkFormat(name, (*_OF_DIRECTORIES, *options), _check_text(name)) for name, options in TEXT_OUTPUTS.items()),
         SinkFormat(
             "delta",
             (

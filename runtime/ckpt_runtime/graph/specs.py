@@ -18,7 +18,7 @@ from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.graph.aggregates import GroupAggregate
 
-FILE_FORMATS = frozenset({"delta", "parquet"})
+FILE_FORMATS = frozenset({"csv", "delta", "json", "parquet", "text"})
 """Sinks that write files to the directory that option ``path`` names."""
 STAGED_FORMATS = frozenset({"foreach", "foreachBatch"})
 """Sinks that stage rows in the directory that option ``path`` names, and call a function of the program with them."""

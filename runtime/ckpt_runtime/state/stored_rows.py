@@ -245,10 +245,18 @@ def _decode_column(kind: pa.DataType, data: AnyArray, cursors: AnyArray) -> pa.A
         return fixed_array(kind, values, valid)
     ends = np.zeros(rows + 1, dtype=np.int64)
     decode_lengths(data, cursors, ends, valid)
+    return decoded_bytes(kind, data, cursors, ends, valid)
+
+
+def decoded_bytes(kind: pa.DataType, data: AnyArray, cursors: AnyArray, ends: AnyArray, valid: AnyArray) -> pa.Array:
+    """An array of a type that is not fixed. ``cursors`` say where bytes begin, and are moved past them.
+
+    ``ends`` has running ends, one more than rows; ``valid`` a 0 for each null.
+    """
     out = np.empty(int(ends[-1]), dtype=np.uint8)
     decode_bytes(data, cursors, read_only(ends), out)
     buffers = [columns.bitmap_of(valid), pa.py_buffer(ends), pa.py_buffer(out)]
-    return _from_binary(pa.Array.from_buffers(pa.large_binary(), rows, buffers), kind)
+    return _from_binary(pa.Array.from_buffers(pa.large_binary(), len(cursors), buffers), kind)
 
 
 def fixed_array(kind: pa.DataType, values: AnyArray, valid: AnyArray | None) -> pa.Array:

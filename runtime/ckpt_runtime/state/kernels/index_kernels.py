@@ -1,11 +1,14 @@
 """Key -> slot, and a Bloom filter of keys. Slots are dense and assigned in order of first appearance.
 
-``table`` holds slot + 1 (0: empty), ``counters`` is ``[keys so far, slot of the null key or -1]``. Callers first make
-room for as many new keys as there are rows. There are two forms of table:
+``counters`` is ``[keys so far, slot of the null key or -1]``. Callers first make room for as many new keys as there are
+rows. There are three forms of table; the first two hold slot + 1 (0: empty):
 
 * hashed: open addressing with linear probing; the size is a power of two and larger than the number of keys. Buckets
   come from the low bits of the hash, because the high ones already chose the subtask;
-* direct: one entry for each integer from ``first`` on.
+* direct: one entry for each integer from ``first`` on;
+* hashed, for keys of bytes: an entry is a word with the high half of the hash and the place of the key in an arena, in
+  units of 8 bytes, plus 1 (0: empty). Slot and length stand in front of the key: finding a known key takes two accesses
+  that miss the cache, one to the table and one to the arena.
 
 The filter has blocks of one cache line, 64 bytes, in which a key has six bits. It is an array of words, eight for each
 block. Keys are given as their stable hashes. The high bits of these do
@@ -18,11 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import I64, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import I64, IN_I32, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
 from ckpt_runtime.state.kernels.hash_kernels import GOLDEN, hash_of_int64, is_valid, load_word, mix64
 
 KEYS, NULL_SLOT = 0, 1
-_ZERO, _ONE, _WORD = np.uint64(0), np.uint64(1), np.uint64(8)
+_ZERO, _ONE, _SEVEN, _WORD = np.uint64(0), np.uint64(1), np.uint64(7), np.uint64(8)
 
 
 @inlined
@@ -184,7 +187,7 @@ def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: An
 @inlined
 def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
     """Whether two stretches are equal, compared by words, then by bytes."""
-    at, other, end = np.uint64(left_start), np.uint64(right_start), np.uint64(left_start + length)
+    at, other, end = np.uint64(left_start), np.uint64(right_start), np.uint64(left_start) + np.uint64(length)
     while at + _WORD <= end and load_word(left, at) == load_word(right, other):
         at += _WORD
         other += _WORD
@@ -194,105 +197,154 @@ def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length
     return at == end
 
 
-@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64, I64, U32))
+HEADER = 8
+"""Bytes in front of each key in the arena: its slot and its length, 4 bytes each. The length of null is 2**32 - 1."""
+_NULL_LENGTH = np.uint64(0xFFFFFFFF)
+_LOW, _HALF, _EIGHTH = np.uint64(0xFFFFFFFF), np.uint64(32), np.uint64(3)
+_MISS = np.uint64(0xFFFFFFFFFFFFFFFF)
+
+
+@inlined
+def _entry_of(key_hash: Any, position: Any) -> Any:
+    """The entry of a key whose header is at ``position``, a multiple of 8."""
+    return ((key_hash >> _HALF) << _HALF) | ((np.uint64(position) >> _EIGHTH) + _ONE)
+
+
+@inlined
+def _position_of(entry: Any) -> Any:
+    """The inverse; the first position for an empty entry."""
+    return (max(entry & _LOW, _ONE) - _ONE) << _EIGHTH
+
+
+@inlined
+def _length_of(offsets: Any, bitmap: Any, bit_offset: Any, row: Any) -> Any:
+    """The length of a row's key as it stands in a header."""
+    if bitmap.size and not is_valid(bitmap, bit_offset + row):
+        return _NULL_LENGTH
+    return np.uint64(offsets[row + 1] - offsets[row])
+
+
+@inlined
+def _is_key(arena: Any, position: Any, header: Any, data: Any, start: Any, length: Any) -> Any:
+    """Whether the key behind this header is the given one."""
+    if header >> _HALF != length:
+        return False
+    return length == _NULL_LENGTH or _same_bytes(arena, position + np.uint64(HEADER), data, start, length)
+
+
+_KEYS_BY_BYTES = (IN_U64, IN_I32, IN_U8, IN_U8, INT64), (IN_U64, IN_I64, IN_U8, IN_U8, INT64)
+
+
+@inlined
+def _store_word(data: Any, start: Any, word: Any) -> None:
+    for byte in range(8):
+        data[start + np.uint64(byte)] = np.uint8((word >> np.uint64(8 * byte)) & np.uint64(255))
+
+
+@kernel(*((*keys, U64, U64, I64, U8, I64, U64, U64, U32) for keys in _KEYS_BY_BYTES))
 def find_or_insert_bytes(
     hashes: Any,
     offsets: Any,
     data: Any,
+    bitmap: Any,
+    bit_offset: Any,
     table: Any,
     slot_hashes: Any,
-    slot_offsets: Any,
+    slot_positions: Any,
     arena: Any,
     counters: Any,
-    places: Any,
+    entries: Any,
+    headers: Any,
     slots: Any,
 ) -> None:
-    """The slot of each row's encoded key ``data[offsets[i]:offsets[i + 1]]``; new keys are copied into the arena.
+    """The slot of each row's key ``data[offsets[i]:offsets[i + 1]]``, or null; new keys are copied into the arena.
 
-    Slot ``s`` holds ``arena[slot_offsets[s]:slot_offsets[s + 1]]``. ``places`` has room for a number per row. The first
-    two passes only fetch, from the table, then from the keys that it names: without branches their loads overlap.
+    The header of slot ``s`` is at ``slot_positions[s]`` of the arena; the one after the last slot says where the arena
+    ends. ``entries`` and ``headers`` have room for a word per row. The first two passes only fetch, from the table,
+    then from the arena: without branches their loads overlap.
     """
     mask = np.uint64(table.size - 1)
     size = counters[KEYS]
     for row in range(hashes.size):
-        slots[row] = table[hashes[row] & mask]
+        entries[row] = table[hashes[row] & mask]
     for row in range(hashes.size):
-        first = np.uint64(max(slots[row], np.uint32(1))) - _ONE
-        place = slot_offsets[first]
-        places[row] = place if slot_hashes[first] == hashes[row] else np.int64(-1)
+        entry = entries[row]
+        header = load_word(arena, _position_of(entry))
+        headers[row] = header if entry != _ZERO and (entry ^ hashes[row]) >> _HALF == _ZERO else _MISS
     for row in range(hashes.size):
-        key_hash = hashes[row]
-        start = offsets[row]
-        length = offsets[row + 1] - start
-        entry = np.int64(slots[row])
-        place = places[row]
-        if (
-            entry != 0
-            and place >= 0
-            and slot_offsets[entry] - place == length
-            and _same_bytes(arena, place, data, start, length)
-        ):
-            slots[row] = np.uint32(entry - 1)
+        start, length = np.uint64(offsets[row]), _length_of(offsets, bitmap, bit_offset, row)
+        header = headers[row]
+        if header != _MISS and _is_key(arena, _position_of(entries[row]), header, data, start, length):
+            slots[row] = np.uint32(header & _LOW)
             continue
+        key_hash = hashes[row]
         bucket = key_hash & mask
         while True:
-            entry = np.int64(table[bucket])
-            if entry == 0:
-                end = slot_offsets[size]
-                for byte in range(length):
-                    arena[end + byte] = data[start + byte]
+            entry = table[bucket]
+            if entry == _ZERO:
+                position = np.uint64(slot_positions[size])
+                table[bucket] = _entry_of(key_hash, position)
+                _store_word(arena, position, (length << _HALF) | np.uint64(size))
+                position += np.uint64(HEADER)
+                if length != _NULL_LENGTH:
+                    for byte in range(length):
+                        arena[position + np.uint64(byte)] = data[start + np.uint64(byte)]
+                    position += (length + _SEVEN) & ~_SEVEN
+                slots[row] = np.uint32(size)
                 slot_hashes[size] = key_hash
                 size += 1
-                slot_offsets[size] = end + length
-                table[bucket] = np.uint32(size)
-                slots[row] = np.uint32(size - 1)
+                slot_positions[size] = np.int64(position)
                 break
-            slot = entry - 1
-            known = slot_offsets[slot]
-            if (
-                slot_hashes[slot] == key_hash
-                and slot_offsets[entry] - known == length
-                and _same_bytes(arena, known, data, start, length)
-            ):
-                slots[row] = np.uint32(slot)
-                break
+            position = _position_of(entry)
+            if (entry ^ key_hash) >> _HALF == _ZERO:
+                header = load_word(arena, position)
+                if _is_key(arena, position, header, data, start, length):
+                    slots[row] = np.uint32(header & _LOW)
+                    break
             bucket = (bucket + _ONE) & mask
     counters[KEYS] = size
 
 
-@kernel((IN_U64, IN_I64, IN_U8, U32, U64, I64, U8, I64))
+@kernel(*((*keys, U64, U8, I64) for keys in _KEYS_BY_BYTES))
 def find_bytes(
-    hashes: Any, offsets: Any, data: Any, table: Any, slot_hashes: Any, slot_offsets: Any, arena: Any, slots: Any
+    hashes: Any, offsets: Any, data: Any, bitmap: Any, bit_offset: Any, table: Any, arena: Any, slots: Any
 ) -> None:
-    """The slot of each row's encoded key, or -1."""
+    """The slot of each row's key, or -1."""
     mask = np.uint64(table.size - 1)
     for row in range(hashes.size):
-        start = offsets[row]
-        length = offsets[row + 1] - start
+        start, length = np.uint64(offsets[row]), _length_of(offsets, bitmap, bit_offset, row)
         bucket = hashes[row] & mask
         slots[row] = -1
-        while table[bucket] != 0:
-            slot = np.int64(table[bucket]) - 1
-            known = slot_offsets[slot]
-            if (
-                slot_hashes[slot] == hashes[row]
-                and slot_offsets[slot + 1] - known == length
-                and _same_bytes(arena, known, data, start, length)
-            ):
-                slots[row] = slot
-                break
+        while table[bucket] != _ZERO:
+            position = _position_of(table[bucket])
+            if (table[bucket] ^ hashes[row]) >> _HALF == _ZERO:
+                header = load_word(arena, position)
+                if _is_key(arena, position, header, data, start, length):
+                    slots[row] = np.int64(header & _LOW)
+                    break
             bucket = (bucket + _ONE) & mask
 
 
-@kernel((IN_U64, INT64, U32))
-def rehash_bytes(slot_hashes: Any, size: Any, table: Any) -> None:
+@kernel((IN_U64, IN_I64, INT64, U64))
+def rehash_bytes(slot_hashes: Any, slot_positions: Any, size: Any, table: Any) -> None:
     """Fills an empty, larger table."""
     mask = np.uint64(table.size - 1)
     for slot in range(size):
         bucket = slot_hashes[slot] & mask
-        while table[bucket] != 0:
+        while table[bucket] != _ZERO:
             bucket = (bucket + _ONE) & mask
-        table[bucket] = np.uint32(slot + 1)
+        table[bucket] = _entry_of(slot_hashes[slot], slot_positions[slot])
+
+
+@kernel((IN_U8, IN_I64, I64, U8))
+def lengths_of_keys(arena: Any, positions: Any, ends: Any, valid: Any) -> None:
+    """Reads the lengths behind headers into running ends (``ends[0]`` is 0)."""
+    total = np.int64(0)
+    for row in range(positions.size):
+        length = load_word(arena, np.uint64(positions[row])) >> _HALF
+        valid[row] = np.uint8(length != _NULL_LENGTH)
+        total += np.int64(length) if valid[row] else np.int64(0)
+        ends[row + 1] = total
 
 
 BLOCK_WORDS = 8

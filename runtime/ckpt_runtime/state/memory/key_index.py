@@ -16,9 +16,10 @@ import pyarrow as pa
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray
-from ckpt_runtime.state.hashing import check_key_types, hash_arrays
+from ckpt_runtime.state.hashing import check_key_types, hash_arrays, variable_bytes
 from ckpt_runtime.state.kernels.hash_kernels import NULL_HASH, hash_int64
 from ckpt_runtime.state.kernels.index_kernels import (
+    HEADER,
     KEYS,
     NULL_SLOT,
     fill_direct,
@@ -29,14 +30,17 @@ from ckpt_runtime.state.kernels.index_kernels import (
     find_or_insert_direct,
     find_or_insert_int64,
     key_bounds,
+    lengths_of_keys,
     rehash_bytes,
     rehash_int64,
 )
-from ckpt_runtime.state.stored_rows import decode_rows, encode_rows, fixed_array, fixed_key
+from ckpt_runtime.state.stored_rows import decode_rows, decoded_bytes, encode_rows, fixed_array, fixed_key
 
 _FIRST_CAPACITY = 1024
 _ALWAYS_DIRECT = 1 << 16
 _LEAST_INT64 = -(1 << 63)
+_MOST_KEY_BYTES = 8 * ((1 << 32) - 1)
+"""How far the 32 bits of an entry of the table reach."""
 
 
 class FrozenKeys(ABC):
@@ -92,7 +96,7 @@ class KeyIndex(ABC):
         length = len(self._table)
         while 2 * size > length or 8 * (size + rows) > 7 * length:
             length *= 2
-        return None if length == len(self._table) else np.zeros(length, dtype=np.uint32)
+        return None if length == len(self._table) else np.zeros(length, dtype=self._table.dtype)
 
 
 def _empty_table() -> AnyArray:
@@ -234,7 +238,7 @@ class Int64KeyIndex(KeyIndex):
 class _FrozenBytesKeys(FrozenKeys):
     schema: pa.Schema
     slot_hashes: AnyArray
-    slot_offsets: AnyArray
+    slot_positions: AnyArray
     arena: AnyArray
     size: int
 
@@ -242,61 +246,66 @@ class _FrozenBytesKeys(FrozenKeys):
         return self.slot_hashes[: self.size]
 
     def arrays(self, slots: AnyArray | None = None) -> list[pa.Array]:
-        starts = self.slot_offsets[: self.size] if slots is None else self.slot_offsets[slots]
-        return decode_rows(self.schema.types, self.arena, starts)
+        positions = self.slot_positions[: self.size] if slots is None else self.slot_positions[slots]
+        if len(self.schema) > 1:
+            return decode_rows(self.schema.types, self.arena, positions + HEADER)
+        ends, valid = np.zeros(len(positions) + 1, dtype=np.int64), np.empty(len(positions), dtype=np.uint8)
+        arena = read_only(self.arena)
+        lengths_of_keys(arena, read_only(positions), ends, valid)
+        return [decoded_bytes(columns.decoded_type(self.schema.field(0).type), arena, positions + HEADER, ends, valid)]
 
 
 class BytesKeyIndex(KeyIndex):
-    """An index of any other key, encoded as bytes."""
+    """An index of any other key. Several columns are encoded as bytes; the values of one column are bytes already."""
 
     def __init__(self, schema: pa.Schema) -> None:
         super().__init__(schema)
+        self._table = self._table.astype(np.uint64)
         self._hashes: AnyArray = np.zeros(_FIRST_CAPACITY, dtype=np.uint64)
-        self._offsets: AnyArray = np.zeros(_FIRST_CAPACITY + 1, dtype=np.int64)
+        self._positions: AnyArray = np.zeros(_FIRST_CAPACITY + 1, dtype=np.int64)
         self._arena: AnyArray = np.zeros(64 * _FIRST_CAPACITY, dtype=np.uint8)
 
     def slots_of(self, arrays: list[pa.Array]) -> AnyArray:
         rows = len(arrays[0])
-        hashes = hash_arrays(arrays, self.schema.names)
-        offsets, data = encode_rows(arrays, self.schema.names, keys=True)
-        self._make_room(rows, len(data))
+        keys = self._bytes_of(arrays)
+        self._make_room(rows, int(keys[1][-1]) - int(keys[1][0]))
+        entries, headers = np.empty(rows, dtype=np.uint64), np.empty(rows, dtype=np.uint64)
         slots = np.empty(rows, dtype=np.uint32)
-        find_or_insert_bytes(
-            read_only(hashes),
-            read_only(offsets),
-            read_only(data),
-            self._table,
-            self._hashes,
-            self._offsets,
-            self._arena,
-            self._counters,
-            np.empty(rows, dtype=np.int64),
-            slots,
-        )
+        stored = (self._table, self._hashes, self._positions, self._arena)
+        find_or_insert_bytes(*keys, *stored, self._counters, entries, headers, slots)
         return slots
 
     def find(self, arrays: list[pa.Array]) -> AnyArray:
-        hashes = hash_arrays(arrays, self.schema.names)
-        offsets, data = encode_rows(arrays, self.schema.names, keys=True)
-        slots = np.empty(len(hashes), dtype=np.int64)
-        given = (read_only(hashes), read_only(offsets), read_only(data))
-        find_bytes(*given, self._table, self._hashes, self._offsets, self._arena, slots)
+        slots = np.empty(len(arrays[0]), dtype=np.int64)
+        find_bytes(*self._bytes_of(arrays), self._table, self._arena, slots)
         return slots
+
+    def _bytes_of(self, arrays: list[pa.Array]) -> tuple[AnyArray, AnyArray, AnyArray, AnyArray, int]:
+        """Each row's hash, the offsets of its bytes, the bytes, and the bitmap of nulls with its offset."""
+        hashes = read_only(hash_arrays(arrays, self.schema.names))
+        if len(arrays) == 1:
+            var = variable_bytes(columns.plain(arrays[0]), self.schema.names[0])
+            return hashes, var.offsets, var.data, var.bitmap, var.bit_offset
+        offsets, data = encode_rows(arrays, self.schema.names, keys=True)
+        return hashes, read_only(offsets), read_only(data), columns.NO_BITMAP, 0
 
     def _make_room(self, rows: int, data_bytes: int) -> None:
         size = self.size
         table = self._table_for(rows)
         if table is not None:
-            rehash_bytes(read_only(self._hashes), size, table)
+            rehash_bytes(read_only(self._hashes), read_only(self._positions), size, table)
             self._table = table
         capacity = capacity_for(len(self._hashes), size + rows)
         if capacity != len(self._hashes):
             self._hashes = grown(self._hashes, capacity, size)
-            self._offsets = grown(self._offsets, capacity + 1, size + 1)
-        used = int(self._offsets[size])
-        arena_capacity = capacity_for(len(self._arena), used + data_bytes)
+            self._positions = grown(self._positions, capacity + 1, size + 1)
+        used = int(self._positions[size])
+        needed = used + data_bytes + 2 * HEADER * rows  # a header, and at most as many bytes to fill a word
+        arena_capacity = capacity_for(len(self._arena), needed)
         if arena_capacity != len(self._arena):
+            if needed > _MOST_KEY_BYTES:
+                raise OverflowError(f"the keys {self.schema.names} of one subtask take more than 32 GiB of memory")
             self._arena = grown(self._arena, arena_capacity, used)
 
     def freeze(self) -> FrozenKeys:
-        return _FrozenBytesKeys(self.schema, self._hashes, self._offsets, self._arena, self.size)
+        return _FrozenBytesKeys(self.schema, self._hashes, self._positions, self._arena, self.size)

@@ -92,6 +92,19 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
     assert newest.ended
 
 
+def test_files_and_directories_are_read_whatever_characters_their_names_have(tmp_path: Path) -> None:
+    names = ["a b", "it's", 'q"q', "p%20q", "ha#sh", "qu?est", "nb\u00a0sp", "zero\u200b", "tab\t", "new\nline", "{*}"]
+    names.append(os.fsdecode(b"latin-\xe9"))
+    for at, name in enumerate(names):
+        write(tmp_path / name, "text", f"{name}.txt", at, 1)
+    job = Job("text", {"path": str(tmp_path), "recursiveFileLookup": "true"}, parallelism=2, most_rows=1)
+    job.discover()
+    job.read()
+    kept, state = job.rows, job.checkpoint(1, 2)
+    job = Job("text", {"path": str(tmp_path), "recursiveFileLookup": "true"}, parallelism=2, restored=state)
+    assert ids(kept + job.run()) == Counter(range(len(names)))
+
+
 def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1_000.0
     monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now_s)

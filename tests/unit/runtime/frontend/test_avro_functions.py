@@ -23,7 +23,8 @@ from ckpt_runtime.expressions.nodes import Call, Column
 from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.frontend import message_functions
 from ckpt_runtime.frontend.avro_functions import FromAvro, ToAvro
-from ckpt_runtime.frontend.capture import Capture, captured_session
+from ckpt_runtime.frontend.capture import Capture
+from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.message_functions import RegistryError
 from ckpt_runtime.frontend.python_functions import FUNCTION, functions_spec, separated
 from ckpt_runtime.frontend.typed_plan import AnalysisNeeded

@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, captured_session
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery
+from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.job import JobOptions
 from ckpt_runtime.frontend.program import stop_in_time
 from ckpt_runtime.frontend.scripts import builds_session

@@ -13,7 +13,8 @@ import pytest
 from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource, captured_session
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.captured_session import captured_session
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.typed_plan import (
     Aggregate,

@@ -1,10 +1,12 @@
-"""The index of integer keys: the same slots whichever form its table has, and a table that suits the keys."""
+"""The index of keys: equal slots in every form of its table, a table that suits the keys, and keys of equal hashes."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -21,9 +23,9 @@ class Model:
     def __init__(self, kind: pa.DataType | None = None) -> None:
         self.kind = kind or pa.int64()
         self.index: KeyIndex = key_index(pa.schema([("key", self.kind)]))
-        self.slots: dict[int | None, int] = {}
+        self.slots: dict[int | str | None, int] = {}
 
-    def add(self, keys: Iterable[int | None]) -> None:
+    def add(self, keys: Iterable[int | str | None]) -> None:
         """A batch; every row must get its key's slot, in order of first appearance."""
         batch = list(keys)
         column = [pa.array(batch, self.kind)]
@@ -33,8 +35,8 @@ class Model:
         assert self.index.find(column).tolist() == expected
         assert self.index.size == len(self.slots)
 
-    def keys(self) -> list[int | None]:
-        found: list[int | None] = self.index.freeze().arrays()[0].to_pylist()
+    def keys(self) -> list[int | str | None]:
+        found: list[int | str | None] = self.index.freeze().arrays()[0].to_pylist()
         return found
 
     @property
@@ -154,3 +156,29 @@ def test_any_mixture(seed: int) -> None:
             None if draw.random() < 0.01 * (seed % 3) else middle + draw.randint(-spread // 2, spread // 2)
             for _ in range(rows)
         )
+
+
+@pytest.mark.parametrize(
+    "equal_bits", [2**64 - 1, 2**64 - 2**32, 2**32 - 1], ids=["all bits", "the high half", "the low half"]
+)
+def test_texts_are_told_apart_by_their_bytes_where_their_hashes_are_equal(
+    equal_bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stable_hash = module.hash_arrays
+
+    def colliding(arrays: list[pa.Array], names: list[str]) -> Any:
+        return stable_hash(arrays, names) & np.uint64(2**64 - 1 - equal_bits)
+
+    monkeypatch.setattr(module, "hash_arrays", colliding)
+    model = Model(pa.string())
+    texts = [
+        "",
+        None,
+        *("x" * length for length in range(1, 40)),
+        *(f"{number:08}{number % 3}" for number in range(800)),
+    ]
+    random.Random(1).shuffle(texts)
+    for start in range(0, len(texts), 100):
+        model.add(texts[start : start + 100])
+        model.add(texts[: start + 10])
+    assert model.keys() == texts

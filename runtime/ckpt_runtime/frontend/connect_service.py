@@ -1,0 +1,336 @@
+"""The answers of Spark Connect's service to a program that is captured: each request changes or reads its capture."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from ckpt_runtime.expressions.types import SparkType
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, struct_type
+from ckpt_runtime.frontend.typed_plan import CONFIGURED, AnalysisRequest, Source, TableRequest
+from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import ROWS_OPTION
+
+_CHANGE_RESULTS = (
+    "spark.sql.legacy.",
+    "spark.sql.mapKeyDedupPolicy",
+    "spark.sql.timestampType",
+    "spark.sql.decimalOperations.",
+    "spark.sql.chunkBase64String.",
+)
+"""Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
+_ONLY_VALUES = {
+    "spark.sql.streaming.multipleWatermarkPolicy": "min",
+    "spark.sql.streaming.unsupportedOperationCheck": "true",
+    "spark.sql.streaming.statefulOperator.allowMultiple": "true",
+    "spark.sql.sources.default": "parquet",
+    "spark.sql.columnNameOfCorruptRecord": "_corrupt_record",
+    "spark.sql.jsonGenerator.ignoreNullFields": "true",
+    "spark.sql.function.concatBinaryAsString": "false",
+    "spark.sql.function.eltOutputAsString": "false",
+    "spark.sql.parser.escapedStringLiterals": "false",
+    "spark.sql.parser.quotedRegexColumnNames": "false",
+    "spark.sql.ansi.doubleQuotedIdentifiers": "false",
+    "spark.sql.ansi.enforceReservedKeywords": "false",
+    "spark.sql.ansi.relationPrecedence": "false",
+    "spark.sql.groupByOrdinal": "true",
+    "spark.sql.orderByOrdinal": "true",
+    "spark.sql.groupByAliases": "true",
+}
+"""Spark options with which a program would mean something else, by the only value that the engine has: the default."""
+_STATEMENT = re.compile(
+    r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:CREATE|DECLARE|SET|RESET|DROP|USE|CACHE|UNCACHE|INSERT|MERGE|UPDATE|DELETE|ALTER)\s",
+    re.IGNORECASE | re.DOTALL,
+)
+"""SQL that does something, and gives no rows of a stream."""
+_SETTING = re.compile(r"\s*SET\s+([\w.:]+)\s*=([^;]*);*\s*", re.IGNORECASE)
+"""The statement that sets an option, in the form that Spark reads."""
+_NEEDS_SPARK = (
+    "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
+    "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
+)
+_DEFAULTS = {
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.ansi.enabled": "true",
+    "spark.sql.shuffle.partitions": "200",
+    "spark.sql.execution.pythonUDF.arrow.enabled": "true",
+    # Local rows are part of the request: there is no server that could keep them.
+    **dict.fromkeys(
+        (
+            "spark.sql.session.localRelationCacheThreshold",
+            "spark.sql.session.localRelationSizeLimit",
+            "spark.sql.session.localRelationChunkSizeRows",
+            "spark.sql.session.localRelationChunkSizeBytes",
+            "spark.sql.session.localRelationBatchOfChunksSizeBytes",
+        ),
+        str(1 << 40),
+    ),
+}
+
+
+class Service:
+    """Spark Connect's service over a capture."""
+
+    def __init__(self, capture: Capture) -> None:
+        from pyspark.sql.connect import proto
+
+        self._capture = capture
+        self._proto = proto
+        self._methods: dict[str, Callable[[Any], Any]] = {
+            "Config": self._config,
+            "AnalyzePlan": self._analyze,
+            "ExecutePlan": self._execute,
+            "ReleaseExecute": lambda request: proto.ReleaseExecuteResponse(session_id=request.session_id),
+            "ReleaseSession": lambda request: proto.ReleaseSessionResponse(session_id=request.session_id),
+        }
+
+    def answer(self, method: str, request: Any) -> Any:
+        """Returns the response to a call of a method of gRPC. Raises PlanError for one that needs a running Spark."""
+        if method not in self._methods:
+            raise PlanError("pipeline", f"{method} {_NEEDS_SPARK}")
+        return self._methods[method](request)
+
+    def _config(self, request: Any) -> Any:
+        response = self._proto.ConfigResponse(session_id=request.session_id)
+        operation = request.operation
+        kind = operation.WhichOneof("op_type")
+        pairs = getattr(getattr(operation, kind), "pairs", ())
+        if kind == "set":
+            for pair in pairs:
+                self.set(pair.key, pair.value)
+        elif kind in ("get_with_default", "get_option", "get"):
+            keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
+            for key, default in keys:
+                known = {**_DEFAULTS, **self._capture.settings, **self._capture.configuration}
+                value = known.get(key)
+                if value is None and not key.startswith("spark."):
+                    value = self._capture.option(key)  # one of the job's, as it was submitted or set
+                response.pairs.add(key=key, value=default if value is None else value)
+        elif kind == "is_modifiable":
+            for key in operation.is_modifiable.keys:
+                response.pairs.add(key=key, value="true")
+        return response
+
+    def set(self, key: str, value: str) -> None:
+        """Sets an option of the job, or one of Spark's. Raises PlanError for one of Spark's that changes results."""
+        if not key.startswith("spark."):
+            self._capture.configure(key, value)
+        elif key.startswith(_CHANGE_RESULTS):
+            raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
+        elif value.lower() != _ONLY_VALUES.get(key, value).lower():
+            raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
+        elif key in CONFIGURED:
+            self._capture.configuration[key] = value
+        elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
+            raise PlanError(key, f"{value!r} is not an integer; without a limit it is 0 or less")
+        else:
+            self._capture.settings[key] = value
+            if key == "spark.sql.streaming.schemaInference":
+                self._capture.infers_schemas = value.lower() == "true"
+
+    def _analyze(self, request: Any) -> Any:
+        response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
+        kind = request.WhichOneof("analyze")
+        if kind == "schema":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.schema.plan.root))
+            response.schema.schema.CopyFrom(_proto_type(struct_type(analysis).jsonValue()))
+        elif kind == "tree_string":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.tree_string.plan.root))
+            level = request.tree_string.level if request.tree_string.HasField("level") else None
+            response.tree_string.tree_string = struct_type(analysis).treeString(level or 2**31 - 1)
+        elif kind == "ddl_parse":
+            analysis = self._capture.analysis_of(AnalysisRequest(ddl=request.ddl_parse.ddl_string))
+            response.ddl_parse.parsed.CopyFrom(_proto_type(analysis.parsed))
+        elif kind == "is_streaming":
+            analysis = self._capture.analysis_of(self._capture.request_of(request.is_streaming.plan.root))
+            response.is_streaming.is_streaming = any(isinstance(node, Source) for node in analysis.nodes)
+        elif kind == "explain":
+            extended = _shows_columns(request.explain)
+            analysis = self._capture.analysis_of(self._capture.request_of(request.explain.plan.root))
+            response.explain.explain_string = self._capture.explanation(analysis, extended=extended)
+        elif kind in ("persist", "unpersist") and not _reads_stream(getattr(request, kind).relation):
+            getattr(response, kind).SetInParent()  # a static table is read once
+        elif kind == "spark_version":
+            import pyspark
+
+            response.spark_version.version = pyspark.__version__
+        else:
+            raise PlanError("pipeline", f"{kind} {_NEEDS_SPARK}")
+        return response
+
+    def _execute(self, request: Any) -> Iterator[Any]:
+        response = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
+        kind = request.plan.command.WhichOneof("command_type") if request.plan.HasField("command") else None
+        if kind == "write_stream_operation_start":
+            self._start(request.plan.command.write_stream_operation_start, response)
+        elif kind == "sql_command":
+            self._sql(request.plan.command.sql_command.input, response.sql_command_result.relation)
+        elif kind == "streaming_query_command":
+            self._query_command(request.plan.command.streaming_query_command, response)
+        elif kind == "streaming_query_manager_command":
+            self._manager_command(request.plan.command.streaming_query_manager_command, response)
+        elif kind == "create_dataframe_view":
+            view = request.plan.command.create_dataframe_view
+            if view.is_global:
+                raise PlanError("createGlobalTempView", "programs share no views; use createOrReplaceTempView")
+            self._capture.views[view.name] = self._capture.request_of(view.input).relation
+        elif kind == "register_function":
+            function = request.plan.command.register_function
+            self._capture.registered[function.function_name] = self._capture.prepared(function)
+        elif kind != "ml_command":
+            what = kind or "an action on a frame, such as show or collect,"
+            raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
+        last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
+        last.result_complete.SetInParent()
+        return iter([response, last])
+
+    def _sql(self, given: Any, result: Any) -> None:
+        """Sets the result of ``spark.sql``: the relation itself, or no rows for a statement that creates something."""
+        relation = given.with_relations.root if given.WhichOneof("rel_type") == "with_relations" else given
+        if not _STATEMENT.match(relation.sql.query):
+            result.CopyFrom(given)
+            return
+        result.local_relation.SetInParent()
+        if setting := _SETTING.fullmatch(relation.sql.query):
+            self.set(setting[1], setting[2].strip())
+            return
+        view = self._capture.analysis_of(AnalysisRequest(statement=relation.sql.query)).view
+        if view is msgspec.UNSET:
+            self._capture.declarations.append(relation.sql.query)
+            return
+        exists = view.name.lower() in {name.lower() for name in self._capture.views}
+        if exists and view.keeps:
+            return
+        if exists and not view.replaces:
+            raise PlanError("spark.sql", f"the temporary view {view.name!r} exists; use CREATE OR REPLACE")
+        relation.sql.query = view.query
+        named = type(given)()
+        if view.columns:
+            named.to_df.input.CopyFrom(given)
+            named.to_df.column_names.extend(view.columns)
+        else:
+            named.CopyFrom(given)
+        self._capture.views.pop(view.name, None)  # it may read views that are newer than the one before it
+        self._capture.views[view.name] = self._capture.request_of(named).relation
+
+    def _query_command(self, command: Any, response: Any) -> None:
+        """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
+        result = response.streaming_query_command_result
+        result.query_id.CopyFrom(command.query_id)
+        kind = command.WhichOneof("command")
+        position = next(at for at in range(len(self._capture.queries)) if _id_of(at) == command.query_id.id)
+        clock = self._capture.clock
+        if kind == "await_termination":
+            ended = clock.await_query(position, _seconds(command.await_termination))
+            result.await_termination.terminated = ended
+        elif kind == "stop":
+            clock.stop(position)
+            if clock.ends_with_data(position):
+                self._capture.queries[position].start.available_now = True
+        elif kind == "process_all_available":
+            clock.processed.add(position)
+        elif kind == "status":
+            result.status.status_message = "planned"
+            result.status.is_active = clock.is_active(position)
+        elif kind in ("last_progress", "recent_progress"):
+            result.recent_progress.SetInParent()
+        elif kind == "exception":
+            result.exception.SetInParent()
+        elif kind == "explain":
+            query = self._capture.queries[position]
+            result.explain.result = self._capture.explanation(query, extended=command.explain.extended)
+        else:
+            raise PlanError("query", f"{kind} has no result while a pipeline is planned")
+
+    def _manager_command(self, command: Any, response: Any) -> None:
+        """Answers commands of scripts to ``spark.streams``."""
+        result = response.streaming_query_manager_command_result
+        result.SetInParent()  # PySpark requires a result, even one without a value
+        kind = command.WhichOneof("command")
+        clock = self._capture.clock
+        queries = {_id_of(at): query.start.query_name for at, query in enumerate(self._capture.queries)}
+        if kind == "active":
+            result.active.SetInParent()
+            for at, (id_, name) in enumerate(queries.items()):
+                if clock.is_active(at):
+                    result.active.active_queries.add(name=name).id.id = id_
+        elif kind == "get_query":
+            if command.get_query in queries:
+                result.query.id.id = command.get_query
+                result.query.name = queries[command.get_query]
+        elif kind == "await_any_termination":
+            result.await_any_termination.terminated = clock.await_any(_seconds(command.await_any_termination))
+        elif kind == "reset_terminated":
+            clock.terminated = False
+        else:
+            raise PlanError("spark.streams", f"{kind} is not supported; use the REST API and metrics of the job")
+
+    def _start(self, start: Any, response: Any) -> None:
+        if start.table_name:
+            start = self._to_table(start)
+        analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
+        self._capture.queries.append(CapturedQuery(start, analysis))
+        self._capture.clock.started(ends=start.available_now or start.once)
+        result = response.write_stream_operation_start_result
+        result.query_id.id = _id_of(len(self._capture.queries) - 1)
+        result.query_id.run_id = result.query_id.id
+        result.name = start.query_name
+
+    def _to_table(self, given: Any) -> Any:
+        """Returns a request that writes to the directory of the table that ``toTable`` names."""
+        if given.HasField("foreach_batch") or given.HasField("foreach_writer"):
+            raise PlanError("toTable", "a query either writes a table or calls a function")
+        start = type(given)()
+        start.CopyFrom(given)
+        paths = [start.options.pop(key) for key in list(start.options) if key.lower() == "path"]
+        columns = tuple(start.partitioning_column_names)
+        table = TableRequest(start.table_name, start.format or "parquet", "".join(paths[:1]), columns)
+        request = msgspec.structs.replace(self._capture.request_of(start.input), table=table)
+        answer = self._capture.analysis_of(request).table
+        assert answer is not msgspec.UNSET
+        start.format, start.path = answer.format, answer.location
+        return start
+
+
+def _seconds(wait: Any) -> float | None:
+    """Returns the limit of a wait for queries; None without one."""
+    return wait.timeout_ms / 1000 if wait.HasField("timeout_ms") else None
+
+
+def _shows_columns(explain: Any) -> bool:
+    """Returns whether a mode of ``explain`` shows columns. Raises PlanError for one about Spark's own execution."""
+    mode = explain.DESCRIPTOR.enum_types_by_name["ExplainMode"].values_by_number[explain.explain_mode].name
+    name = mode.removeprefix("EXPLAIN_MODE_").lower()
+    if name in ("codegen", "cost"):
+        raise PlanError("explain", f"mode {name!r} describes how Spark runs a plan; use simple, extended or formatted")
+    return name in ("extended", "formatted")
+
+
+def _reads_stream(message: Any) -> bool:
+    """Returns whether a part of a request reads a stream by its source, not by a view's name."""
+    if message.DESCRIPTOR.name == "Read" and message.is_streaming:
+        return True
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        if any(map(_reads_stream, value if descriptor.is_repeated else (value,))):
+            return True
+    return False
+
+
+def _id_of(position: int) -> str:
+    """Returns the id of a program's query."""
+    return str(uuid.UUID(int=position + 1))
+
+
+def _proto_type(type_: SparkType) -> Any:
+    """Returns a type as PySpark's client gets it."""
+    from pyspark.sql.connect.types import pyspark_types_to_proto_types
+    from pyspark.sql.types import _parse_datatype_json_value
+
+    return pyspark_types_to_proto_types(_parse_datatype_json_value(type_))

@@ -1,0 +1,245 @@
+"""Reads Spark's analyzed plans: converts Catalyst's relations in the driver's JVM to the nodes of a typed plan.
+
+In a join of two streams, the column that decides in Spark whether a row of a side is late is the first one with the
+mark of event time among those that Spark's optimizer leaves to the join. It prunes a column that neither the join's
+condition nor a later operator reads. A side without such a column has no late rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from ckpt_runtime.expressions.nodes import Column, Expression
+from ckpt_runtime.expressions.types import UnsupportedExpressionError
+from ckpt_runtime.frontend.catalog_tables import check_static
+from ckpt_runtime.frontend.catalyst import PlanNodes, companion, function_number, items, jvm_name, output
+from ckpt_runtime.frontend.joins import HOW
+from ckpt_runtime.frontend.lateral import read_lateral
+from ckpt_runtime.frontend.observe import read_observe
+from ckpt_runtime.frontend.stateful_analysis import (
+    PROCESSORS,
+    STATEFUL,
+    event_window,
+    has_initial_state,
+    is_event_time,
+    read_stateful,
+)
+from ckpt_runtime.frontend.static_joins import STATIC_HOW
+from ckpt_runtime.frontend.typed_plan import (
+    Analysis,
+    Filter,
+    Generate,
+    Join,
+    MapPartitions,
+    Project,
+    Repartition,
+    Source,
+    StaticTable,
+    Union,
+    Watermark,
+)
+
+_SKIPPED = frozenset({"SubqueryAlias", "View", "ResolvedHint", "RepartitionByExpression", "LocalLimit", "PipeOperator"})
+_PLACEHOLDERS = frozenset({"StreamingRelation", "StreamingRelationV2"})
+_RULES = ("EliminateOuterJoin", "PushDownPredicates", "ColumnPruning")
+"""Rules that decide which columns a join reads. They keep the joins of a plan and their order."""
+_MOST_ROUNDS = 100  # Spark's own limit
+
+
+def _late_columns(optimizer: Any, plan: Any) -> Iterator[tuple[int | None, int | None]]:
+    """Yields Spark's ids of these columns for each join of two streams of an analyzed plan, children first."""
+    rules = [companion(optimizer, name) for name in _RULES]
+    for _ in range(_MOST_ROUNDS):
+        before = plan
+        for rule in rules:
+            plan = rule.apply(plan)
+        if plan.fastEquals(before):
+            break
+    yield from _of_joins(plan)
+
+
+def _of_joins(plan: Any) -> Iterator[tuple[int | None, int | None]]:
+    for child in items(plan.children()):
+        yield from _of_joins(child)
+    if _joins_streams(plan):
+        yield _event_time_of(plan.left()), _event_time_of(plan.right())
+
+
+def _joins_streams(plan: Any) -> bool:
+    """Whether a plan is a join of two streams."""
+    return jvm_name(plan) == "Join" and all(side.isStreaming() for side in (plan.left(), plan.right()))
+
+
+def _event_time_of(side: Any) -> int | None:
+    marked = (attribute for attribute in items(side.output()) if is_event_time(attribute))
+    return next((int(attribute.exprId().id()) for attribute in marked), None)
+
+
+class PlanReader(PlanNodes):
+    """Reads an analyzed plan, from its leaves to the root."""
+
+    def __init__(self, jvm: Any, ansi: bool, static: dict[int, Any] | None = None, zone: str = "UTC") -> None:
+        """``static`` gets the plans of static tables by the positions of their nodes."""
+        super().__init__(jvm, ansi, zone)
+        self._jvm = jvm
+        self._static = {} if static is None else static
+        self._late_columns: Iterator[tuple[int | None, int | None]] = iter(())
+
+    def read(self, plan: Any) -> Analysis:
+        self._late_columns = _late_columns(self._jvm.org.apache.spark.sql.catalyst.optimizer, plan)
+        self._node(plan)
+        return Analysis(columns=self.nodes[-1].columns, nodes=tuple(self.nodes), places=self.places)
+
+    def _node(self, plan: Any) -> int:
+        """Adds the nodes of a plan and returns the position of its last one."""
+        name = jvm_name(plan)
+        if not plan.isStreaming():
+            while jvm_name(plan) == "ResolvedHint":  # Spark would warn that the hint does not apply to a join
+                plan = plan.child()
+            check_static(self._jvm, plan)
+            columns, ids = output(plan.output())
+            self._static[len(self.nodes)] = plan
+            return self.add(StaticTable(columns=columns), ids)
+        if name == "Project" and jvm_name(plan.child()) in _PLACEHOLDERS:
+            columns, ids = output(plan.output())
+            return self.add(Source(columns=columns, plan_id=self.plan_id(plan)), ids)
+        children = items(plan.children())
+        if name in PROCESSORS and not has_initial_state(name, plan):
+            children = children[:1]  # Spark adds an empty initial state
+        inputs = tuple(self._node(child) for child in children)
+        return inputs[0] if name in _SKIPPED else self._relation(name, plan, inputs)
+
+    def _relation(self, name: str, plan: Any, inputs: tuple[int, ...]) -> int:
+        """Adds the nodes of a relation whose inputs are read, and returns the position of the last one."""
+        if name in STATEFUL:
+            return read_stateful(self, name, plan, inputs)
+        read = _READERS.get(name)
+        if read is None:
+            raise UnsupportedExpressionError(f"the operation {name}", "the engine does not run it on streams")
+        return read(self, plan, inputs)
+
+    def _project(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        input_, expressions = self._with_subqueries(items(plan.projectList()), inputs[0])
+        project = Project(columns=columns, inputs=(input_,), plan_id=self.plan_id(plan), expressions=expressions)
+        return self.add(project, ids)
+
+    def _watermark(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        [column] = self.expressions([plan.eventTime()], inputs[0])
+        assert isinstance(column, Column)
+        delay_ms = companion(self._jvm.org.apache.spark.sql.catalyst.plans.logical, "EventTimeWatermark").getDelayMs(
+            plan.delay()
+        )
+        node = Watermark(
+            columns=columns, inputs=inputs, plan_id=self.plan_id(plan), column=column.index, delay_ms=delay_ms
+        )
+        return self.add(node, ids)
+
+    def _union(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        return self.add(Union(columns=columns, inputs=inputs, plan_id=self.plan_id(plan)), ids)
+
+    def _repartition(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        if not plan.shuffle():  # coalesce, which sends no rows to other subtasks
+            return inputs[0]
+        columns, ids = output(plan.output())
+        return self.add(Repartition(columns=columns, inputs=inputs, plan_id=self.plan_id(plan)), ids)
+
+    def _generate(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        [function] = self.expressions([plan.generator()], inputs[0])
+        return self.add(
+            Generate(columns=columns, inputs=inputs, function=function, outer=bool(plan.outer())),
+            ids,
+        )
+
+    def _join(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        how = jvm_name(plan.joinType())
+        allowed = STATIC_HOW if any(isinstance(self.nodes[at], StaticTable) for at in inputs) else HOW
+        if how not in allowed:
+            raise UnsupportedExpressionError(f"a join of type {how}", f"streams have {', '.join(allowed)}")
+        conditions = [plan.condition().get()] if plan.condition().isDefined() else []
+        condition = next(iter(self.expressions(conditions, *inputs)), None)
+        node = Join(columns=columns, inputs=inputs, plan_id=self.plan_id(plan), how=how, condition=condition)
+        left, right = event_window(plan.left()), event_window(plan.right())
+        if left is not None and right is not None:
+            node = msgspec.structs.replace(node, windows=(left, right))
+        if _joins_streams(plan):
+            first, second = next(self._late_columns)
+            late = (_position(self.ids[inputs[0]], first), _position(self.ids[inputs[1]], second))
+            node = msgspec.structs.replace(node, late=late)
+        return self.add(node, ids)
+
+    def _map(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        columns, ids = output(plan.output())
+        name = jvm_name(plan)
+        if plan.isBarrier():
+            raise UnsupportedExpressionError(
+                f"{name} with barrier", "tasks of a stream never wait for each other; remove barrier"
+            )
+        partitions = MapPartitions(
+            columns=columns,
+            inputs=inputs,
+            plan_id=self.plan_id(plan),
+            function=function_number(plan.functionExpr().func()),
+            in_pandas=name == "MapInPandas",
+        )
+        return self.add(partitions, ids)
+
+    def _filter(self, plan: Any, inputs: tuple[int, ...]) -> int:
+        """Adds a filter; the values of subqueries in its condition are dropped after it."""
+        columns, ids = output(plan.output())
+        [below] = inputs
+        input_, [condition] = self._with_subqueries([plan.condition()], below)
+        wide = Filter(columns=self.nodes[input_].columns, inputs=(input_,), condition=condition)
+        if input_ == below:
+            narrow = msgspec.structs.replace(wide, columns=columns, plan_id=self.plan_id(plan))
+            return self.add(narrow, ids)
+        kept = self.add(wide, self.ids[input_])
+        trees = tuple(Column(at, column.type) for at, column in enumerate(columns))
+        return self.add(Project(columns=columns, inputs=(kept,), plan_id=self.plan_id(plan), expressions=trees), ids)
+
+    def _with_subqueries(self, expressions: Sequence[Any], input_: int) -> tuple[int, tuple[Expression, ...]]:
+        """Reads expressions that may have subqueries with one value over static tables.
+
+        Returns the node that they are over: the input, or its join with the tables of those values.
+        """
+        subqueries: list[Any] = []
+        trees = self.expressions(expressions, input_, subqueries=subqueries)
+        for plan in subqueries:
+            if plan.isStreaming():
+                raise UnsupportedExpressionError("a scalar subquery", "it must read static tables, not a stream")
+            if not plan.maxRows().isDefined() or int(plan.maxRows().get()) > 1:
+                raise UnsupportedExpressionError(
+                    "a scalar subquery", "it may have several rows: select an aggregate without GROUP BY, or LIMIT 1"
+                )
+            table = self._node(plan)
+            columns, ids = (*self.nodes[input_].columns, *self.nodes[table].columns), self.ids[input_] + self.ids[table]
+            joined = Join(columns=columns, inputs=(input_, table), how="LeftOuter", condition=None)
+            input_ = self.add(joined, ids)
+        return input_, trees
+
+
+def _position(ids: tuple[int, ...], wanted: int | None) -> int | None:
+    """Returns the place of a column by Spark's id of it; None for one that the optimizer has made of a column."""
+    return ids.index(wanted) if wanted in ids else None
+
+
+_READERS: dict[str, Callable[[PlanReader, Any, tuple[int, ...]], int]] = {
+    "CollectMetrics": lambda reader, plan, inputs: read_observe(reader, plan, inputs[0]),
+    "EventTimeWatermark": PlanReader._watermark,
+    "Filter": PlanReader._filter,
+    "Generate": PlanReader._generate,
+    "Join": PlanReader._join,
+    "LateralJoin": lambda reader, plan, inputs: read_lateral(reader, plan, inputs[0]),
+    **dict.fromkeys(("MapInPandas", "MapInArrow", "PythonMapInArrow"), PlanReader._map),
+    "Project": PlanReader._project,
+    "Repartition": PlanReader._repartition,
+    "Union": PlanReader._union,
+}
+"""How the nodes of a relation without state are read, by its name."""
