@@ -93,7 +93,7 @@ class Results(Protocol):
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
 MOST_CALLBACKS = 1_000
-WATERMARK = "watermark"
+WATERMARK, TIME_MODE = "watermark", "time-mode"
 TIME_MODES = ("none", "processingtime", "eventtime")
 
 
@@ -141,6 +141,12 @@ class StatefulProcessorOperator(Operator):
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._backend = context.keyed_state
         self._results = self._new_results()
+        before = context.operator_state.restored(TIME_MODE, str)
+        if set(before) - {"none", self._time_mode}:
+            raise ProcessorUsageError(
+                f"operator {context.uid!r}: timeMode {self._spec.time_mode} cannot follow {before[0]}, because timers "
+                "in the snapshot have times of that kind; keep the time mode, or start without the snapshot"
+            )
         restored = context.operator_state.restored(WATERMARK, EventTime)
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
@@ -333,9 +339,10 @@ class StatefulProcessorOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
+        state = self.context.operator_state
+        state.put(TIME_MODE, [self._time_mode], OperatorStateMode.UNION)
         if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
-            watermarks = [self._watermark_to_keep]
-            self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
+            state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
         if not self._rows_wait:

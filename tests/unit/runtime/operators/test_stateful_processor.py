@@ -323,6 +323,13 @@ def test_timers_set_in_callbacks_fire_when_due(harness: type[Harness]) -> None:
     assert [r["n"] for r in run.watermark(MAX_WATERMARK)[:-1]] == [40]
 
 
+@pytest.mark.parametrize(("before", "after"), [("EventTime", "ProcessingTime"), ("ProcessingTime", "None")])
+def test_snapshot_of_another_time_mode_is_refused(harness: type[Harness], before: str, after: str) -> None:
+    taken = harness(operator(Ticking(), before)).snapshot()
+    with pytest.raises(ProcessorUsageError, match=f"timeMode {after} cannot follow {before.lower()}"):
+        harness(operator(Ticking(), after), taken)
+
+
 def test_restored_processing_timers_ask_for_the_clock_at_open(harness: type[Harness]) -> None:
     run = harness(operator(Ticking(), "ProcessingTime"))
     run.process(batch(("x", 1, "a")))
