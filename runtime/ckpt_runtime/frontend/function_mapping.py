@@ -122,12 +122,6 @@ _TIME_MODES = {
 """The engine's time mode for each of Spark's time modes and timeouts. Without a timeout no timer is ever set."""
 
 
-_CONVERSIONS = (
-    *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
-    specs.ROWS_OPTION,
-)
-
-
 def stateful_spec(
     node: StatefulFunction,
     functions: CapturedFunctions,
@@ -417,9 +411,7 @@ def _hashed(inputs: Inputs, keys: tuple[str, ...]) -> Inputs:
 
 def _settings(operators: QueryOperators) -> dict[str, str]:
     """Returns the options by which values are converted for Python functions."""
-    capture = operators.capture
-    given = {key: value for key, value in capture.settings.items() if key.startswith(_CONVERSIONS)}
-    return {**given, **capture.configuration}
+    return {**operators.capture.conversions, **operators.capture.configuration}
 
 
 def _struct_type(columns: tuple[TypedColumn, ...]) -> SparkType:
