@@ -142,7 +142,7 @@ class StatefulProcessorOperator(Operator):
         self._backend = context.keyed_state
         self._results = self._new_results()
         before = context.operator_state.restored(TIME_MODE, str)
-        if set(before) - {"none", self._time_mode}:
+        if set(before) - {self._time_mode}:
             raise ProcessorUsageError(
                 f"operator {context.uid!r}: timeMode {self._spec.time_mode} cannot follow {before[0]}, because timers "
                 "in the snapshot have times of that kind; keep the time mode, or start without the snapshot"
@@ -340,7 +340,8 @@ class StatefulProcessorOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
         state = self.context.operator_state
-        state.put(TIME_MODE, [self._time_mode], OperatorStateMode.UNION)
+        if self._time_mode != "none":
+            state.put(TIME_MODE, [self._time_mode], OperatorStateMode.UNION)
         if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
             state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
 
