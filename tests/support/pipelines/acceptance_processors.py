@@ -181,7 +181,7 @@ class TotalsFromAStart(Processor):
         yield pd.DataFrame({"k": [key[0]], "l": [key[1]], "n": [n]})
 
     def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
-        self.state.update((int(initialState["n"].iloc[0]),))
+        self.state.update((int(initialState.at[0, "n"]),))
 
 
 class Nested(Processor):
@@ -200,7 +200,9 @@ class Nested(Processor):
         lists = [list(vs) for (vs,) in self.lists.get()]
         counts = {name: dict(inner) for _, (outer,) in self.maps.iterator() for name, inner in outer.items()}
         structs = [{"i": i, "words": [f"w{i}"] * i} for i in range(len(lists))]
-        yield pd.DataFrame({"k": [key[0]], "lists": [lists], "counts": [counts], "structs": [structs]})
+        yield pd.DataFrame(
+            {"k": [key[0]], "lists": [lists], "counts": [dict(sorted(counts.items()))], "structs": [structs]}
+        )
 
 
 @program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
@@ -323,7 +325,7 @@ def processor_emits_integers_for_decimals_without_the_option(rows: DataFrame) ->
     "append",
     schemas={"rows": "k STRING, v INT, l STRING"},
     settings=ROCKSDB,
-    rows=([("a", 1, "x"), ("a", 2, "x"), ("b", 4, None)], [("a", 8, "x"), ("a", 16, "y"), ("c", 32, "z")]),
+    rows=([("a", 1, "x"), ("a", 2, "x"), ("b", 4, "w")], [("a", 8, "x"), ("a", 16, "y"), ("c", 32, "z")]),
 )
 def processor_of_frames_with_keys_apart_and_an_initial_state(rows: DataFrame) -> DataFrame:
     started = [(100, "a", "x"), (200, "d", "x")]
