@@ -40,7 +40,7 @@ def test_run_continues_where_the_last_one_was_cancelled_or_ended(
         "state.backend.type": "rocksdb",
     }
     run, rival = SequenceJob(cluster, tmp_path), SequenceJob(cluster, tmp_path / "rival")
-    run.start(rows=ROWS, rate=300, configuration=configuration)
+    run.start(rows=ROWS, rate=4, configuration=configuration)  # for five minutes, unless it is cancelled
     run.has_output()
     with pytest.raises(Conflict, match=f"Job {run.job_id}, which is RUNNING, also continues in"):
         rival.start(rows=ROWS, configuration=configuration)
