@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -32,6 +33,8 @@ from ckpt_runtime.connectors.part_directory import (
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import reason_of
 
 
 class FileWriter(Protocol):
@@ -172,7 +175,8 @@ class PartFile:
         self._held_rows = 0
         self._place = sink.directory
         self._file = self._place.open_for_writing(part, directory)
-        self.writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
+        with self._writing():
+            self.writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
@@ -185,22 +189,35 @@ class PartFile:
         """Writes the buffered rows and the end of the file, which is then complete and durable."""
         if self._held:
             self._flush()
-        self.writer.close()
-        self.size = self._file.tell()
-        self._place.finish(self.part, self._file)
+        with self._writing():
+            self.writer.close()
+            self.size = self._file.tell()
+            self._place.finish(self.part, self._file)
 
     def abandon(self) -> None:
-        """Closes the file, whose content is discarded."""
+        """Closes the file, whose content is discarded: its end need not be written, as on a full disk."""
         self._held = []
-        try:
-            self.writer.close()
-        finally:
-            self._file.close()
+        for closed in (self.writer, self._file):
+            with suppress(Exception):
+                closed.close()
 
     def _flush(self) -> None:
-        self.writer.write(pa.Table.from_batches(self._held, self._schema))
+        rows = pa.Table.from_batches(self._held, self._schema)
+        with self._writing():
+            self.writer.write(rows)
         self._held = []
         self._held_rows = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises StorageError with the name of the file for errors of its file system."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            url = f"{self._place.url}/{self.part.in_progress}"
+            raise StorageError(f"cannot write {url}: {reason_of(error)}", url, error) from error
 
 
 class PartWriter(SinkWriter):
