@@ -217,7 +217,8 @@ def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema
         if pa.types.is_timestamp(column.type) and column.type.tz != field.type.tz:
             column = column.cast(pa.timestamp(column.type.unit)).cast(field.type, safe=False)
         keeps = column.type == field.type or (pa.types.is_dictionary(column.type) and pa.types.is_string(field.type))
-        columns.append(column if keeps else column.cast(field.type, safe=False))
+        # Only a cast that is safe checks that bytes are UTF-8.
+        columns.append(column if keeps else column.cast(field.type, safe=pa.types.is_string(field.type)))
     return batch_of(columns, schema)
 
 
