@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.expressions.rows import as_list, with_elements, with_entries
 from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
 from ckpt_runtime.graph.text_files import CsvRows, JsonRows, line_end
 from ckpt_runtime.sources import BadRow
@@ -188,10 +189,9 @@ def _names_in_file(found: pa.Schema, schema: pa.Schema, location: Location) -> l
     names: list[str | None] = []
     for field in schema:
         same = [name for name in found.names if name.lower() == field.name.lower()]
-        exact = [name for name in same if name == field.name]
-        if len(exact or same) > 1:
+        if len(same) > 1:
             raise FileFormatError(location, f"it has several columns {field.name!r}: {', '.join(same)}")
-        names.append((exact or same or [None])[0])
+        names.append(same[0] if same else None)
     return names
 
 
@@ -214,11 +214,8 @@ def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema
                 f"column {field.name!r} is {column.type} and was declared as {field.type}; declare the "
                 "type of the file and cast the column in the program",
             )
-        if pa.types.is_timestamp(column.type) and column.type.tz != field.type.tz:
-            column = column.cast(pa.timestamp(column.type.unit)).cast(field.type, safe=False)
-        keeps = column.type == field.type or (pa.types.is_dictionary(column.type) and pa.types.is_string(field.type))
-        # Only a cast that is safe checks that bytes are UTF-8.
-        columns.append(column if keeps else column.cast(field.type, safe=pa.types.is_string(field.type)))
+        keeps = pa.types.is_dictionary(column.type) and pa.types.is_string(field.type)
+        columns.append(column if keeps else _widened(column, field.type))
     return batch_of(columns, schema)
 
 
@@ -228,12 +225,56 @@ def batch_of(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
+def _widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Converts values to a type for which :func:`_is_widened` holds. Fields of structs are found by their names."""
+    if column.type == wanted:
+        return column
+    if pa.types.is_struct(wanted) and pa.types.is_struct(column.type):
+        fields = []
+        for field in wanted:
+            place = _place_of(field.name, column.type)
+            fields.append(
+                pa.nulls(len(column), field.type) if place is None else _widened(column.field(place), field.type)
+            )
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=column.is_null())
+    if pa.types.is_list(wanted) and pa.types.is_list(column.type):
+        return with_elements(column, _widened(column.flatten(), wanted.value_type), wanted)
+    if pa.types.is_map(wanted) and pa.types.is_map(column.type):
+        entries = as_list(column).flatten()
+        keys, items = _widened(entries.field(0), wanted.key_type), _widened(entries.field(1), wanted.item_type)
+        return with_entries(column, keys, items, wanted)
+    if pa.types.is_timestamp(column.type) and column.type.tz != wanted.tz:
+        column = column.cast(pa.timestamp(column.type.unit))
+    # Only a cast that is safe checks that bytes are UTF-8.
+    return column.cast(wanted, safe=pa.types.is_string(wanted))
+
+
+def _place_of(name: str, struct: pa.StructType) -> int | None:
+    """The field of a struct with a name, or else the only one with that name in another case; None without one."""
+    names = [field.name for field in struct]
+    if name in names:
+        return names.index(name)
+    same = [at for at, other in enumerate(names) if other.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+_SIGNED = {
+    (pa.uint8(), pa.int16()),
+    (pa.uint16(), pa.int32()),
+    (pa.uint32(), pa.int64()),
+    (pa.uint64(), pa.decimal128(20, 0)),
+}
+"""Spark's types of unsigned numbers, of which it has none."""
+
+
 def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether Spark's readers convert the file's type to the declared one without changing values."""
     if pa.types.is_dictionary(found):
         return _is_widened(found.value_type, wanted)
     if pa.types.is_signed_integer(found) and pa.types.is_signed_integer(wanted):
         return bool(found.bit_width <= wanted.bit_width)
+    if pa.types.is_unsigned_integer(found):
+        return (found, wanted) in _SIGNED
     if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
         return bool(found.scale == wanted.scale and found.precision <= wanted.precision)
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
@@ -243,9 +284,11 @@ def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_map(found) and pa.types.is_map(wanted):
         return _is_widened(found.key_type, wanted.key_type) and _is_widened(found.item_type, wanted.item_type)
     if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        pairs = [(found.field(at), wanted.field(at)) for at in range(min(found.num_fields, wanted.num_fields))]
-        same = found.num_fields == wanted.num_fields and all(one.name == two.name for one, two in pairs)
-        return same and all(_is_widened(one.type, two.type) for one, two in pairs)
+        if len({field.name.lower() for field in found}) < found.num_fields:
+            return bool(found == wanted)
+        places = [(field, _place_of(field.name, found)) for field in wanted]
+        known = [(field, found.field(place)) for field, place in places if place is not None]
+        return bool(known) and all(_is_widened(inside.type, field.type) for field, inside in known)
     if pa.types.is_fixed_size_binary(found):
         found = pa.binary()
     plain = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
