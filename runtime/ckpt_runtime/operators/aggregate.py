@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
-from ckpt_runtime.graph.schemas import aggregate_output_schema, aggregate_type
+from ckpt_runtime.graph.output_schemas import aggregate_output_schema, aggregate_type
 from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.errors import OperatorError, output_schema_error

@@ -209,7 +209,7 @@ class World:
         self.driver_gone()
 
     def driver_gone(self) -> None:
-        """Somebody starts another one, unless one waits already."""
+        """Another driver is started, unless one waits already."""
         if self.scenario.standby:
             return
         self.loop.at(self.loop.now + self.choices.delay("next driver", 10, 250), None, self._replace, self.present)

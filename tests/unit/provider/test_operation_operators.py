@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, away, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
@@ -203,13 +203,8 @@ def test_trigger_of_an_operation_waits_for_a_job_manager_that_does_not_answer(
     job_manager: JobManager, task: Task
 ) -> None:
     deferred = deferral(savepoint(), task.context())
-    job_manager.stop()
-    import threading
-
-    timer = threading.Timer(0.2, job_manager.start)
-    timer.start()
-    event = fire(deferred)
-    timer.join()
+    with away(job_manager):
+        event = fire(deferred)
     assert event["status"] == "done"
 
 

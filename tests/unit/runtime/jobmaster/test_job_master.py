@@ -20,7 +20,8 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, InvalidRequest, OperationStatus
-from ckpt_runtime.jobmaster.job_master import JobMaster, LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost
+from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool

@@ -147,7 +147,7 @@ class UnsureGraph(DurableRecord):
     """Stores nothing and cannot send; what is settled is sent."""
 
     def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
-        raise AmbiguousWriteError("nobody knows", "plan")
+        raise AmbiguousWriteError("the outcome is unknown", "plan")
 
 
 @pytest.mark.row("203.14")
