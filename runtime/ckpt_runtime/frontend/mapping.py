@@ -123,7 +123,8 @@ def sink_spec(
             return _staged("foreachBatch", write, start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
-    if name in FILE_FORMATS - {"delta"} and not any(key.lower() == "timezone" for key in options):
+    in_zone = target in TEXT_OUTPUTS.keys() - {"text"} or (columns and target in FILE_FORMATS - {"delta"})
+    if in_zone and not any(key.lower() == "timezone" for key in options):
         options["timeZone"] = capture.configuration.get("spark.sql.session.timeZone", "UTC")
     check_sink(target, options, schema)
     return SinkSpec(target, options)

@@ -137,12 +137,13 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
 
 def _names_directories(kind: pa.DataType) -> bool:
     """Whether every file format can name directories by values of a type."""
-    return pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()
+    tests = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
 
 
 def _names_more_directories(kind: pa.DataType) -> bool:
-    further = pa.types.is_decimal(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)
-    return further or _names_directories(kind)
+    further = (pa.types.is_decimal, pa.types.is_floating, pa.types.is_timestamp)
+    return _names_directories(kind) or any(test(kind) for test in further)
 
 
 def _check_files(
