@@ -87,6 +87,7 @@ class _Timer:
             while isinstance(call, partial):
                 call = call.args[-1]
             if isinstance(call, on.TimerFired):
+                self._driver.world.late_events += 1
                 self._driver.tell(call)
 
 
