@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_runtime.jobmaster.gateway_values import Conflict, SubmissionFailed
+from ckpt_runtime.jobmaster.planning import Planned, Planner
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import FAST, SequenceJob
 from tests.support.outputs import assert_sequence, visible
@@ -14,12 +16,25 @@ from tests.support.outputs import assert_sequence, visible
 ROWS = 1200
 
 
-def test_run_continues_where_the_last_one_was_cancelled_or_ended(cluster: MiniCluster, tmp_path: Path) -> None:
+def test_run_continues_where_the_last_one_was_cancelled_or_ended(
+    cluster: MiniCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plans: list[str] = []
+    plan = Planner.plan
+
+    async def counted(*given: Any) -> Planned:
+        plans.append("")
+        return await plan(*given)
+
+    monkeypatch.setattr(Planner, "plan", counted)
     state = tmp_path / "state"
     configuration = {
         **FAST,
         "execution.checkpointing.continue-in": str(state),
         "execution.checkpointing.checkpoints-after-tasks-finish": "false",
+        "execution.checkpointing.num-retained": "2",
+        "execution.checkpointing.incremental": "true",
+        "state.backend.type": "rocksdb",
     }
     run, rival = SequenceJob(cluster, tmp_path), SequenceJob(cluster, tmp_path / "rival")
     run.start(rows=ROWS, rate=300, configuration=configuration)
@@ -34,7 +49,9 @@ def test_run_continues_where_the_last_one_was_cancelled_or_ended(cluster: MiniCl
     for _ in range(2):  # the second one has nothing left to read
         with pytest.raises(SubmissionFailed, match="cannot be started with fork"):
             run.start(rows=ROWS, fork=True, configuration=configuration)
+        plans.clear()
         run.start(rows=ROWS, rate=0, configuration=configuration)
+        assert len(plans) == 1, "the snapshot has the key groups of the plan"
         run.finished()
         assert_sequence(run.out, ROWS)
         kept = [path.parent.parent.name for path in state.glob("*/chk-*/_metadata")]

@@ -19,7 +19,6 @@ import importlib
 import importlib.util
 import os
 import re
-import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -280,19 +279,15 @@ def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
 
 def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
     """Runs a file as Python runs a script: its name is ``__main__`` and ``sys.argv`` holds its arguments."""
-    _forget_earlier_archives()
-    sys.path.insert(0, str(directory))
-    _loaded_directories.append(str(directory))
-    importlib.invalidate_caches()
-    before = sys.argv
+    before = sys.argv, sys.modules["__main__"]
     sys.argv = [f"{module_name}.py", *args]
     try:
-        runpy.run_path(str(directory / f"{module_name}.py"), run_name="__main__")
+        _import_module(directory, module_name, "__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
     finally:
-        sys.argv = before
+        sys.argv, sys.modules["__main__"] = before
 
 
 def parse_entry(entry: str) -> tuple[str, str]:
@@ -312,8 +307,11 @@ def _function(module: ModuleType, module_name: str, name: str) -> Callable[..., 
     return function  # type: ignore[no-any-return]
 
 
-def _import_module(directory: Path, name: str) -> ModuleType:
-    """A top-level file is loaded under a private name, so that it never clashes with an installed module."""
+def _import_module(directory: Path, name: str, called: str = "") -> ModuleType:
+    """Loads a module of an archive, whose own name is ``called``, if this is given.
+
+    A top-level file is loaded under a private name, so that it never clashes with an installed module.
+    """
     _forget_earlier_archives()
     sys.path.insert(0, str(directory))
     _loaded_directories.append(str(directory))
@@ -325,14 +323,14 @@ def _import_module(directory: Path, name: str) -> ModuleType:
             raise PlanError("entry", f"there is no module {name!r} in the archive")
         return importlib.import_module(name)
     private = ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
-    spec = importlib.util.spec_from_file_location(private, file)
+    spec = importlib.util.spec_from_file_location(called or private, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[private] = module
+    sys.modules[private] = sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except Exception:  # the SystemExit of a script ends it, and its classes stay
         del sys.modules[private]
         raise
     return module

@@ -10,10 +10,12 @@ from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.state_assignment import restored_max_parallelism
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.static_tables import with_tables
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import GatewayError, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -125,7 +127,8 @@ class JobSubmitter:
         if continued is None:
             return request, savepoint, planned
         savepoint = await self.read_savepoint(continued)
-        planned = await self._planner.plan(program, continued, planning_configuration(given, savepoint, continued))
+        if savepoint is not None and not _has_key_groups_of(planned.graph, savepoint):
+            planned = await self._planner.plan(program, continued, planning_configuration(given, savepoint, continued))
         return continued, savepoint, planned
 
     async def _checked(
@@ -282,6 +285,13 @@ class JobSubmitter:
             return repositioned(found, positions)
         except StorageError as error:
             raise _refusal(f"cannot restore from {path}", error) from error
+
+
+def _has_key_groups_of(graph: JobGraph, snapshot: CompletedCheckpoint) -> bool:
+    """Whether a program that was planned without a snapshot has the numbers of key groups that the snapshot needs."""
+    maxima = restored_max_parallelism(snapshot)
+    planned = ((node.uid, vertex.max_parallelism) for vertex in graph.vertices for node in vertex.operators)
+    return all(maxima.get(uid, own) == own for uid, own in planned)
 
 
 def _refusal(what: str, error: StorageError) -> GatewayError:

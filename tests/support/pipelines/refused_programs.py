@@ -24,8 +24,8 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
 
 
 CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "random plan": lambda rows: rows.select(F.uuid().alias("id")),
-    "function": lambda rows: rows.select(F.randn(1).alias("n")),
+    "random plan": lambda rows: rows.select(F.shuffle(F.array("amount")).alias("amounts")),
+    "function": lambda rows: rows.select(F.randstr(5, 1).alias("text")),
     "type": lambda rows: rows.select(F.expr("make_ym_interval(1, 2)").alias("months")),
     "column": lambda rows: rows.select("missing"),
     "operation": lambda rows: rows.orderBy("country"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import decimal
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
@@ -292,3 +292,28 @@ def _width_bucket(call: Call) -> Callable[..., Value]:
         return count + 1 if value <= lower else int(count * (upper - value) / (upper - lower)) + 1
 
     return per_row(bucket, pa.int64())
+
+
+@function("Rand", "Randn", "Uuid")
+def _random(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Random values. A seed has no effect: Spark's streams replace it by another one for each batch of rows."""
+
+    def numbers(frame: Frame) -> Value:
+        assert frame.random_bytes is not None
+        generator = np.random.Generator(np.random.PCG64(int.from_bytes(frame.random_bytes(16))))
+        of_rows = generator.random if call.function == "Rand" else generator.standard_normal
+        return pa.array(of_rows(frame.length))
+
+    def names(frame: Frame) -> Value:
+        assert frame.random_bytes is not None
+        data = frame.random_bytes(16 * frame.length)
+        return pa.array((_uuid(data[at : at + 16]) for at in range(0, len(data), 16)), pa.string())
+
+    return names if call.function == "Uuid" else numbers
+
+
+def _uuid(data: bytes) -> str:
+    """The text of a UUID of version 4 from 16 random bytes."""
+    digits = data.hex()
+    variant = "89ab"[data[8] & 3]
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"

@@ -313,7 +313,7 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     rows = pc.list_parent_indices(array)
     columns = [column.take(rows) for column in frame.columns]
     variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
-    return array, rows, Frame(columns, len(rows), variables, frame.moment)
+    return array, rows, Frame(columns, len(rows), variables, frame.moment, frame.random_bytes)
 
 
 def _positions(array: pa.Array) -> pa.Array:
@@ -461,7 +461,8 @@ def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         right = pa.array([b for _, b in pairs], pa.int64())
         of_row = rows.take(left)
         variables = {id_: v if isinstance(v, pa.Scalar) else v.take(of_row) for id_, v in frame.variables.items()}
-        inner = Frame([column.take(of_row) for column in frame.columns], len(pairs), variables, frame.moment)
+        columns = [column.take(of_row) for column in frame.columns]
+        inner = Frame(columns, len(pairs), variables, frame.moment, frame.random_bytes)
         values = {body.parameters[0].id: flat.take(left), body.parameters[1].id: flat.take(right)}
         orders = broadcast(evaluator(inner.with_variables(values)), len(pairs)).to_pylist()
         if None in orders:
