@@ -1,8 +1,8 @@
 """Airflow provider for checkpointing stream jobs: it only calls the REST API of a running job manager.
 
 From the bottom: ``hooks`` make a client of a connection; ``conditions`` request the state of the remote side and judge
-it, ``event_hub`` waits for them, and wakes all waits of a triggerer at one job manager; ``jobs`` finds the job that a
-name means, and the snapshot that a new job starts from; ``upgrades`` has the steps of upgrades, suspensions and
+it, and wait for it; ``event_hub`` wakes all waits of a triggerer at one job manager; ``jobs`` finds the job that a name
+means, and the snapshot that a new job starts from; ``upgrades`` has the steps of upgrades, suspensions and
 resumptions; ``triggers`` carry a condition into the triggerer; ``retry`` decides which failures are retried; ``tasks``
 is what operators and sensors share; ``operators``, ``sensors``, ``assets`` and ``dags`` are what DAG authors import.
 ``plugins`` shows the job manager's pages in Airflow.

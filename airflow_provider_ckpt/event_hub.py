@@ -1,4 +1,4 @@
-"""Waits for conditions, and wakes the waits of one process at one job manager.
+"""The hub of all waits of one process at one job manager, which wakes them.
 
 The hub has one stream of events, or one poll where there is no stream. A wait looks when it begins, when an event
 concerns its condition, and otherwise rarely, together with all other waits at its job. Simultaneous polls share their
@@ -11,38 +11,25 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-import math
 import random
-import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar
 
-from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
 from airflow_provider_ckpt.conditions import base
 from airflow_provider_ckpt.conditions.base import (
-    LAST_LOOK_SECONDS,
     POLL,
-    Backoff,
-    Condition,
-    Log,
     MissingPolicy,
     Once,
-    Progress,
-    Status,
-    Verdict,
-    is_waited_out,
     jittered,
-    look_once,
 )
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import AsyncCalls, AsyncCkptClient
-from ckpt_runtime.client.errors import CkptClientError, Unreachable, is_passing
+from ckpt_runtime.client.clients import AsyncCkptClient
+from ckpt_runtime.client.errors import CkptClientError, is_passing
 from ckpt_runtime.client.event_stream import RESET, START, EventFeed, StreamedEvent
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline, persistent, poll
 from ckpt_runtime.contract.jobs import JobDetails, JobLine
 
 if TYPE_CHECKING:
@@ -88,8 +75,8 @@ class Interest(Protocol):
         """Whether an event is a reason for another look."""
 
 
-class Member(AsyncCalls):
-    """One wait, and the client of its looks. ``called`` is set when an event has arrived since its last poll."""
+class Member(Once):
+    """The polls of one wait at a hub. It is called when an event has arrived since the last poll."""
 
     def __init__(self, hub: EventHub, condition: Interest, job_id: str, interval: float) -> None:
         self._hub = hub
@@ -108,8 +95,7 @@ class Member(AsyncCalls):
     def called(self) -> bool:
         return self._call.is_set()
 
-    def looking(self) -> None:
-        """A look begins: events from now on are for the next look."""
+    def begins(self) -> None:
         self._call.clear()
         self._looked_at = _now()
 
@@ -123,14 +109,12 @@ class Member(AsyncCalls):
         return self._seen is not None and self._seen != _standing_of(line.state, [line.tasks])
 
     def pace(self) -> float:
-        """Seconds until the next look, unless it is called."""
         notifies = self._hub.streams if self.job_id == ANY_JOB else self._hub.notifies
         if self.condition.absence.in_doubt or not notifies:
-            return self.interval * random.uniform(0.8, 1.2)
+            return jittered(self.interval)
         return self._hub.seconds_until_polled(self.job_id)
 
     def repeat_interval(self) -> float:
-        """Seconds between two equal lines in the log."""
         return max(base.INTERVAL_SECONDS, sum(hub.waiting for hub in _hubs.values()) / LINES_PER_SECOND)
 
     async def settled(self) -> None:
@@ -145,7 +129,6 @@ class Member(AsyncCalls):
         return answer
 
     async def rest(self, seconds: float) -> None:
-        """Wait until it is called or ``seconds`` have passed."""
         await _set_within(self._call, seconds)
         if self.called:
             await asyncio.sleep(max(0.0, self._looked_at + GAP_SECONDS - _now()))
@@ -495,93 +478,3 @@ async def joined(hook: CkptHook, condition: Interest, job_id: str, interval: flo
         if hub.is_idle:
             del _hubs[key]
             hub.close()
-
-
-class Wait:
-    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
-
-    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
-    """
-
-    def __init__(
-        self,
-        condition: Condition,
-        deadline: float | None,
-        interval: float,
-        log: Log,
-        wall: Callable[[], float] = time.time,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._member: Member | None = None
-        self._condition = condition
-        self._deadline = Deadline(deadline, wall)
-        self._interval = interval
-        self._progress = Progress(log, condition.subject, monotonic)
-        self._trouble: CkptClientError | None = None
-
-    async def until_verdict(self, client: AsyncCalls) -> Verdict:
-        """Wait to the end; a request that hangs cannot outlive the deadline either."""
-        limit = self._deadline.left + LAST_LOOK_SECONDS
-        try:
-            async with asyncio.timeout(None if math.isinf(limit) else limit):
-                return await self._polled(Once(client))
-        except TimeoutError:
-            return self._over()
-
-    async def at_hub(self, member: Member) -> Verdict:
-        """As :meth:`until_verdict`, registered at the hub, which knows when a poll is useful."""
-        self._member, self._progress.interval = member, member.repeat_interval
-        await member.settled()
-        return await self.until_verdict(member)
-
-    async def _polled(self, client: AsyncCalls) -> Verdict:
-        async def look() -> Verdict | None:
-            if self._member is not None:
-                self._member.looking()
-            verdict = await look_once(self._condition, client, self._progress)
-            self._trouble = None
-            return verdict
-
-        async def poll_with_retries() -> Verdict | None:
-            return await persistent(
-                look,
-                self._deadline,
-                passing=is_waited_out,
-                backoff=Backoff(self._interval, self._deadline),
-                on_away=self._away,
-                sleep=self._sleep,
-            )
-
-        try:
-            found = await poll(poll_with_retries, self._deadline, self._intervals(), self._sleep)
-        except CkptClientError as error:
-            if not is_waited_out(error):
-                facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
-                return Verdict(Status.REFUSED, str(error), facts)
-            self._away(error)
-            found = None
-        return found or self._over()
-
-    async def _sleep(self, seconds: float) -> None:
-        for part in self._progress.pauses(seconds):
-            if self._member is None:
-                await asyncio.sleep(part)
-            elif self._member.called:
-                return
-            else:
-                await self._member.rest(part)
-
-    def _intervals(self) -> Iterator[float]:
-        while True:
-            yield max(jittered(self._interval) if self._member is None else self._member.pace(), 0.0)
-
-    def _away(self, error: CkptClientError) -> None:
-        self._trouble = error
-        self._progress.away(error)
-
-    def _over(self) -> Verdict:
-        message = f"{self._condition.subject}: not reached before the task's deadline ({self._condition.standing})"
-        if self._trouble is None:
-            return Verdict(Status.TIMEOUT, message)
-        facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
-        return Verdict(Status.TIMEOUT, f"{message}; the latest problem: {self._trouble}", facts)

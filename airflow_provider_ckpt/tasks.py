@@ -25,8 +25,7 @@ from airflow.sdk.execution_time.context import NEVER_EXPIRE
 
 from airflow_provider_ckpt import advice, arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict
-from airflow_provider_ckpt.event_hub import Wait
+from airflow_provider_ckpt.conditions.base import Condition, Json, Progress, Status, Verdict, Wait
 from airflow_provider_ckpt.exceptions import CkptJobNotFound, CkptNotFound, CkptOperationFailed, CkptRequestRejected
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.jobs import resolve

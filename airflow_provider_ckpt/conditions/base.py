@@ -8,6 +8,7 @@ also while the job manager does not answer; every other error ends the wait. The
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from abc import ABC, abstractmethod
@@ -15,18 +16,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
+from itertools import repeat
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from msgspec import json
 from tenacity import RetryCallState
 from tenacity.wait import wait_exponential
 
-from airflow_provider_ckpt.advice import REFUSED_TOKEN
+from airflow_provider_ckpt.advice import REFUSED_TOKEN, TROUBLE, UNREACHABLE, is_refused_token
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachable, is_passing
 from ckpt_runtime.client.event_stream import StreamedEvent
 from ckpt_runtime.client.requests import Call
-from ckpt_runtime.client.waiting import Deadline
+from ckpt_runtime.client.waiting import Deadline, persistent, poll
 
 POLL = "poll"
 """The event type that a condition gets repeatedly where there is no stream of events."""
@@ -271,10 +273,119 @@ async def poll_until_stable(
 
 
 class Once(AsyncCalls):
-    """Sends each call once, at any retry timeout of the client: a wait repeats its polls itself."""
+    """The polls of one wait: it sends each call once, at any retry timeout, because a wait repeats its polls itself.
 
-    def __init__(self, client: AsyncCalls) -> None:
+    A wait at a hub has polls that know when another one is useful.
+    """
+
+    def __init__(self, client: AsyncCalls, interval: float = 0.0) -> None:
         self._client = client
+        self.interval = interval
+
+    @property
+    def called(self) -> bool:
+        """Whether there is a reason to poll before the pause is over."""
+        return False
+
+    async def settled(self) -> None:
+        """Wait until it is known what wakes this wait; at most a few seconds."""
+
+    def begins(self) -> None:
+        """A poll begins: reasons from now on are reasons for the next one."""
+
+    def pace(self) -> float:
+        """Seconds until the next poll, unless it is called."""
+        return jittered(self.interval)
+
+    async def rest(self, seconds: float) -> None:
+        """Wait until it is called or ``seconds`` have passed."""
+        await asyncio.sleep(seconds)
+
+    def repeat_interval(self) -> float:
+        """Seconds between two equal lines in the log."""
+        return INTERVAL_SECONDS
 
     async def execute(self, call: Call[T], *, retry_timeout_s: float | None = None) -> T:
         return await self._client.execute(call, retry_timeout_s=0)
+
+
+class Wait:
+    """One wait for a condition; ``deadline`` is in seconds since the epoch, ``None``: never.
+
+    ``wall`` is the clock of the deadline, ``monotonic`` that of pauses.
+    """
+
+    def __init__(
+        self,
+        condition: Condition,
+        deadline: float | None,
+        interval: float,
+        log: Log,
+        wall: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._condition = condition
+        self._deadline = Deadline(deadline, wall)
+        self._interval = interval
+        self._progress = Progress(log, condition.subject, monotonic)
+        self._trouble: CkptClientError | None = None
+
+    async def until_verdict(self, client: AsyncCalls) -> Verdict:
+        """Wait to the end; a request that hangs cannot outlive the deadline either.
+
+        ``client`` is a member of a hub, or any other client, which is polled at the wait's own interval.
+        """
+        polls = client if isinstance(client, Once) else Once(client, self._interval)
+        self._progress.interval = polls.repeat_interval
+        await polls.settled()
+        limit = self._deadline.left + LAST_LOOK_SECONDS
+        try:
+            async with asyncio.timeout(None if math.isinf(limit) else limit):
+                return await self._polled(polls)
+        except TimeoutError:
+            return self._over()
+
+    async def _polled(self, polls: Once) -> Verdict:
+        async def look() -> Verdict | None:
+            polls.begins()
+            verdict = await look_once(self._condition, polls, self._progress)
+            self._trouble = None
+            return verdict
+
+        async def sleep(seconds: float) -> None:
+            for part in self._progress.pauses(seconds):
+                if polls.called:
+                    return
+                await polls.rest(part)
+
+        async def poll_with_retries() -> Verdict | None:
+            return await persistent(
+                look,
+                self._deadline,
+                passing=is_waited_out,
+                backoff=Backoff(self._interval, self._deadline),
+                on_away=self._away,
+                sleep=sleep,
+            )
+
+        try:
+            intervals = (max(polls.pace(), 0.0) for _ in repeat(None))
+            found = await poll(poll_with_retries, self._deadline, intervals, sleep)
+        except CkptClientError as error:
+            if not is_waited_out(error):
+                facts = {REFUSED_TOKEN: True} if is_refused_token(error) else {}
+                return Verdict(Status.REFUSED, str(error), facts)
+            self._away(error)
+            found = None
+        return found or self._over()
+
+    def _away(self, error: CkptClientError) -> None:
+        self._trouble = error
+        self._progress.away(error)
+
+    def _over(self) -> Verdict:
+        message = f"{self._condition.subject}: not reached before the task's deadline ({self._condition.standing})"
+        if self._trouble is None:
+            return Verdict(Status.TIMEOUT, message)
+        facts = {TROUBLE: str(self._trouble), UNREACHABLE: isinstance(self._trouble, Unreachable)}
+        return Verdict(Status.TIMEOUT, f"{message}; the latest problem: {self._trouble}", facts)

@@ -11,10 +11,9 @@ from airflow.sdk import XComArg
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.base import Json, Status, Wait
 from airflow_provider_ckpt.conditions.health import DrillCondition, has_slots, progress_of_restore
 from airflow_provider_ckpt.conditions.job import JobStatusCondition
-from airflow_provider_ckpt.event_hub import Wait
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptDrillFailed, CkptOperationFailed
 from airflow_provider_ckpt.lineage import LineageReport, program_location
 from airflow_provider_ckpt.links import JOB_LINKS

@@ -70,7 +70,7 @@ class CkptSnapshotsTrigger(WatchingTrigger):
 
     async def _look(self, watch: SnapshotWatch, member: Member, pause: float) -> tuple[list[Json], float]:
         """Return the new snapshots, and the pause until the next poll; 0 when the hub decides that."""
-        member.looking()
+        member.begins()
         try:
             await member.settled()
             return await watch.look(member), 0.0

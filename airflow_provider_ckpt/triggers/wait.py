@@ -16,7 +16,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from msgspec import ValidationError, convert
 
 from airflow_provider_ckpt import arguments
-from airflow_provider_ckpt.conditions.base import Condition, Json, Log, Verdict
+from airflow_provider_ckpt.conditions.base import Condition, Json, Log, Verdict, Wait
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition
 from airflow_provider_ckpt.conditions.health import (
     DrillCondition,
@@ -32,7 +32,7 @@ from airflow_provider_ckpt.conditions.job import (
     ReadyForSnapshotCondition,
     RescaleCondition,
 )
-from airflow_provider_ckpt.event_hub import Wait, joined
+from airflow_provider_ckpt.event_hub import joined
 from airflow_provider_ckpt.hooks.ckpt import CkptHook, Endpoint
 from airflow_provider_ckpt.jobs import NameFreeCondition
 from airflow_provider_ckpt.upgrades.executor import UpgradeCondition
@@ -123,7 +123,7 @@ class CkptTrigger(BaseTrigger):
             async with await hook.aget_conn() as client:
                 return await wait.until_verdict(client)
         async with joined(hook, condition, condition.job, self.poll_interval) as member:
-            return await wait.at_hub(member)
+            return await wait.until_verdict(member)
 
     async def on_kill(self) -> None:
         """Let the condition end everything that has to end with the task, and log whether the remote side continues."""

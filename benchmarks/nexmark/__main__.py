@@ -2,7 +2,8 @@
 
 Each query runs twice: over ``--check-events`` events into Parquet, where DuckDB compares the result, and over
 ``--events`` without a sink, which is measured from RUNNING to the end, with a checkpoint per second, exactly once.
-``events_per_s_core`` is by processor seconds of all processes.
+``events_per_s_core`` is by processor seconds of all processes. Flink runs each query in turn with ours, ``--rounds``
+times, and the figures are those of the run with the median of processor seconds; Spark runs them once, behind ours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ import os
 import shutil
 import tempfile
 import time
-from argparse import Namespace
+from argparse import BooleanOptionalAction, Namespace
+from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,11 @@ import pyarrow.parquet as pq
 
 from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
 from benchmarks.nexmark.chart import write_chart
-from benchmarks.nexmark.expected import Expected
+from benchmarks.nexmark.expected import EVENTS, Expected
+from benchmarks.nexmark.flink.peer import CHECKED_EVENTS, CHECKED_PER_S, FlinkPeer
 from benchmarks.nexmark.pipeline.events import EVENTS_PER_S
 from benchmarks.nexmark.pipeline.queries import QUERIES
-from benchmarks.nexmark.processes import CpuTime, Timed
+from benchmarks.nexmark.processes import CpuTime, Timed, own_processes
 from benchmarks.process_tree import PeakMemory
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -31,7 +34,7 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 NAME = "nexmark"
 _PIPELINE = Path(__file__).resolve().parent / "pipeline"
 _TIMEOUT_S = 1_800
-_PEERS = {"spark": "Structured Streaming"}
+_PEERS = {"spark": "Structured Streaming", "flink": "Flink SQL"}
 _CHECKED_S = 40
 """The event time of the compared events: three windows of ten seconds end within it."""
 
@@ -44,7 +47,11 @@ def main() -> None:
     parser.add_argument("--check-events", type=positive_int, default=400_000, help="events of the compared result")
     parser.add_argument("--events-per-split", type=positive_int, default=20_000, help="events that one reader reads")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
-    parser.add_argument("--peer", choices=("none", "spark"), default="none", help="the system to compare with")
+    incremental = "whether a checkpoint on our side has only what has changed"
+    parser.add_argument("--incremental", action=BooleanOptionalAction, default=True, help=incremental)
+    parser.add_argument("--peer", choices=("none", *_PEERS), default="none", help="the system to compare with")
+    parser.add_argument("--flink-dir", help="a Flink distribution, otherwise that of FLINK_HOME")
+    parser.add_argument("--rounds", type=positive_int, default=1, help="times that ours and Flink run in turn")
     parser.add_argument("--plot", help="where to write a chart of the queries beside the peer, as SVG")
     options = parser.parse_args()
     if options.plot is not None and options.peer == "none":
@@ -68,12 +75,22 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
     per_second = -(-options.check_events // _CHECKED_S)
     expected = Expected(options.check_events, per_second)
     found: dict[str, dict[str, Any]] = {}
-    with MiniCluster() as cluster:
+    with ExitStack() as stack:
+        cluster = stack.enter_context(MiniCluster())
+        flink = stack.enter_context(FlinkPeer(options, directory)) if options.peer == "flink" else None
+        if flink is not None:
+            check_flink(flink, [*EVENTS, *names])
         for name in names:
             in_engine(cluster, name, options.check_events, per_second, options, directory / "engine")
             checked = _check(name, expected, directory / "engine", last_events(options))
-            run = in_engine(cluster, name, options.events, EVENTS_PER_S, options, None)
-            found[name] = _figures(options.events, run) | {"checked": checked}
+            ours, theirs = [], []
+            for _ in range(options.rounds):
+                ours.append(in_engine(cluster, name, options.events, EVENTS_PER_S, options, None, beside=flink))
+                theirs += [flink.run(name)] if flink is not None else []
+                progress(f"{name}: {ours[-1]}, {theirs[-1:]}")
+            found[name] = _figures(options.events, _median(ours)) | {"checked": checked}
+            if theirs:
+                _add_peer(found[name], options.events, _median(theirs))
             progress(f"{name}: {found[name]}")
     if options.peer == "spark":
         from benchmarks.nexmark.spark_peer import SparkPeer
@@ -85,8 +102,26 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
     return found
 
 
+def check_flink(flink: FlinkPeer, names: list[str]) -> None:
+    """Raises BenchmarkError if Flink has other events than ours, or if a query's result differs from DuckDB's."""
+    expected = Expected(CHECKED_EVENTS, CHECKED_PER_S)
+    at_end = CHECKED_EVENTS + _CHECKED_S * CHECKED_PER_S  # when its input ends, all of Flink's windows do
+    for name in names:
+        result = flink.result(name, expected.rows(name, at_end).schema)
+        rows, wrong = expected.difference(name, result, (at_end, at_end))
+        if wrong:
+            raise BenchmarkError(f"{name} in Flink: {wrong}")
+        progress(f"{name} in Flink: {rows} rows are as expected")
+
+
+def _median(runs: list[Timed]) -> Timed:
+    """The run with the median of processor seconds, the lower one of two."""
+    return sorted(runs, key=lambda run: run.cpu_s)[(len(runs) - 1) // 2]
+
+
 def _figures(events: int, run: Timed) -> dict[str, Any]:
     return {
+        "seconds": round(run.seconds, 2),
         "events_per_s": round(events / run.seconds),
         "events_per_s_core": round(events / run.cpu_s),
         "cpu_s": round(run.cpu_s, 2),
@@ -101,11 +136,25 @@ def _add_peer(figures: dict[str, Any], events: int, run: Timed) -> None:
 
 
 def in_engine(
-    cluster: MiniCluster, name: str, events: int, per_second: int, options: Namespace, output: Path | None
+    cluster: MiniCluster,
+    name: str,
+    events: int,
+    per_second: int,
+    options: Namespace,
+    output: Path | None,
+    *,
+    beside: FlinkPeer | None = None,
 ) -> Timed:
-    """Runs a query to its end, with a checkpoint per second. Planning and the start of processes are not measured."""
+    """Runs a query to its end, with a checkpoint per second. Planning and the start of processes are not measured.
+
+    The processor time of a peer that waits beside it is not counted.
+    """
     arguments = [name, str(events), str(options.events_per_split), str(per_second), str(output or "")]
-    configuration = {"execution.checkpointing.interval": "1 s", "restart-strategy.type": "none"}
+    configuration = {
+        "execution.checkpointing.interval": "1 s",
+        "execution.checkpointing.incremental": str(options.incremental).lower(),
+        "restart-strategy.type": "none",
+    }
     job = cluster.submit(
         _PIPELINE,
         entry="queries:pipeline",
@@ -115,7 +164,7 @@ def in_engine(
     )
     cluster.wait_for_status(job, JobStatus.RUNNING, JobStatus.FINISHED)
     start = time.monotonic()
-    with CpuTime() as cpu:
+    with CpuTime(lambda: own_processes(without=beside.process if beside is not None else None)) as cpu:
         cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=_TIMEOUT_S, clean_up=False)
         seconds = time.monotonic() - start
     cluster.wait_for_clean_up(job)

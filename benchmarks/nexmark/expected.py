@@ -68,6 +68,9 @@ QUERIES = {
             split_part(url, '/', 6) AS dir3 FROM bid""",
 }
 """The text of each query for DuckDB. ``us`` is event time in microseconds, and ``$watermark``, too."""
+EVENTS = {name: f"SELECT * EXCLUDE us FROM {name}" for name in ("person", "auction", "bid")}
+"""The text that gives all events of a kind: a peer that makes its own has to make the same."""
+_TEXTS = {**QUERIES, **EVENTS}
 
 
 class Expected:
@@ -123,8 +126,9 @@ class Expected:
 
     def rows(self, query: str, last_event: int) -> pa.Table:
         """Returns the rows of a query, its windows as of the watermark after an event."""
-        parameters = {"watermark": self._watermark_us(last_event)} if "$watermark" in QUERIES[query] else {}
-        return self._connection.sql(QUERIES[query], params=parameters).to_arrow_table()
+        text = _TEXTS[query]
+        parameters = {"watermark": self._watermark_us(last_event)} if "$watermark" in text else {}
+        return self._connection.sql(text, params=parameters).to_arrow_table()
 
     def _watermark_us(self, last_event: int) -> int:
         """The watermark after an event, in whole milliseconds, given in microseconds since the epoch."""

@@ -22,10 +22,10 @@ class Timed:
     cpu_s: float
 
 
-def own_processes() -> list[psutil.Process]:
-    """This process and all below it."""
+def own_processes(without: psutil.Process | None = None) -> list[psutil.Process]:
+    """This process and all below it, apart from one."""
     root = psutil.Process(os.getpid())
-    return [root, *root.children(recursive=True)]
+    return [process for process in (root, *root.children(recursive=True)) if process != without]
 
 
 class CpuTime:

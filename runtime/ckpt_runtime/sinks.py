@@ -70,6 +70,10 @@ class Transaction:
         return f"{self.writer_id}-{self.checkpoint_id}"
 
 
+class BadRowError(ValueError):
+    """A row that the target cannot hold; the message names the place and the value."""
+
+
 class CommitOutcome(Enum):
     """The result of a commit."""
 
@@ -82,7 +86,11 @@ class SinkWriter(ABC):
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes the rows of a batch. It is empty only for a result table without rows (output mode complete)."""
+        """Takes the rows of a batch. It is empty only for a result table without rows (output mode complete).
+
+        Raises BadRowError, before it has taken any row of the batch, for a row that the target cannot hold. The row
+        fails the job, or is left out, as ``execution.bad-rows.mode`` says: then parts of the batch are written.
+        """
 
     @abstractmethod
     def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:

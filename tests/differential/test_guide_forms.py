@@ -33,7 +33,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark
 
 GUIDE = Path(__file__).parents[1] / "support" / "programs" / "guide.py"
 RUN = (
-    *("files", "rate", "rate_per_batch", "view", "counts", "windows", "late_windows", "sessions"),
+    *("files", "rate", "rate_per_batch", "own_source", "view", "counts", "windows", "late_windows", "sessions"),
     *("sessions_with_a_gap_of_the_row", "join_with_a_table", "inner_join", "left_join", "semi_join", "duplicates"),
     *("duplicates_with_time", "duplicates_within_watermark", "parquet", "batches", "rows", "rows_of_an_object"),
     *("processing_time", "continuous", "available_now", "once"),
@@ -85,7 +85,7 @@ def words() -> Iterator[int]:
 
 
 COMPARED = {
-    **dict.fromkeys(("files", "named_files", "inferred_schema", "file_of_each_row", "rate"), "append"),
+    **dict.fromkeys(("files", "named_files", "inferred_schema", "file_of_each_row", "rate", "own_source"), "append"),
     **dict.fromkeys(("view", "counts", "windows"), "complete"),
     **dict.fromkeys(("sessions", "sessions_with_a_gap_of_the_row", "join_with_a_table"), "append"),
     **dict.fromkeys(("inner_join", "left_join", "right_join", "full_join", "semi_join"), "append"),
@@ -186,6 +186,7 @@ PROGRAMS = {
     "structured_network_wordcount_session_window": ["127.0.0.1", "{words}"],
     "structured_network_wordcount_windowed": ["127.0.0.1", "{words}", "10", "5"],
     "structured_kafka_wordcount": ["{servers}", "subscribe", "orders"],
+    "structured_blockchain_admission_control": [],
 }
 """Spark's examples that run, by their arguments; structured_sessionization has a mode that Spark refuses, too."""
 
@@ -210,8 +211,12 @@ def test_example_of_spark_runs_unchanged(cluster: MiniCluster, broker: KafkaBrok
     end(cluster, cluster.submit(file, arguments=arguments, configuration=configuration, parallelism=1))
 
 
+CLIENTS = [name for name in PROGRAMS if "wordcount" in name and "session" not in name]
+"""The examples without a function or a data source in Python."""
+
+
 @pytest.mark.row("ps.7")
-@pytest.mark.parametrize("example", [name for name in PROGRAMS if "session" not in name])  # that has Python functions
+@pytest.mark.parametrize("example", CLIENTS)
 def test_example_of_spark_runs_as_a_client_of_spark_connect(
     cluster: MiniCluster, spark: SparkSession, broker: KafkaBroker, words: int, example: str
 ) -> None:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from ckpt_runtime.graph.schemas import JOIN_TYPES
+from ckpt_runtime.graph.output_schemas import JOIN_TYPES
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from tests.support.joins import LEFT, RIGHT, Subtask

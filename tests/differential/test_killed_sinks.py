@@ -1,7 +1,7 @@
 """Every built-in sink that is exact: killed at each step and at random moments, and restored beside its own job.
 
-The targets are read by libraries that the sinks do not use: DuckDB, deltalake's own reader of the log, psycopg, and for
-Kafka a reader of the broker's log.
+The targets are read by libraries that the sinks do not use: DuckDB, deltalake's own reader of the log, psycopg, for
+Kafka a reader of the broker's log, and for JSON in an object store the store's own client.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Numbers:
         return self.cluster.submit(
             PIPELINES / "killed_sinks.py",
             arguments=[
-                self.format.removesuffix("-stored"),
+                self.format,
                 str(self.source),
                 str(rate),
                 json.dumps(self.target.options),

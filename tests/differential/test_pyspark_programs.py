@@ -86,7 +86,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
     examples = compare_examples(spark, every=10)
     assert [(example.query, example.note) for example in examples if example.kind == "differs"] == []
     found = {name: status for functions in statuses(examples).values() for name, status in functions.items()}
-    lines = re.findall(r"^(Equal|Partly|Clock|Refused): (.*)\.$", FUNCTIONS_PAGE.read_text(), re.MULTILINE)
+    lines = re.findall(r"^(Equal|Partly|Clock|Random|Refused): (.*)\.$", FUNCTIONS_PAGE.read_text(), re.MULTILINE)
     listed = {name: title.lower() for title, names in lines for name in re.findall(r"`([^`]+)`", names)}
     assert found == {name: listed.get(name) for name in found}, "`make docs` writes the page"
     assert len(found) > 30
@@ -97,7 +97,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
     ("case", "named"),
     [
         ("random plan", "another plan"),
-        ("function", r"Randn.*called in refused_programs.py:\d+"),
+        ("function", r"Sentences.*called in refused_programs.py:\d+"),
         ("type", "interval"),
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "orderBy: a stream has no last row"),
@@ -205,6 +205,21 @@ def test_declaration_that_runs_code_or_makes_a_table_is_refused(
     analysis = ANALYZER.analyze(AnalysisRequest(rows, declarations=(declaration,)))
     assert named in analysis.error + analysis.unsupported
     assert not spark.catalog.tableExists("declared")
+
+
+@pytest.mark.parametrize(
+    ("statement", "instead"),
+    [
+        ("CREATE TABLE IF NOT EXISTS written (a INT) USING parquet", "toTable creates a table that does not exist"),
+        ("INSERT INTO written SELECT 1", "writeStream.toTable"),
+        ("USE shop", "name the database with the table"),
+        ("SET VARIABLE least = (SELECT max(a) FROM read)", "reads no table"),
+    ],
+)
+def test_statement_of_sql_that_a_program_cannot_run_is_refused_with_what_to_do_instead(
+    statement: str, instead: str
+) -> None:
+    assert instead in ANALYZER.analyze(AnalysisRequest(statement=statement)).unsupported
 
 
 @pytest.mark.parametrize("column", ["_metadata", "_metadata.file_name"])

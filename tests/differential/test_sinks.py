@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
+import gzip
 import json
 import os
 import random
@@ -29,9 +31,11 @@ from ckpt_runtime.frontend.live_session import RealChannel
 from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import blocks
 from tests.support.jobs import PIPELINES, fast
+from tests.support.object_store import ObjectStore, keys, unfinished_uploads
 from tests.support.pipelines import batch_functions
 
 if TYPE_CHECKING:
@@ -226,6 +230,85 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     numbers_ = [row["n"] for file in (output / "epochs").iterdir() for row in json.loads(file.read_text())]
     assert sorted(numbers_) == list(range(4_000))
     assert is_empty(checkpoints / "staged")
+
+
+VALUES = pa.schema(
+    [
+        ("n", pa.int32()),
+        ("s", pa.string()),
+        ("d", pa.float64()),
+        ("price", pa.decimal128(10, 2)),
+        ("at", pa.timestamp("us", "UTC")),
+        ("day", pa.date32()),
+        ("yes", pa.bool_()),
+        ("part", pa.string()),
+    ]
+)
+NESTED = VALUES.append(pa.field("tags", pa.list_(pa.string()))).append(pa.field("raw", pa.binary()))
+STRINGS = ["a", None, "", 'x "y"', "a,b", "a\nb", " blank ", "#c", "\\", "é\u2028", "a\rb", "'"]
+WRITTEN: list[tuple[str, dict[str, str], str, pa.Schema]] = [
+    ("csv", {"header": "true", "compression": "gzip"}, "part", VALUES),
+    ("csv", {"sep": "|", "quoteAll": "true", "nullValue": "-", "timestampFormat": "yyyy-MM-dd HH:mm"}, "", VALUES),
+    ("json", {"ignoreNullFields": "false", "dateFormat": "dd/MM/yyyy", "compression": "bzip2"}, "part", NESTED),
+    ("json", {"lineSep": "\r\n", "timeZone": "Asia/Kathmandu"}, "d,price,at", NESTED),
+    ("text", {}, "part", pa.schema([VALUES.field("s"), VALUES.field("part")])),
+]
+
+
+@pytest.mark.row("ends.5")
+@pytest.mark.parametrize(("format_", "options", "key", "schema"), WRITTEN)
+def test_texts_in_an_object_store_are_those_that_the_batch_writer_of_spark_writes(
+    spark: SparkSession,
+    cluster: MiniCluster,
+    store: ObjectStore,
+    tmp_path: Path,
+    format_: str,
+    options: dict[str, str],
+    key: str,
+    schema: pa.Schema,
+) -> None:
+    rows = [
+        {
+            "n": at - 3,
+            "s": text,
+            "d": [1.0, float("nan"), -1e20, None][at % 4],
+            "price": [Decimal("-1.50"), None][at % 2],
+            "at": [datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC), None][at % 2],
+            "day": [date(1582, 10, 4), None][at % 2],
+            "yes": at % 2 == 0,
+            "part": ["a/b", None, "100% é"][at % 3],
+            "tags": [None, [], ["x", None]][at % 3],
+            "raw": [None, b"\x00\xff"][at % 2],
+        }
+        for at, text in enumerate(STRINGS)
+    ]
+    source, theirs = tmp_path / "rows.parquet", tmp_path / "theirs"
+    pq.write_table(pa.Table.from_pylist([{name: row[name] for name in schema.names} for row in rows], schema), source)
+    frame = spark.read.parquet(str(source))
+    ours = resolve(store.bucket() + "/ours")
+    job = cluster.submit(
+        PIPELINES / "text_sink.py",
+        arguments=[str(source), frame._jdf.schema().toDDL(), format_, ours.url, json.dumps(options), key],
+        # Its only checkpoint is the last one: each directory has one file.
+        configuration=fast(execution__checkpointing__interval="1h"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    writer = frame.coalesce(1).write.format(format_).options(**options)
+    (writer.partitionBy(*key.split(",")) if key else writer).save(str(theirs))
+    wanted = {
+        (str(path.parent.relative_to(theirs)).strip("."), unpacked(path.name, path.read_bytes()))
+        for path in theirs.rglob("part-*")
+    }
+    found = {
+        (name.rpartition("/")[0], unpacked(name, ours.filesystem.cat_file(f"{ours.path}/{name}")))
+        for name in keys(ours.url)
+    }
+    assert found == wanted
+    assert unfinished_uploads(ours) == []
+
+
+def unpacked(name: str, data: bytes) -> bytes:
+    return gzip.decompress(data) if name.endswith(".gz") else bz2.decompress(data) if name.endswith(".bz2") else data
 
 
 @pytest.mark.row("ends.1")

@@ -49,7 +49,7 @@ def values(first: int, count: int) -> list[bytes]:
 def until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + patient(30)
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.01)
 
 

@@ -82,7 +82,7 @@ def values(job: Job) -> list[int]:
 def until(condition: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + patient(30)
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"waited too long for {what}"
         time.sleep(0.01)
 
 

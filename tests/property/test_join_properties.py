@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckpt_runtime.graph.schemas import JOIN_TYPES
+from ckpt_runtime.graph.output_schemas import JOIN_TYPES
 from ckpt_runtime.graph.specs import JoinSpec
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from tests.support.effort import examples

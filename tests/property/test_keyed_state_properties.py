@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range
-from ckpt_runtime.graph.schemas import aggregate_type
+from ckpt_runtime.graph.output_schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
 from ckpt_runtime.state.memory.keyed_state import FrozenView, LayeredDict

@@ -16,7 +16,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
-from ckpt_runtime.jobmaster.job_host import JobSlots
+from ckpt_runtime.jobmaster.job_host import JobSlots, JobTimers
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.progress import JobProgress
@@ -43,7 +43,8 @@ JOB_PLACES = [
     *((JobShell, name) for name in ("_arrange_slots", "_deploy", "_cancel_tasks", "_record_attempt", "_schedule")),
     *((JobShell, name) for name in ("_store_result", "_task_message", "_task_state", "_reported_failure")),
     *((JobShell, name) for name in ("_in_pool", "_execute_checkpoint_effect", "_worker_message", "_shut_down")),
-    *((JobShell, name) for name in ("_fire", "_end")),
+    (JobShell, "_end"),
+    *((JobTimers, name) for name in ("start", "_fire")),
     *((TaskGateway, name) for name in ("deploy", "trigger", "complete", "abort", "cancel")),
     *((JobSlots, name) for name in ("acquire", "_acquired", "release_all")),
     *((JobView, name) for name in ("status_changed", "deploying", "result_to_store")),

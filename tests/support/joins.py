@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.checkpoint.completed_checkpoint import KeyedHandle, OperatorListState
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.graph.schemas import join_output_schema
+from ckpt_runtime.graph.output_schemas import join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.operator import OperatorContext, OperatorStateStore

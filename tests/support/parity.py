@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import defaultdict
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import RANDOM, Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 from ckpt_runtime.frontend.catalyst import ExpressionReader
@@ -36,7 +37,7 @@ _CHUNK = 40
 
 @dataclass(slots=True)
 class Example:
-    """One example of a function. ``kind`` is equal, clock, refused or differs; ``note`` says why it is not equal."""
+    """One example of a function. ``kind`` is equal, clock, random, refused or differs; ``note`` says why not equal."""
 
     function: str
     group: str
@@ -138,10 +139,11 @@ def _compute(example: Example, expressions: Sequence[Any]) -> None:
     """Evaluates the constants of an example as constants, then as columns: both have to give the same."""
     try:
         trees = [ExpressionReader({}, ansi=True).read(expression) for expression in expressions]
-        constants = [_evaluated(tree, Frame([], 1, moment=_MOMENT)) for tree in trees]
-        if any(_asks_for_the_time(tree) for tree in trees):
-            example.kind = "clock"
-            return
+        constants = [_evaluated(tree, Frame([], 1, moment=_MOMENT, random_bytes=os.urandom)) for tree in trees]
+        for kind, names in (("clock", _CLOCKS), ("random", RANDOM)):
+            if any(_calls(tree, names) for tree in trees):
+                example.kind = kind
+                return
     except UnsupportedExpressionError as error:
         example.kind, example.note = "refused", str(error)
         return
@@ -164,10 +166,10 @@ _CLOCKS = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp"}
 _MOMENT = 1_600_000_000_000_000
 
 
-def _asks_for_the_time(tree: Expression) -> bool:
+def _calls(tree: Expression, names: frozenset[str]) -> bool:
     if not isinstance(tree, Call):
         return False
-    return tree.function in _CLOCKS or any(map(_asks_for_the_time, tree.arguments))
+    return tree.function in names or any(_calls(argument, names) for argument in tree.arguments)
 
 
 def _evaluated(tree: Expression, frame: Frame) -> Any:
@@ -268,10 +270,10 @@ def page(examples: Sequence[Example]) -> str:
     lines = [_HEAD]
     for group, functions in statuses(examples).items():
         lines.append(f"\n## {group.removesuffix('_funcs').capitalize()}\n")
-        for title, status in (("Equal", "equal"), ("Partly", "partly"), ("Clock", "clock"), ("Refused", "refused")):
+        for status in ("equal", "partly", "clock", "random", "refused"):
             names = [f"`{name}`" for name, found in functions.items() if found == status]
             if names:
-                lines.append(f"{title}: {', '.join(names)}.\n")
+                lines.append(f"{status.capitalize()}: {', '.join(names)}.\n")
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -281,10 +283,11 @@ _HEAD = """\
 This page is generated: every example of Spark's own catalogue of functions is computed by Spark and by the engine.
 *Equal* functions have Spark's results for all of their examples. *Partly* available ones have them for some; for the
 others the plan is refused. *Clock* functions give the time at which an operator gets a batch of rows, the same for all
-of its rows; a recovery computes rows again with the time that it is then, as Spark does. *Refused* functions are
-refused when the plan is made; nothing is computed in another way. An example that fails in Spark, too, is equal;
-so is a regular expression that neither Java nor the engine reads. Intervals of months, which no column holds, are
-compared by adding them to a time.
+of its rows; a recovery computes rows again with the time that it is then, as Spark does. *Random* functions give other
+values for each row, whatever their seed, as in Spark's streams, which replace the seed for each batch; a recovery gives
+the rows that it computes again other values. *Refused* functions are refused when the plan is made; nothing is computed
+in another way. An example that fails in Spark, too, is equal; so is a regular expression that neither Java nor the
+engine reads. Intervals of months, which no column holds, are compared by adding them to a time.
 Aggregates, generators and functions of variants, XML, sketches and geometry are not on this page.
 """
 

@@ -7,14 +7,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import duckdb
 import pytest
+from s3fs import S3FileSystem
 
+from ckpt_runtime.storage.filesystem import resolve
 from tests.support.kafka_broker import KafkaBroker, committed, kafka_broker
+from tests.support.object_store import keys, unfinished_uploads
 from tests.support.postgres_server import PostgresServer, running_postgres
 
-FORMATS = ("parquet", "delta", "kafka", "postgresql", "postgresql-prepared", "foreachBatch")
+FORMATS = ("parquet", "delta", "kafka", "postgresql", "postgresql-prepared", "foreachBatch", "json-s3")
+"""``json-s3`` is JSON in the object store of the tests, which has to run."""
 
 
 class Target:
@@ -77,11 +82,31 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
                 left,
                 server,
             )
+    elif format_ == "json-s3":
+        objects = _Objects()
+        yield Target({"path": objects.place.url}, objects.numbers, objects.left)
     else:
         place = directory / "target"
         kind = _Delta if format_ == "delta" else _Files
         reader = kind(place)
         yield Target({"path": str(place)}, reader.numbers, reader.left)
+
+
+class _Objects:
+    """Files of JSON lines in a new bucket."""
+
+    def __init__(self) -> None:
+        bucket = f"bucket-{uuid4().hex}"
+        S3FileSystem(use_listings_cache=False).mkdir(bucket)
+        self.place = resolve(f"s3://{bucket}/target")
+
+    def numbers(self) -> list[int]:
+        files = [key for key in keys(self.place.url) if key.rpartition("/")[2].startswith("part-")]
+        texts = (self.place.filesystem.cat_file(f"{self.place.path}/{key}") for key in files)
+        return [json.loads(line)["n"] for text in texts for line in text.splitlines()]
+
+    def left(self) -> list[str]:
+        return [key for key in keys(self.place.url) if key.startswith(".")] + unfinished_uploads(self.place)
 
 
 class _Files:

@@ -117,7 +117,7 @@ class InLoopServer(httpx.AsyncBaseTransport):
         path = request.url.path
         self.requests.append((asyncio.get_running_loop().time(), f"{request.method} {path}"))
         if self._away:
-            raise httpx.ConnectError("nobody listens")
+            raise httpx.ConnectError("no server listens")
         body, stream = await request.aread(), _Stream(self)
         sent = False
 

@@ -10,7 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from benchmarks.harness import BenchmarkError
 from benchmarks.nexmark.chart import bars, write_chart
+from benchmarks.nexmark.flink.peer import distribution
 from benchmarks.nexmark.pipeline.events import EVENT, GROUP, Generator, NexmarkSource
 from ckpt_runtime.sources import Split, SplitRows
 
@@ -94,3 +96,18 @@ def test_chart_shows_the_queries_that_both_have_run_with_the_ratio(tmp_path: Pat
     assert bars({"q0": both, "q6": {"events_per_s_core": 1}}) == [("q0", 900.0, 300.0)]
     assert "<!-- 3.0× -->" in text
     assert "<!-- q6 -->" not in text
+
+
+def test_flink_is_the_given_distribution_otherwise_that_of_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    homes = [tmp_path / "given", tmp_path / "home"]
+    for home in homes:
+        (home / "lib").mkdir(parents=True)
+        (home / "lib" / "flink-dist-2.3.0.jar").touch()
+    monkeypatch.setenv("FLINK_HOME", str(homes[1]))
+    assert distribution(str(homes[0])) == homes[0]
+    assert distribution(None) == distribution(str(tmp_path)) == homes[1]
+    monkeypatch.delenv("FLINK_HOME")
+    with pytest.raises(BenchmarkError, match=f"--flink-dir or FLINK_HOME .{tmp_path}.: give a Flink distribution"):
+        distribution(str(tmp_path))

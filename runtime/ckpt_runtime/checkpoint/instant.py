@@ -11,6 +11,3 @@ class Instant:
 
     rel_ms: int
     abs_ms: int
-
-    def plus(self, millis: int) -> Instant:
-        return Instant(self.rel_ms + millis, self.abs_ms + millis)

@@ -375,17 +375,23 @@ class Retention:
             return
         retained = self._store.clear()
         # The kept checkpoints are determined before any is deleted, because deleted ones may share files with them.
-        stay = [entry for entry in retained if not self._discards_at_end(entry, job_status)]
+        discarded = [self._discards_at_end(entry, job_status, newest=entry is retained[-1]) for entry in retained]
+        stay = [entry for entry, discards in zip(retained, discarded, strict=True) if not discards]
         self._outliving = frozenset(entry.checkpoint.id for entry in stay)
         self._kept_shared = frozenset(
             file.path for entry in stay for state in entry.checkpoint.states.values() for file in state.files()
         )
         self.keeps_nothing = self._in_force.settings.discards_on(job_status) and not any(entry.owned for entry in stay)
-        for entry in retained:
-            self._retire(entry, self._discards_at_end(entry, job_status))
+        for entry, discards in zip(retained, discarded, strict=True):
+            self._retire(entry, discards)
 
-    def _discards_at_end(self, entry: RetainedCheckpoint, job_status: str) -> bool:
-        """Whether the entry is deleted. A claimed snapshot is kept unless the job finished or replaced it."""
+    def _discards_at_end(self, entry: RetainedCheckpoint, job_status: str, *, newest: bool) -> bool:
+        """Whether the entry is deleted. A claimed snapshot is kept unless the job finished or replaced it.
+
+        The next run of a program that continues starts from the newest one, and would never delete the others.
+        """
+        if self._in_force.settings.continue_in is not None and not newest:
+            return entry.owned
         claimed = entry.checkpoint.job_id != self._job_id
         if not entry.owned or (claimed and job_status != "FINISHED"):
             return False

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.file_sink import FileSink, PartWriter, PendingFile, part_of
+from ckpt_runtime.connectors.file_sink import FileSink, ParquetFileWriter, PartFile, PartWriter, part_of
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.graph.formats import partition_columns, target_file_size
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
@@ -77,18 +76,17 @@ class DeltaSink(FileSink):
 class _DeltaWriter(PartWriter):
     """Adds to each pending file the facts that the table's log records of a file."""
 
-    def prepare_commit(self, checkpoint_id: int) -> Sequence[DeltaFile]:  # type: ignore[override]
-        return [self._described(pending) for pending in super().prepare_commit(checkpoint_id)]
-
     def partition_name(self, values: Sequence[tuple[str, str | None]]) -> str:
         return json.dumps(dict(values)) if values else ""
 
-    def _described(self, pending: PendingFile) -> DeltaFile:
-        with self._sink.directory.open_for_reading(pending.name) as stream:
-            metadata = pq.read_metadata(stream)
-            size = stream.seek(0, 2)
-        values = json.loads(pending.partition) if pending.partition else {}
-        return DeltaFile(pending.directory, pending.name, values, size, json.dumps(_statistics(metadata)))
+    def directory_of(self, partition: str) -> str:
+        return ""
+
+    def committable(self, file: PartFile, pending: str) -> DeltaFile:
+        assert isinstance(file.writer, ParquetFileWriter)
+        values = json.loads(file.partition) if file.partition else {}
+        statistics = json.dumps(_statistics(file.writer.metadata[0]))
+        return DeltaFile(self._sink.directory.url, pending, values, file.size, statistics)
 
 
 class DeltaCommitter(SinkCommitter):
@@ -134,7 +132,10 @@ class DeltaCommitter(SinkCommitter):
         from deltalake.transaction import AddAction
 
         now_ms = int(datetime.now(UTC).timestamp() * 1000)
-        actions = [AddAction(part_of(file).visible, file.size, file.values, now_ms, True, file.stats) for file in files]
+        actions = [
+            AddAction(self._directory.visible_name(part_of(file)), file.size, file.values, now_ms, True, file.stats)
+            for file in files
+        ]
         mark = deltalake.Transaction(transaction.writer_id, transaction.checkpoint_id)
         table.create_write_transaction(
             actions,
@@ -167,7 +168,7 @@ class DeltaCommitter(SinkCommitter):
 
     def abort(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> None:
         for file in committables:
-            self._directory.delete(part_of(file).pending)
+            self._directory.discard(part_of(file))
 
     def _table(self) -> Any:
         """The newest snapshot of the table, which is created if there is none, with the columns of the rows."""

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -28,10 +29,13 @@ from ckpt_runtime.connectors.part_directory import (
     owner_of,
     parse_hidden,
     partition_directory,
-    sync_and_close,
 )
+from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
+from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import reason_of
 
 
 class FileWriter(Protocol):
@@ -44,9 +48,12 @@ class FileWriter(Protocol):
         """Writes the end of the file."""
 
 
-class _ParquetWriter:
+class ParquetFileWriter:
+    """``metadata`` has the footer of a closed file."""
+
     def __init__(self, file: Any, schema: pa.Schema, compression: Any) -> None:
-        self._writer = pq.ParquetWriter(file, schema, compression=compression)
+        self.metadata: list[pq.FileMetaData] = []
+        self._writer = pq.ParquetWriter(file, schema, compression=compression, metadata_collector=self.metadata)
 
     def write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows)
@@ -66,11 +73,26 @@ class _ArrowWriter:
         self._writer.close()
 
 
+class _TextWriter:
+    def __init__(self, file: Any, output: TextOutput) -> None:
+        self._file = file
+        self._output = output
+        file.write(output.header())
+
+    def write(self, rows: pa.Table) -> None:
+        self._file.write(self._output.rows(rows))
+
+    def close(self) -> None:
+        """The end of a text has no mark."""
+
+
 def open_file_writer(format_: str, file: Any, schema: pa.Schema, options: Mapping[str, Any]) -> FileWriter:
     """Returns a writer for a file of a format. ``options`` are the parsed ones of its sink."""
     if format_ == "foreach":
         return _ArrowWriter(file, schema)
-    return _ParquetWriter(file, schema, options["compression"])
+    if format_ in TEXT_OUTPUTS:
+        return _TextWriter(file, TextOutput(format_, options, schema))
+    return ParquetFileWriter(file, schema, options["compression"])
 
 
 _ROWS_HELD = 131_072
@@ -136,21 +158,26 @@ class FileSink(Sink):
             else:
                 left = part.owner in former and (part.checkpoint or restored + 1) > restored
             if left:
-                self.directory.delete(part.hidden)
+                self.directory.discard(part)
 
 
-class _PartFile:
+class PartFile:
     """One file being written; rows are buffered and written in large groups."""
 
-    def __init__(self, sink: FileSink, part: PartName, schema: pa.Schema, partition: str) -> None:
+    def __init__(self, sink: FileSink, part: PartName, schema: pa.Schema, partition: str, directory: str) -> None:
+        """``directory`` is the one, below the sink's, in which the file becomes visible."""
         self.part = part
         self.partition = partition
         self.rows = 0
+        self.size = 0
+        """In bytes, once the file is finished."""
         self._schema = schema
         self._held: list[pa.RecordBatch] = []
         self._held_rows = 0
-        self._file = sink.directory.open_for_writing(part.in_progress)
-        self._writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
+        self._place = sink.directory
+        self._file = self._place.open_for_writing(part, directory)
+        with self._writing():
+            self.writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
@@ -163,21 +190,35 @@ class _PartFile:
         """Writes the buffered rows and the end of the file, which is then complete and durable."""
         if self._held:
             self._flush()
-        self._writer.close()
-        sync_and_close(self._file)
+        with self._writing():
+            self.writer.close()
+            self.size = self._file.tell()
+            self._place.finish(self.part, self._file)
 
     def abandon(self) -> None:
-        """Closes the file, whose content is discarded."""
+        """Closes the file, whose content is discarded: its end need not be written, as on a full disk."""
         self._held = []
-        try:
-            self._writer.close()
-        finally:
-            self._file.close()
+        for closed in (self.writer, self._file):
+            with suppress(Exception):
+                closed.close()
 
     def _flush(self) -> None:
-        self._writer.write(pa.Table.from_batches(self._held, self._schema))
+        rows = pa.Table.from_batches(self._held, self._schema)
+        with self._writing():
+            self.writer.write(rows)
         self._held = []
         self._held_rows = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises StorageError with the name of the file for errors of its file system."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            url = f"{self._place.url}/{self.part.in_progress}"
+            raise StorageError(f"cannot write {url}: {reason_of(error)}", url, error) from error
 
 
 class PartWriter(SinkWriter):
@@ -188,9 +229,10 @@ class PartWriter(SinkWriter):
         self._context = context
         self._owner = owner_of(context.job_id, context.uid, context.sink_id)
         self._max_rows = int(sink.parsed["maxRowsPerFile"])
-        self._keys = partition_columns(sink.parsed, schema)
-        self._open: dict[str, _PartFile] = {}
-        self._closed: list[tuple[PartName, str]] = []
+        zone = sink.parsed.get("timeZone", "UTC")
+        self._keys = {name: _as_text(schema.field(name).type, zone) for name in partition_columns(sink.parsed, schema)}
+        self._open: dict[str, PartFile] = {}
+        self._closed: list[PartFile] = []
         self._sequence = 0
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -198,30 +240,37 @@ class PartWriter(SinkWriter):
             self._write(self.partition_name(values), part)
 
     def partition_name(self, values: Sequence[tuple[str, str | None]]) -> str:
-        """The directory that rows with these values of the partition's columns are written to."""
+        """The partition of rows with these values of its columns."""
         return partition_directory(values)
 
-    def prepare_commit(self, checkpoint_id: int) -> Sequence[PendingFile]:
+    def directory_of(self, partition: str) -> str:
+        """The directory, below the sink's, in which the files of a partition become visible."""
+        return partition
+
+    def committable(self, file: PartFile, pending: str) -> Any:
+        """What the committer has to know about a file, whose name is ``pending`` now."""
+        return PendingFile(self._sink.directory.url, pending, file.partition)
+
+    def prepare_commit(self, checkpoint_id: int) -> Sequence[Any]:
         for partition in list(self._open):
             self._close_file(partition)
-        pending = []
-        for closed, partition in self._closed:
-            part = replace(closed, checkpoint=checkpoint_id)
-            self._sink.directory.make_pending(part)
-            pending.append(PendingFile(self._sink.directory.url, part.pending, partition))
+        prepared = []
+        for file in self._closed:
+            part = replace(file.part, checkpoint=checkpoint_id)
+            self._sink.directory.make_pending(part, self.directory_of(file.partition))
+            prepared.append(self.committable(file, part.pending))
         self._closed = []
-        return pending
+        return prepared
 
     def close(self) -> None:
         """Deletes files that no snapshot covers, but no pending files: the latest checkpoint may cover these."""
-        uncovered = [part for part, _ in self._closed]
+        uncovered = [file.part for file in (*self._closed, *self._open.values())]
         for file in self._open.values():
-            uncovered.append(file.part)
             file.abandon()
         self._open = {}
         self._closed = []
         for part in uncovered:
-            self._sink.directory.delete(part.in_progress)
+            self._sink.directory.discard(part)
 
     def _write(self, partition: str, batch: pa.RecordBatch) -> None:
         if not batch.num_rows and partition not in self._open:  # an empty result table
@@ -238,7 +287,7 @@ class PartWriter(SinkWriter):
             if self._max_rows and file.rows >= self._max_rows:
                 self._close_file(partition)
 
-    def _new_file(self, schema: pa.Schema, partition: str) -> _PartFile:
+    def _new_file(self, schema: pa.Schema, partition: str) -> PartFile:
         part = PartName(
             self._owner,
             self._context.subtask_index,
@@ -248,13 +297,13 @@ class PartWriter(SinkWriter):
             extension=file_extension(self._sink.format, self._sink.parsed),
         )
         self._sequence += 1
-        return _PartFile(self._sink, part, schema, partition)
+        return PartFile(self._sink, part, schema, partition, self.directory_of(partition))
 
     def _close_file(self, partition: str) -> None:
         file = self._open[partition]
         file.finish()
         del self._open[partition]
-        self._closed.append((file.part, partition))
+        self._closed.append(file)
 
 
 class _PartCommitter(SinkCommitter):
@@ -270,9 +319,6 @@ class _PartCommitter(SinkCommitter):
         errors: list[Exception] = []
         renamed = False
         files = [(pending, part_of(pending)) for pending in committables]
-        for pending in committables:
-            if any("=" not in step for step in pending.partition.split("/") if step):
-                raise CommitError(f"restored state names {pending.partition!r}, which is not a partition's directory")
         for pending, part in files:
             try:
                 found = self._directory_of(pending).commit(part, pending.partition)
@@ -298,7 +344,7 @@ class _PartCommitter(SinkCommitter):
 
     def abort(self, transaction: Transaction, committables: Sequence[PendingFile]) -> None:
         for pending in committables:
-            self._directory_of(pending).delete(part_of(pending).pending)
+            self._directory_of(pending).discard(part_of(pending))
 
     def _directory_of(self, pending: PendingFile) -> PartDirectory:
         return self._directory if pending.directory == self._directory.url else PartDirectory(pending.directory)
@@ -313,14 +359,17 @@ def part_of(pending: HasName) -> PartName:
 
 
 def _partitioned(
-    batch: pa.RecordBatch, keys: Sequence[str]
+    batch: pa.RecordBatch, keys: Mapping[str, Callable[[Any], Any]]
 ) -> Iterator[tuple[Sequence[tuple[str, str | None]], pa.RecordBatch]]:
-    """Yields the rows of each partition without their keys, and the texts of the keys; rows keep their order."""
+    """Yields the rows of each partition without their keys, and the texts of the keys; rows keep their order.
+
+    ``keys`` are the columns of the partition, with what makes texts of their values.
+    """
     if not keys:
         yield (), batch
         return
     rest = batch.drop_columns(list(keys))
-    encoded = [_as_text(batch.column(key)).dictionary_encode(null_encoding="encode") for key in keys]
+    encoded = [as_text(batch.column(name)).dictionary_encode(null_encoding="encode") for name, as_text in keys.items()]
     combined = np.zeros(batch.num_rows, np.int64)
     for column in encoded:
         combined = combined * len(column.dictionary) + column.indices.to_numpy()
@@ -330,7 +379,12 @@ def _partitioned(
         yield values, rest.take(rows)
 
 
-def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.string())
+def _as_text(kind: pa.DataType, zone: str) -> Callable[[Any], Any]:
+    """Returns what casts a column of a type to texts as Spark does."""
+    if pa.types.is_dictionary(kind):
+        return lambda column: column.cast(kind.value_type).cast(pa.string())
+    if not (pa.types.is_decimal(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
+        return lambda column: column.cast(pa.string())
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return caster(from_arrow_type(kind).jsonValue(), "string", "ansi", zone)

@@ -53,6 +53,7 @@ _POLL_SECONDS = 0.1
 _ABORT_SECONDS = 5.0
 _PATIENCE_S = 60.0
 """How long brokers may leave a request about a transaction unanswered before the job fails."""
+_NO_ANSWER = ("_TIMED_OUT", "_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN")
 _RETRY_S = 0.1
 _STATISTICS_MS = 100
 _ATTEMPTS_LOOKED_AT = 20
@@ -122,6 +123,9 @@ class _Producer:
         from confluent_kafka import KafkaException, Producer
 
         self.refused = KafkaException
+        self._servers = settings.get("bootstrap.servers")
+        self._reason = ""
+        """Why no broker could be reached, as far as the client has found out."""
         self.client = Producer({**settings, "on_delivery": self._delivered, "error_cb": self._client_failed})
         self.last: Any = None
         """The last message that a broker has acknowledged."""
@@ -138,7 +142,8 @@ class _Producer:
                 self.raise_failure()
             except self.refused as error:
                 self.raise_failure()
-                raise KafkaDeliveryError(f"topic {topic!r}: {error}") from None
+                size = sum(len(part) for part in (value, key) if part is not None)
+                raise KafkaDeliveryError(f"topic {topic!r}: {self.explained(error.args[0], size)}") from None
 
     def flush(self) -> None:
         """Waits until brokers have acknowledged all messages. Raises KafkaDeliveryError for a refused one."""
@@ -158,7 +163,23 @@ class _Producer:
         if self._failure is not None:
             raise self._failure
 
+    def explained(self, error: Any, size: int = 0) -> str:
+        """The text of an error of the client, and what can be done. ``size`` is that of the message, in bytes."""
+        if error.name() == "MSG_SIZE_TOO_LARGE":
+            return (
+                f"a message of {size} bytes is too large ({error.str()}); raise option kafka.message.max.bytes of the "
+                "sink (1000000 by default), and max.message.bytes of the topic"
+            )
+        if error.name() in _NO_ANSWER and self._reason:
+            return f"{error.str()}; no broker answers at {self._servers}: {self._reason}"
+        if error.name() == "INVALID_TRANSACTION_TIMEOUT":
+            option = "kafka.transaction.timeout.ms"
+            return f"{error}; lower option {option}, or raise transaction.max.timeout.ms of the brokers"
+        return str(error)
+
     def _client_failed(self, error: Any) -> None:
+        if error.name() != "_ALL_BROKERS_DOWN":  # which says less than the errors before it
+            self._reason = error.str()
         if error.fatal() and self._failure is None:
             self._failure = KafkaDeliveryError(f"the producer cannot continue: {error}")
 
@@ -166,7 +187,8 @@ class _Producer:
         if error is None:
             self.last = message
         elif self._failure is None:
-            self._failure = KafkaDeliveryError(f"topic {message.topic()!r}: {error}")
+            size = len(message) + len(message.key() or b"")
+            self._failure = KafkaDeliveryError(f"topic {message.topic()!r}: {self.explained(error, size)}")
 
 
 class _KafkaWriter(SinkWriter):
@@ -229,7 +251,10 @@ class _TransactionalProducer(_Producer):
                 break
             except self.refused as error:
                 if not error.args[0].retriable() or time.monotonic() > deadline:
-                    raise KafkaDeliveryError(_refusal(self.transactional_id, error.args[0])) from None
+                    self.client.poll(0)
+                    raise KafkaDeliveryError(
+                        f"transactional id {self.transactional_id}: {self.explained(error.args[0])}"
+                    ) from None
         while self.identity is None:
             self.client.poll(_POLL_SECONDS)
             if time.monotonic() > deadline:
@@ -262,13 +287,6 @@ class _TransactionalProducer(_Producer):
             found = json.loads(text).get("eos", {})
             if found.get("idemp_state") == "Assigned" and found.get("producer_id", -1) >= 0:
                 self.identity = ProducerIdentity(found["producer_id"], found["producer_epoch"])
-
-
-def _refusal(transactional_id: str, error: Any) -> str:
-    text = f"transactional id {transactional_id}: {error}"
-    if error.name() == "INVALID_TRANSACTION_TIMEOUT":
-        text += "; lower option kafka.transaction.timeout.ms, or raise transaction.max.timeout.ms of the brokers"
-    return text
 
 
 class _ProducerPool:

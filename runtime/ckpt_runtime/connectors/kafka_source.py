@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ from ckpt_runtime.sources import (
 
 _LOG = logging.getLogger(__name__)
 _ANSWER_S = 5.0
+_FIRST_ANSWER_S = 60.0
+"""How long a source waits for its brokers when no snapshot says that they have ever answered."""
 _POLL_FOUND_MS = 100
 _CONSUMED_AT_ONCE = 4_096
 _MOST_BUFFERED_BYTES = 16 << 20
@@ -147,6 +150,10 @@ class _Found:
     empty: dict[Partition, int]
 
 
+class BrokersAwayError(RuntimeError):
+    """No broker answers. The text has the addresses and the client's reason."""
+
+
 class _Brokers:
     """Asks the brokers for partitions and offsets. Raises KafkaException while they do not answer."""
 
@@ -155,7 +162,20 @@ class _Brokers:
 
         self._subscription: KafkaSubscription = subscription(options)
         self._settings = consumer_settings(options)
-        self._consumer = Consumer({**self._settings, "enable.partition.eof": False})
+        self._reason = ""
+        self._consumer = Consumer({**self._settings, "enable.partition.eof": False, "error_cb": self._failed})
+
+    def _failed(self, error: Any) -> None:
+        if error.name() != "_ALL_BROKERS_DOWN":  # which says less than the errors before it
+            self._reason = error.str()
+
+    def away(self, error: Exception) -> BrokersAwayError:
+        """The error of brokers that have not answered, with the reason that the client has found meanwhile."""
+        self._consumer.poll(0)
+        return BrokersAwayError(
+            f"kafka: no broker answers at {self._settings['bootstrap.servers']}: {self._reason or error}; check "
+            "kafka.bootstrap.servers, and the options kafka.security.protocol, kafka.sasl.* and kafka.ssl.*"
+        )
 
     @property
     def refresh_s(self) -> float:
@@ -284,7 +304,7 @@ class KafkaEnumerator(SplitEnumerator):
             if self._ended:
                 return ()
             self._ended = True
-            found: _Found | Exception = self._look()
+            found: _Found | Exception = self._look_once()
         else:
             try:
                 found = self._found.get_nowait()
@@ -313,15 +333,28 @@ class KafkaEnumerator(SplitEnumerator):
             self._thread.join(_ANSWER_S)
         self._brokers.close()
 
-    def _watch(self) -> None:
-        """Discovers partitions periodically. If brokers do not answer, it keeps trying."""
+    def _look_once(self) -> _Found:
         from confluent_kafka import KafkaException
 
+        try:
+            return self._look()
+        except KafkaException as error:
+            raise (self._brokers.away(error) if error.args[0].name() in _PASSING else error) from None
+
+    def _watch(self) -> None:
+        """Discovers partitions periodically. If brokers do not answer, it keeps trying, unless they never have."""
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + _FIRST_ANSWER_S
         while not self._closed.is_set():
             try:
                 found = self._look()
             except KafkaException as error:
-                _LOG.warning("kafka: the partitions cannot be listed now: %s", error)
+                away = self._brokers.away(error)
+                if self._is_first and time.monotonic() > deadline:
+                    self._found.put(away)
+                    return
+                _LOG.warning("kafka: the partitions cannot be listed now: %s", away)
             except Exception as error:
                 self._found.put(error)
                 return

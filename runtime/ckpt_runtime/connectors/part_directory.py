@@ -1,7 +1,8 @@
 """A directory that a transactional sink writes to: files become pending, then visible, by renaming. Knows no format.
 
 Renaming is atomic on file systems; on object stores it is a copy and a deletion, and committing again after a crash in
-between gives the same result. Only files with the sink's own name prefix are ever deleted.
+between gives the same result. On S3 nothing is renamed: a file is an upload that its commit completes. Only files with
+the sink's own name prefix are ever deleted.
 
 The name of a file alone tells its writer, checkpoint and stage.
 
@@ -19,9 +20,18 @@ import io
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from ckpt_runtime.connectors.open_uploads import (
+    Marker,
+    OpenUpload,
+    abort_uploads,
+    complete_upload,
+    read_marker,
+    write_marker,
+)
+from ckpt_runtime.failure_report import printable
 from ckpt_runtime.storage.errors import NotFoundError
 from ckpt_runtime.storage.filesystem import (
     Location,
@@ -34,17 +44,22 @@ from ckpt_runtime.storage.filesystem import (
     naming,
     resolve,
 )
+from ckpt_runtime.storage.publish import fsync_directory
 
 _SLUG_LENGTH = 40
 _PENDING = ".pending"
 _IN_PROGRESS = ".inprogress"
+STAGED = "arrow"
+"""The extension of files that are read before their commit: on S3, they are objects that are renamed."""
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_LONGEST_STEP = 255
+"""The longest name of a directory on most file systems, in bytes."""
 _ESCAPED = re.compile("[\x01-\x1f\x7f\"#%'*/:=?\\\\{\\[\\]^]")
 """Characters that Spark writes as ``%`` and two digits in the name of a partition's directory."""
 _NAME = re.compile(
     r"\.?part-(?P<owner>[A-Za-z0-9_]+-[A-Za-z0-9_]+-[0-9a-f]{8,16})-s(?P<subtask>\d+)-a(?P<attempt>\d+)"
     r"-n(?P<sequence>\d+)-(?P<token>[0-9a-f]{8})(?:-c(?P<checkpoint>\d+))?\."
-    r"(?P<extension>(?:parquet|arrow|csv|json)(?:\.(?:gz|bz2|zst))?)(?P<stage>\.pending|\.inprogress)?"
+    r"(?P<extension>(?:parquet|arrow|csv|json|txt)(?:\.(?:gz|bz2))?)(?P<stage>\.pending|\.inprogress)?"
 )
 
 
@@ -98,7 +113,8 @@ class PartName:
 
     @property
     def visible(self) -> str:
-        return f"{self._stem}-c{self.checkpoint}.{self.extension}"
+        checkpoint = "" if self.checkpoint is None else f"-c{self.checkpoint}"
+        return f"{self._stem}{checkpoint}.{self.extension}"
 
     @property
     def _stem(self) -> str:
@@ -124,8 +140,20 @@ def parse_hidden(name: str) -> PartName | None:
 
 
 def partition_directory(values: Iterable[tuple[str, str | None]]) -> str:
-    """Returns the directory of a partition by the texts of its columns, with the names that Spark and Hive give it."""
-    return "/".join(f"{_escaped(name)}={_escaped(value) if value else _NULL_PARTITION}" for name, value in values)
+    """Returns the directory of a partition by the texts of its columns, with the names that Spark and Hive give it.
+
+    Raises ValueError for a value that cannot be the name of a directory.
+    """
+    steps = []
+    for name, value in values:
+        step = f"{_escaped(name)}={_escaped(value) if value else _NULL_PARTITION}"
+        if "\0" in step or len(step.encode()) > _LONGEST_STEP:
+            raise ValueError(
+                f"partitionBy: no directory can be named by {name}={printable(value or '', 80)!r}, which has "
+                f"{len(step.encode())} bytes; allowed are {_LONGEST_STEP} bytes, and no zero character"
+            )
+        steps.append(step)
+    return "/".join(steps)
 
 
 def _escaped(text: str) -> str:
@@ -137,7 +165,7 @@ class CommitError(RuntimeError):
 
 
 class PartDirectory:
-    """One output directory."""
+    """One output directory. On S3, its files are uploads that stay open until their commit (``open_uploads.py``)."""
 
     def __init__(self, url: str, *, private: bool = False) -> None:
         """Raises ``InvalidLocationError`` for a path that is neither absolute nor a URL.
@@ -146,6 +174,7 @@ class PartDirectory:
         """
         self.location: Location = resolve(url)
         self._private = private
+        self._finished: dict[str, OpenUpload] = {}
 
     @property
     def url(self) -> str:
@@ -154,11 +183,26 @@ class PartDirectory:
     def create(self) -> None:
         make_directory(self.location, private=self._private)
 
-    def open_for_writing(self, name: str) -> Any:
-        """A new binary file."""
-        file = self.location.child(name)
+    def open_for_writing(self, part: PartName, partition: str = "") -> Any:
+        """A new binary file, which :meth:`finish` ends. ``partition`` is the directory that it becomes visible in."""
+        file = self.location.child(part.in_progress)
+        if self._is_upload(part):
+            write_marker(file, Marker(partition))
+            return OpenUpload(self._visible(part, partition))
         with naming("write", file):
             return open(file.path, "wb") if file.is_local else file.filesystem.open(file.path, "wb")
+
+    def finish(self, part: PartName, file: Any) -> None:
+        """Closes a file after its bytes have become durable. Other object stores store a file when it is closed."""
+        if isinstance(file, OpenUpload):
+            file.finish()
+            self._finished[part.in_progress] = file
+            return
+        with naming("write", self.location.child(part.in_progress)):
+            if isinstance(file, io.BufferedWriter):
+                file.flush()
+                os.fsync(file.fileno())
+            file.close()
 
     def open_for_reading(self, name: str) -> Any:
         """An existing binary file."""
@@ -170,18 +214,29 @@ class PartDirectory:
         """Whether there is a file of that name."""
         return exists(self.location.child(name))
 
-    def make_pending(self, part: PartName) -> None:
+    def make_pending(self, part: PartName, partition: str = "") -> None:
         """In progress -> pending, durable when this returns."""
-        self._rename(part.in_progress, self.location.child(part.pending))
+        upload = self._finished.pop(part.in_progress, None)
+        if upload is None:
+            self._rename(part.in_progress, self.location.child(part.pending))
+            return
+        write_marker(self.location.child(part.pending), Marker(partition, upload.upload, tuple(upload.tags)))
+        delete_file(self.location.child(part.in_progress))
 
     def commit(self, part: PartName, partition: str = "") -> bool | None:
         """Pending -> visible, in a directory below this one if it is a partition's.
 
         Returns True if this call made it visible, False if it was visible before, and None if it is missing.
         """
-        inside = partition.split("/") if partition else []
-        visible = self.location.child(*inside, part.visible)
+        visible = self._visible(part, partition)
         try:
+            if self._is_upload(part):
+                pending = self.location.child(part.pending)
+                marker = read_marker(pending)
+                outcome = complete_upload(visible, marker.upload, marker.tags)
+                if outcome is not None:
+                    delete_file(pending)
+                return outcome
             if exists(self.location.child(part.pending)):
                 if partition:
                     make_directory(visible.parent, private=False)
@@ -191,14 +246,36 @@ class PartDirectory:
             pass  # another job, started from the same savepoint, has just committed it
         return False if exists(visible) else None
 
-    def delete(self, name: str) -> None:
-        """Deletes one file; not an error if it is missing."""
-        delete_file(self.location.child(name))
+    def visible_name(self, part: PartName) -> str:
+        """The name of a committed file: an upload is named when it begins, before its checkpoint is known."""
+        return (replace(part, checkpoint=None) if self._is_upload(part) else part).visible
+
+    def discard(self, part: PartName) -> None:
+        """Deletes a hidden file, and gives up its upload; not an error if it is missing."""
+        hidden = self.location.child(part.hidden)
+        if self._is_upload(part):
+            try:
+                abort_uploads(self._visible(part, read_marker(hidden).partition))
+            except NotFoundError:
+                return
+        delete_file(hidden)
 
     def hidden_parts(self) -> list[PartName]:
         """The in-progress and pending files of all sinks, in name order."""
         parts = (parse_hidden(name) for name in list_names(self.location))
         return [part for part in parts if part is not None]
+
+    def _is_upload(self, part: PartName) -> bool:
+        return self.location.is_s3 and part.extension != STAGED
+
+    def _visible(self, part: PartName, partition: str) -> Location:
+        """Raises CommitError for a partition that is no directory below this one."""
+        if partition and any("=" not in step or "\0" in step for step in partition.split("/")):
+            raise CommitError(f"restored state names {partition!r}, which is not a partition's directory")
+        place = self.location
+        if partition:  # whose values may have characters that no name of the engine's has
+            place = Location(place.filesystem, f"{place.path.rstrip('/')}/{partition}", place.scheme)
+        return place.child(self.visible_name(part))
 
     def _rename(self, source: str, new: Location) -> None:
         old = self.location.child(source)
@@ -208,19 +285,7 @@ class PartDirectory:
                 return
             os.replace(old.path, new.path)
             for changed in {os.path.dirname(old.path), os.path.dirname(new.path)}:
-                directory = os.open(changed, os.O_RDONLY)
-                try:
-                    os.fsync(directory)
-                finally:
-                    os.close(directory)
-
-
-def sync_and_close(file: Any) -> None:
-    """Closes a file after its bytes have reached the disk; object stores publish on close."""
-    if isinstance(file, io.BufferedWriter):
-        file.flush()
-        os.fsync(file.fileno())
-    file.close()
+                fsync_directory(changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,4 +317,4 @@ def find_hidden_files(url: str) -> list[HiddenFile]:
 
 def remove_hidden_file(url: str, file: HiddenFile) -> None:
     """Removes the file; a missing file is not an error. Raises StorageError."""
-    PartDirectory(url).delete(file.part.hidden)
+    PartDirectory(url).discard(file.part)

@@ -17,15 +17,16 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar
-from uuid import UUID
 
 import msgspec
 import pyarrow as pa
 
 from ckpt_runtime.connectors.part_directory import CommitError
+from ckpt_runtime.connectors.postgres_values import TableColumn, values_of
 from ckpt_runtime.graph.formats import sink_options
 from ckpt_runtime.graph.postgres_options import database_types, import_driver, key_columns, server_of
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
@@ -136,6 +137,10 @@ class Database:
         """The name of a table in the schema of the target."""
         return self.sql.Identifier(self.schema, table)
 
+    def _quoted(self, table: str) -> str:
+        """The name of a table in the schema of the target, as a value for ``to_regclass``."""
+        return str(self.within(table).as_string(self.connection))
+
     def joined(self, separator: str, pattern: str, names: Sequence[str]) -> Any:
         """Fills the pattern with each name in turn, and concatenates the results."""
         sql = self.sql
@@ -143,7 +148,7 @@ class Database:
 
     def prepare(self) -> None:
         """Creates the additional tables if they do not exist."""
-        found = self.run("SELECT to_regclass(%s)", (f'"{self.schema}".{STAGED}',)).fetchone()
+        found = self.run("SELECT to_regclass(%s)", (self._quoted(STAGED),)).fetchone()
         if found[0] is not None:
             return
         with self.connection.transaction():
@@ -177,14 +182,15 @@ class Database:
         self.run("DROP TABLE IF EXISTS {table}", table=self.within(staging))
         self.run("DELETE FROM {staged} WHERE name = %s", (staging,))
 
-    def column_types(self) -> dict[str, tuple[str, bool]]:
-        """The name of the type of each column of the target, and whether it must not be null."""
+    def columns(self) -> dict[str, TableColumn]:
+        """The columns of the target by their names."""
         rows = self.run(
-            "SELECT attname, typname, attnotnull FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+            "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
-            (f'"{self.schema}"."{self.table}"',),
+            (self._quoted(self.table),),
         )
-        return {name: (kind, required) for name, kind, required in rows}
+        return {row[0]: TableColumn(*row) for row in rows}
 
     def close(self) -> None:
         self.connection.close()
@@ -200,7 +206,7 @@ class PostgresWriter(SinkWriter):
         self._marker = options["deleteColumn"]
         self._prepares = bool(options["preparedTransactions"])
         self._columns = [name for name in schema.names if name != self._marker]
-        self._types, self._converters, self._required = self._column_types(schema)
+        self._table = self._checked_columns(schema)
         self._rows = 0
         self._name = ""
         self._copying: Any = None
@@ -214,16 +220,12 @@ class PostgresWriter(SinkWriter):
             )
 
     def write(self, batch: pa.RecordBatch) -> None:
-        if self._copy is None:
-            self._begin()
-        columns = [
-            [None if value is None else convert(value) for value in batch.column(name).to_pylist()]
-            if (convert := self._converters.get(name))
-            else batch.column(name).to_pylist()
-            for name in self._columns
-        ]
+        table = self._database.table
+        columns = [values_of(table, column, batch.column(column.name)) for column in self._table]
         if self._marker:
             columns.append([bool(value) for value in batch.column(self._marker).to_pylist()])
+        if self._copy is None:
+            self._begin()
         for at, row in enumerate(zip(*columns, strict=True), self._rows):
             self._copy.write_row(row if self._prepares else (*row, at))
         self._rows += batch.num_rows
@@ -258,8 +260,9 @@ class PostgresWriter(SinkWriter):
 
     def _begin(self) -> None:
         self._database.run("BEGIN")
+        types = [_element_type(column.kind) for column in self._table]
         if self._prepares:
-            self._copy_into(self._database.within(self._database.table), self._columns, self._types)
+            self._copy_into(self._database.within(self._database.table), self._columns, types)
             return
         database = self._database
         self._name = f"ckpt_staging_{secrets.token_hex(12)}"
@@ -271,14 +274,8 @@ class PostgresWriter(SinkWriter):
             marker=database.joined("", ", false AS {}", [self._marker] if self._marker else []),
             order=_ORDER,
         )
-        if self._required and not self._marker:
-            database.run(
-                "ALTER TABLE {table} {changes}",
-                table=table,
-                changes=database.joined(", ", "ALTER COLUMN {} SET NOT NULL", self._required),
-            )
         marker = [self._marker] if self._marker else []
-        self._copy_into(table, [*self._columns, *marker, _ORDER], [*self._types, *("bool" for _ in marker), "int8"])
+        self._copy_into(table, [*self._columns, *marker, _ORDER], [*types, *("bool" for _ in marker), "int8"])
 
     def _copy_into(self, table: Any, columns: Sequence[str], types: Sequence[str]) -> None:
         database = self._database
@@ -289,39 +286,33 @@ class PostgresWriter(SinkWriter):
         self._copy = self._copying.__enter__()
         self._copy.set_types(types)
 
-    def _column_types(self, schema: pa.Schema) -> tuple[list[str], dict[str, Callable[[Any], Any]], list[str]]:
-        """The database's types of the columns, converters of their values, and which must not be null.
+    def _checked_columns(self, schema: pa.Schema) -> list[TableColumn]:
+        """The columns of the table that are written. Nulls are checked, unless rows only name what is deleted.
 
         Raises ValueError for a column that the table lacks, or has with another type.
         """
         database = self._database
-        known = database.column_types()
-        types: list[str] = []
-        converters: dict[str, Callable[[Any], Any]] = {}
+        known = database.columns()
+        found: list[TableColumn] = []
         for name in self._columns:
             if name not in known:
                 database.close()
                 raise ValueError(f"table {database.table!r} has no column {name!r}; it has {', '.join(known)}")
-            kind = known[name][0]
+            column = known[name]
             allowed = database_types(schema.field(name))
-            if kind not in allowed:
+            if column.kind not in allowed:
                 database.close()
                 raise ValueError(
-                    f"column {name!r} is {kind} in table {database.table!r} and {schema.field(name).type} in the "
-                    f"query, for which the table's column may be {', '.join(allowed)}: cast it"
+                    f"column {name!r} is {column.kind} in table {database.table!r} and {schema.field(name).type} in "
+                    f"the query, for which the table's column may be {', '.join(allowed)}: cast it"
                 )
-            types.append(f"{kind[1:]}[]" if kind.startswith("_") else kind)
-            if kind == "uuid":
-                converters[name] = UUID
-            elif kind == "jsonb":
-                converters[name] = _json
-        return types, converters, [name for name in self._columns if known[name][1]]
+            found.append(replace(column, required=column.required and not self._marker))
+        return found
 
 
-def _json(text: str) -> Any:
-    from psycopg.types.json import Jsonb
-
-    return Jsonb(text, dumps=str)
+def _element_type(kind: str) -> str:
+    """The name by which the driver knows a type."""
+    return f"{kind[1:]}[]" if kind.startswith("_") else kind
 
 
 class PostgresCommitter(SinkCommitter):

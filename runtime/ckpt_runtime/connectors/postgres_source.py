@@ -225,15 +225,16 @@ class GrowingTable:
     def _checked(self) -> int:
         """Checks types, and whether the order of values can be relied on. Returns the id of the table."""
         database = self._database
-        known = database.column_types()
+        known = database.columns()
         for field in self._schema:
             if field.name not in known:
                 raise ValueError(f"table {database.table!r} has no column {field.name!r}; it has {', '.join(known)}")
             allowed = readable_types(field)
-            if known[field.name][0] not in allowed:
+            kind = known[field.name].kind
+            if kind not in allowed:
                 raise ValueError(
-                    f"column {field.name!r} is {known[field.name][0]} in table {database.table!r} and was declared as "
-                    f"{field.type}, which can read {', '.join(allowed)}"
+                    f"column {field.name!r} is {kind} in table {database.table!r} and was declared as {field.type}, "
+                    f"which can read {', '.join(allowed)}"
                 )
         place = {"schema": database.schema, "table": database.table, "column": self._column}
         row = database.connection.execute(_CATALOG, place).fetchone()

@@ -22,8 +22,9 @@ from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
 from ckpt_runtime.graph.schema import DocumentError, NonNegative, malformed
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
-from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.sinks import BadRowError, CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.state.errors import CorruptStateError
 
 CHECK_EVERY_MS = 500
@@ -68,11 +69,13 @@ def sink_context(context: OperatorContext) -> SinkContext:
     )
 
 
-class _WriterOperator(Operator):
+class _WriterOperator(LeavesOutBadRows):
     """Passes the rows of a subtask to the sink's writer.
 
     ``table`` is the schema in output mode complete: the end of a range ends a result table, which may have no rows.
     """
+
+    caught_for_bad_rows = BadRowError
 
     def __init__(self, sink: Sink, table: pa.Schema | None = None) -> None:
         self._sink = sink
@@ -93,7 +96,8 @@ class _WriterOperator(Operator):
         if not self._check_requested and type(self._writer).check is not SinkWriter.check:
             self._check_requested = True
             self.context.set_timer(self.context.now_ms() + CHECK_EVERY_MS)
-        self._writer.write(batch)
+        for _ in self._parts(batch, self._writer.write):
+            pass  # a part of the batch is written
 
     def process_end_of_range(self) -> None:
         """Drops it: a sink has no output. An empty result table is written, too, since it replaces the previous one."""
@@ -131,6 +135,7 @@ class PreparingSinkOperator(_WriterOperator):
         self._sink.clean_up(self._place)
 
     def prepare_snapshot(self, checkpoint_id: int) -> None:
+        super().prepare_snapshot(checkpoint_id)
         rows = [
             {
                 "checkpoint_id": checkpoint_id,

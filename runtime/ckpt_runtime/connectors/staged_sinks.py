@@ -154,7 +154,7 @@ class _StagedCommitter(SinkCommitter):
 
     def abort(self, transaction: Transaction, committables: Sequence[PendingFile]) -> None:
         for pending in committables:
-            self._directory.delete(part_of(pending).pending)
+            self._directory.discard(part_of(pending))
 
     def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
         raise NotImplementedError

@@ -46,7 +46,6 @@ def _in_camel_case(field: str) -> str:
 # The session and its processes
 
 CLUSTER_OVERVIEW = kebab(slot_agents="taskmanagers")
-METRIC = snake()
 PIPELINE = snake(entries="entry", uploaded_at_ms="uploaded")
 STARTED_JOB = snake(job_id="jobid", application_id="applicationId")
 TASK_MANAGER = camel()

@@ -119,8 +119,9 @@ def struct_child(structs: pa.Array, ordinal: int) -> pa.Array:
 class Frame:
     """The rows that an expression is evaluated over: columns of one length, and the arguments of enclosing lambdas.
 
-    ``moment`` is the current time for these rows, in microseconds since 1970. ``memo`` has the values of parts that
-    several expressions share, by the numbers that :func:`compile_all` gave them.
+    ``moment`` is the current time for these rows, in microseconds since 1970. ``random_bytes`` returns a number of
+    bytes for the random functions. ``memo`` has the values of parts that several expressions share, by the numbers that
+    :func:`compile_all` gave them.
     """
 
     def __init__(
@@ -129,21 +130,23 @@ class Frame:
         length: int,
         variables: Mapping[int, Value] | None = None,
         moment: int | None = None,
+        random_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         self.columns = columns
         self.length = length
         self.variables = variables or {}
         self.moment = moment
+        self.random_bytes = random_bytes
         self.memo: dict[int, Value] = {}
 
     def part(self, mask: pa.Array) -> Frame:
         """Returns the rows for which ``mask`` is true."""
         variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
-        return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment)
+        return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment, self.random_bytes)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
         """Returns the same rows with the arguments of one more lambda."""
-        return Frame(self.columns, self.length, {**self.variables, **values}, self.moment)
+        return Frame(self.columns, self.length, {**self.variables, **values}, self.moment, self.random_bytes)
 
 
 Evaluator: TypeAlias = "Callable[[Frame], Value]"
@@ -153,13 +156,11 @@ FUNCTIONS: dict[str, Builder] = {}
 """The builder of each function, by the name of Spark's expression class."""
 
 
-_NOT_REPEATABLE = "its values would differ after a recovery; use a hash of the row's columns, such as xxhash64(id)"
 _NO_PARTITIONS = (
     "rows of a stream do not have Spark's partitions or files; write the value into a column when the rows are created"
 )
 _NO_JVM = "the engine cannot run Java classes; call a Python function"
 _REFUSED = {
-    **dict.fromkeys(("Rand", "Randn", "Uuid", "Uniform", "RandStr", "Shuffle"), _NOT_REPEATABLE),
     **dict.fromkeys(("MonotonicallyIncreasingID", "SparkPartitionID"), _NO_PARTITIONS),
     **dict.fromkeys(("InputFileName", "InputFileBlockStart", "InputFileBlockLength"), _NO_PARTITIONS),
     **dict.fromkeys(("CallMethodViaReflection", "Invoke", "StaticInvoke"), _NO_JVM),
@@ -254,7 +255,7 @@ def kernel_of(name: str, options: Any = None) -> Callable[..., Value]:
 
 
 class _SharedParts:
-    """The calls that occur more than once in some trees. Calls over arguments of lambdas are left out."""
+    """The calls that occur more than once in some trees, except random ones and those over arguments of lambdas."""
 
     def __init__(self, trees: Sequence[Expression]) -> None:
         self._numbers: dict[object, int] = {}
@@ -280,7 +281,7 @@ class _SharedParts:
         number = self._numbers.setdefault(key, len(self._numbers))
         self._counts[number] += 1
         self._of_node[id(tree)] = number
-        if not self._local.isdisjoint(arguments):
+        if tree.function in RANDOM or not self._local.isdisjoint(arguments):
             self._local.add(number)
         return number
 
@@ -329,7 +330,9 @@ def _decoding(tree: Expression) -> Evaluator:
     return lambda frame: decoded(read(frame))
 
 
-_OF_THE_MOMENT = frozenset({"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"})
+RANDOM = frozenset({"Rand", "Randn", "RandStr", "Shuffle", "Uuid"})
+"""Functions of random values. Each call and each batch of rows has values of its own, as in Spark's streams."""
+_OF_THE_MOMENT = RANDOM | {"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"}
 
 
 def text_read_by(tree: Call) -> Expression | None:

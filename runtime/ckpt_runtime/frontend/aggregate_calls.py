@@ -15,16 +15,19 @@ TABLES = "tables"
 FILTERED = "filtered"
 """Name of the setting of an aggregate whose last argument is the condition of its ``FILTER``."""
 _IGNORES_NULLS = {"ignoreNulls": lambda jvm: bool(jvm.ignoreNulls())}
+_DESCENDING = {"descending": lambda jvm: bool(jvm.reverse()) or None}
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "First": _IGNORES_NULLS,
     "Last": _IGNORES_NULLS,
     "AnyValue": _IGNORES_NULLS,
     "CollectList": _IGNORES_NULLS,
     "CollectSet": _IGNORES_NULLS,
-    "Percentile": {"reverse": lambda jvm: bool(jvm.reverse())},
-    "Mode": {"reverse": lambda jvm: bool(jvm.reverseOpt().isDefined())},
+    "Percentile": _DESCENDING,
+    "PercentileDisc": _DESCENDING,
+    # Of equally frequent values Spark takes the least or the greatest one, or any.
+    "Mode": {"least": lambda jvm: bool(jvm.reverseOpt().get()) if jvm.reverseOpt().isDefined() else None},
 }
-"""Settings that the JSON text of a tree does not contain, by function."""
+"""Settings that the JSON text of a tree does not contain, by function; one that is None is not set."""
 _MODES: dict[str, Callable[[Any], Any]] = {
     "Sum": lambda jvm: jvm.evalContext().evalMode(),
     "Average": lambda jvm: jvm.evalMode(),
@@ -47,7 +50,7 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     assert isinstance(function, Call)
     name, arguments = function.function, function.arguments
     settings: dict[str, Any] = {"aggregate": True}
-    settings |= {key: read(jvm) for key, read in _ASKED.get(name, {}).items()}
+    settings |= {key: value for key, read in _ASKED.get(name, {}).items() if (value := read(jvm)) is not None}
     if name == "ListAgg":
         settings |= _separator(jvm, arguments)
         arguments = arguments[:1]
@@ -56,13 +59,11 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
         settings |= distinct
     if settings.get("ignoreNulls") is False and name in ("CollectList", "CollectSet"):
         raise UnsupportedExpressionError(f"{name} with RESPECT NULLS")
-    if settings.pop("reverse", False):
-        raise UnsupportedExpressionError(f"{name} with WITHIN GROUP", "call the function without an order")
     if name == "HyperLogLogPlusPlus":
         arguments, settings["precision"] = (_hashed(arguments[0]),), _precision(jvm.relativeSD())
         settings[TABLES] = _tables(settings["precision"])
-    if name == "Percentile":
-        if not isinstance(arguments[2], Literal) or arguments[2].value != "1":
+    if name in ("Percentile", "PercentileDisc"):
+        if name == "Percentile" and (not isinstance(arguments[2], Literal) or arguments[2].value != "1"):
             raise UnsupportedExpressionError("percentile with a frequency")
         settings["percentages"], arguments = _percentages(arguments[1]), arguments[:1]
     if name == "ApproximatePercentile":

@@ -183,17 +183,26 @@ def _analyze(
 
 
 def _declares(session: Any, statement: str) -> bool:
-    """Returns whether a statement declares a variable or a temporary function of SQL, for which Spark runs no task."""
+    """Returns whether a statement is about variables or a temporary function of SQL, so that Spark runs no task."""
     plan = session.sessionState().sqlParser().parsePlan(statement)
-    if jvm_name(plan) == "CreateVariable":
-        return True
-    # A function in Java names its class.
-    return jvm_name(plan) == "CreateSQLFunctionCommand" and bool(plan.isTemp())
+    match jvm_name(plan):
+        case "CreateVariable" | "DropVariable":
+            return True
+        case "SetVariable":
+            source = plan.sourceQuery()
+            of_constants = jvm_name(source) == "Project" and jvm_name(source.child()) == "OneRowRelation"
+            return of_constants and bool(source.subqueriesAll().isEmpty())
+        case "CreateSQLFunctionCommand":  # a function in Java names its class
+            return bool(plan.isTemp())
+    return False
 
 
 _INSTEAD = {
-    "SetVariable": "declare the variable with its value: DECLARE OR REPLACE VARIABLE name = value",
+    "SetVariable": "set the variable to an expression that reads no table: SET VARIABLE name = value",
     "SetCommand": "use spark.conf.set",
+    "CreateTable": "leave it out, because toTable creates a table that does not exist, or run it in Spark before",
+    "InsertIntoStatement": "write the frame of its query with writeStream.toTable",
+    "SetCatalogAndNamespace": "name the database with the table, as in shop.orders",
     "CreateViewCommand": "programs share no views: create a temporary view that is not global",
 }
 """What to do instead of a statement, by the name of its command."""

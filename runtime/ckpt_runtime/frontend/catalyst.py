@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import FUNCTIONS
+from ckpt_runtime.expressions.evaluation import FUNCTIONS, RANDOM
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Mode, Variable, rewritten
 from ckpt_runtime.expressions.texts import parse_interval
 from ckpt_runtime.expressions.types import SparkType, UnsupportedExpressionError
@@ -88,16 +88,20 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
     "UpdateFields": lambda jvm: jvm.evalExpr(),
     "OuterReference": lambda jvm: jvm.e(),
     "VariableReference": lambda jvm: jvm.varDef().currentValue(),
+    "Uniform": lambda jvm: jvm.replacement(),
 }
-"""Expressions that stand for others: a struct with other fields, a column of the row of a lateral join, a variable."""
+"""Expressions that stand for others: a struct with other fields, a column of the row of a lateral join, a variable, a
+random number of a range."""
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
+    "unit",
 )
 _FOLDED = frozenset({"SchemaOfJson", "SchemaOfCsv", "TypeOf", "SparkVersion", "CurrentTimeZone", "Collation"})
 """Functions whose arguments are constant or irrelevant: Spark computes them when the program is planned."""
 _ASKED: dict[str, dict[str, Callable[[Any], Any]]] = {
     "Like": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
     "ILike": {"escapeChar": lambda jvm: str(jvm.escapeChar())},
+    **{name: {"patterns": lambda jvm: _patterns(jvm)} for name in ("LikeAny", "LikeAll", "NotLikeAny", "NotLikeAll")},  # noqa: PLW0108
     "JsonToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108 defined below
     "StructsToJson": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
     "CsvToStructs": {"options": lambda jvm: _options(jvm)},  # noqa: PLW0108
@@ -206,6 +210,8 @@ class ExpressionReader:
         has_collation = name == "Collation" and children[0].type != "string"
         if name == "Literal" or (name in _FOLDED and not has_collation):
             return _literal(_constant(name, jvm), type_)
+        if name in RANDOM:  # Spark chooses another seed each time that it analyzes the plan, and for each batch
+            node, children = {}, children[: name in ("RandStr", "Shuffle")]
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
         return with_gap(call) if name == "TimestampAddInterval" else call
@@ -264,6 +270,11 @@ def _common_id(jvm: Any) -> int:
 def jvm_name(jvm: Any) -> str:
     """Returns the simple class name of a node in the JVM, without the ``$`` of Scala objects."""
     return str(jvm.getClass().getSimpleName()).rstrip("$")
+
+
+def _patterns(jvm: Any) -> list[str | None]:
+    """Returns the constant patterns of ``LIKE ANY`` and ``LIKE ALL``."""
+    return [None if each is None else str(each.toString()) for each in items(jvm.patterns())]
 
 
 def _options(jvm: Any) -> dict[str, str]:

@@ -11,8 +11,10 @@ import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, struct_type
+from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
 from ckpt_runtime.frontend.typed_plan import CONFIGURED, AnalysisRequest, Source, TableRequest
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import ROWS_OPTION
 
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
@@ -52,7 +54,13 @@ _NEEDS_SPARK = (
     "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
     "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
 )
-_CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
+_CONVERSIONS = (
+    *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
+    ROWS_OPTION,
+)
+_INFERENCE = "spark.sql.streaming.schemaInference"
+_LOCATIONS = "spark.sql.streaming.checkpointLocation"
+"""The option with the directory in which each named query has its location, unless it sets another one."""
 _DEFAULTS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.session.timeZone": "UTC",
@@ -80,6 +88,8 @@ class Service:
 
         self._capture = capture
         self._proto = proto
+        self._settings: dict[str, str] = {}
+        """Options of Spark that the program has set, whether they have an effect or not."""
         self._methods: dict[str, Callable[[Any], Any]] = {
             "Config": self._config,
             "AnalyzePlan": self._analyze,
@@ -105,11 +115,13 @@ class Service:
         elif kind in ("get_with_default", "get_option", "get"):
             keys = [(pair.key, pair.value) for pair in pairs] or [(key, None) for key in getattr(operation, kind).keys]
             for key, default in keys:
-                known = {**_DEFAULTS, **self._capture.conversions, **self._capture.configuration}
-                value = known.get(key)
+                value = {**_DEFAULTS, **self._settings}.get(key)
                 if value is None and not key.startswith("spark."):
                     value = self._capture.option(key)  # one of the job's, as it was submitted or set
                 response.pairs.add(key=key, value=default if value is None else value)
+        elif kind == "unset":
+            for key in operation.unset.keys:
+                self._unset(key)
         elif kind == "is_modifiable":
             for key in operation.is_modifiable.keys:
                 response.pairs.add(key=key, value="true")
@@ -123,12 +135,24 @@ class Service:
             raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
         elif value.lower() != _ONLY_VALUES.get(key, value).lower():
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
-        elif key in CONFIGURED:
+        elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
+            raise PlanError(key, f"{value!r} is not an integer; 0 or less is no limit")
+        else:
+            self._settings[key] = value
+        if key in CONFIGURED:
             self._capture.configuration[key] = value
         elif key.startswith(_CONVERSIONS):
             self._capture.conversions[key] = value
-        elif key == "spark.sql.streaming.schemaInference":
+        elif key == _INFERENCE:
             self._capture.infers_schemas = value.lower() == "true"
+
+    def _unset(self, key: str) -> None:
+        if not key.startswith("spark."):
+            raise PlanError(key, "a program cannot remove an option of its job: do not set it")
+        for known in (self._settings, self._capture.configuration, self._capture.conversions):
+            known.pop(key, None)
+        if key == _INFERENCE:
+            self._capture.infers_schemas = False
 
     def _analyze(self, request: Any) -> Any:
         response = self._proto.AnalyzePlanResponse(session_id=request.session_id)
@@ -267,9 +291,14 @@ class Service:
         else:
             raise PlanError("spark.streams", f"{kind} is not supported; use the REST API and metrics of the job")
 
-    def _start(self, start: Any, response: Any) -> None:
+    def _start(self, given: Any, response: Any) -> None:
+        start = type(given)()  # the program's writer may start other queries
+        start.CopyFrom(given)
         if start.table_name:
-            start = self._to_table(start)
+            self._to_table(start)
+        root = self._settings.get(_LOCATIONS)
+        if root and start.query_name and not any(key.lower() == CHECKPOINT_LOCATION for key in start.options):
+            start.options[CHECKPOINT_LOCATION] = f"{root.rstrip('/')}/{start.query_name}"
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
         self._capture.clock.started(ends=start.available_now or start.once)
@@ -278,12 +307,10 @@ class Service:
         result.query_id.run_id = result.query_id.id
         result.name = start.query_name
 
-    def _to_table(self, given: Any) -> Any:
-        """Returns a request that writes to the directory of the table that ``toTable`` names."""
-        if given.HasField("foreach_batch") or given.HasField("foreach_writer"):
+    def _to_table(self, start: Any) -> None:
+        """Makes a request write to the directory of the table that ``toTable`` names."""
+        if start.HasField("foreach_batch") or start.HasField("foreach_writer"):
             raise PlanError("toTable", "a query either writes a table or calls a function")
-        start = type(given)()
-        start.CopyFrom(given)
         paths = [start.options.pop(key) for key in list(start.options) if key.lower() == "path"]
         columns = tuple(start.partitioning_column_names)
         table = TableRequest(start.table_name, start.format or "parquet", "".join(paths[:1]), columns)
@@ -291,7 +318,6 @@ class Service:
         answer = self._capture.analysis_of(request).table
         assert answer is not msgspec.UNSET
         start.format, start.path = answer.format, answer.location
-        return start
 
 
 def _seconds(wait: Any) -> float | None:

@@ -36,7 +36,7 @@ from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.struct_keys import is_window, leaves_of
 from ckpt_runtime.frontend.typed_plan import Join, TypedColumn
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 
 _SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000

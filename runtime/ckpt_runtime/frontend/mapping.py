@@ -63,8 +63,15 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.kafka_columns import DELIVERY_GUARANTEE
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.options import parse_value
-from ckpt_runtime.graph.source_formats import FILE_METADATA, check_location, parted_metadata, with_file_metadata
-from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
+from ckpt_runtime.graph.source_formats import (
+    FILE_METADATA,
+    check_location,
+    is_local_path,
+    parted_metadata,
+    with_file_metadata,
+)
+from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, UserFunction
+from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
 CHECKPOINT_LOCATION = "checkpointlocation"
@@ -116,6 +123,9 @@ def sink_spec(
             return _staged("foreachBatch", write, start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
+    in_zone = target in TEXT_OUTPUTS.keys() - {"text"} or (columns and target in FILE_FORMATS - {"delta"})
+    if in_zone and not any(key.lower() == "timezone" for key in options):
+        options["timeZone"] = capture.configuration.get("spark.sql.session.timeZone", "UTC")
     check_sink(target, options, schema)
     return SinkSpec(target, options)
 
@@ -137,7 +147,12 @@ def _batch_writer(
         return Console.of(options, shown)
     if name == "jdbc":
         return SparkWrite(name, options, tuple(columns))
-    return _files(name, options, columns, schema) if name in SPARK_FILES else None
+    if name not in SPARK_FILES:
+        return None
+    path = next((value for key, value in options.items() if key.lower() == "path"), "")
+    if name in TEXT_OUTPUTS and path and not is_local_path(path):
+        return None  # Spark may lack a client for the store
+    return _files(name, options, columns, schema)
 
 
 def _staged(format_: str, function: Any, start: Any, capture: Capture, schema: pa.Schema) -> SinkSpec:
@@ -176,11 +191,12 @@ def _files(name: str, options: dict[str, str], columns: list[str], schema: pa.Sc
     if not path:
         raise PlanError("option 'path'", f"format {name!r} needs it")
     check_location(path)
-    if not path.startswith(("/", "file:/")):
+    if not is_local_path(path):
         raise PlanError(
             "option 'path'",
             f"{path!r} is not a directory of this file system; Spark writes format {name!r} and the engine publishes "
-            "the files, so both must be able to access the directory: write parquet there, or call foreachBatch",
+            "the files, so both must be able to access the directory: write parquet, csv, json or text there, or call "
+            "foreachBatch",
         )
     rest = {key: value for key, value in options.items() if key.lower() != "path"}
     return SparkWrite(name, rest, tuple(columns), path)

@@ -19,7 +19,6 @@ import importlib
 import importlib.util
 import os
 import re
-import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -153,10 +152,7 @@ def _location(starts: Sequence[Any]) -> str | None:
 
     None if no query has one. All queries are one job with one state, so either all have one or none.
     """
-    found = [
-        next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
-        for start in starts
-    ]
+    found = [_given_location(start) for start in starts]
     given = [str(location) for location in found if location]
     if not given:
         return None
@@ -169,6 +165,21 @@ def _location(starts: Sequence[Any]) -> str | None:
         if given.count(location) > 1:
             raise PlanError("option 'checkpointLocation'", f"{location!r} is that of two queries; give each its own")
     return given[0]
+
+
+def _given_location(start: Any) -> str | None:
+    return next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+
+
+def locations_without_use(starts: Sequence[Any], options: JobOptions) -> list[str]:
+    """Warns about a ``checkpointLocation`` from which, unlike in Spark, no later run continues."""
+    if options.sets(CheckpointingOptions.CONTINUE_IN.key) or not any(map(_given_location, starts)):
+        return []
+    warning = (
+        "the next run does not continue from the option checkpointLocation, because not every trigger is availableNow "
+        "or once: it begins anew unless it starts from a checkpoint or savepoint (ckpt run -s)"
+    )
+    return [warning]
 
 
 def _interval_ms(start: Any) -> int | None:
@@ -249,8 +260,9 @@ def load_plan(
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
-    set_options([query.start for query in capture.queries], options)
-    warnings = [*capture.clock.warnings, *stop_in_time(capture, options)]
+    starts = [query.start for query in capture.queries]
+    set_options(starts, options)
+    warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,
@@ -280,19 +292,15 @@ def _is_script(directory: Path, module_name: str, function_name: str) -> bool:
 
 def _run_script(directory: Path, module_name: str, args: Sequence[str]) -> None:
     """Runs a file as Python runs a script: its name is ``__main__`` and ``sys.argv`` holds its arguments."""
-    _forget_earlier_archives()
-    sys.path.insert(0, str(directory))
-    _loaded_directories.append(str(directory))
-    importlib.invalidate_caches()
-    before = sys.argv
+    before = sys.argv, sys.modules["__main__"]
     sys.argv = [f"{module_name}.py", *args]
     try:
-        runpy.run_path(str(directory / f"{module_name}.py"), run_name="__main__")
+        _import_module(directory, module_name, "__main__")
     except SystemExit as end:
         if end.code not in (None, 0):
             raise
     finally:
-        sys.argv = before
+        sys.argv, sys.modules["__main__"] = before
 
 
 def parse_entry(entry: str) -> tuple[str, str]:
@@ -312,8 +320,11 @@ def _function(module: ModuleType, module_name: str, name: str) -> Callable[..., 
     return function  # type: ignore[no-any-return]
 
 
-def _import_module(directory: Path, name: str) -> ModuleType:
-    """A top-level file is loaded under a private name, so that it never clashes with an installed module."""
+def _import_module(directory: Path, name: str, called: str = "") -> ModuleType:
+    """Loads a module of an archive, whose own name is ``called``, if this is given.
+
+    A top-level file is loaded under a private name, so that it never clashes with an installed module.
+    """
     _forget_earlier_archives()
     sys.path.insert(0, str(directory))
     _loaded_directories.append(str(directory))
@@ -325,14 +336,14 @@ def _import_module(directory: Path, name: str) -> ModuleType:
             raise PlanError("entry", f"there is no module {name!r} in the archive")
         return importlib.import_module(name)
     private = ISOLATED_PREFIX + hashlib.sha256(str(directory).encode()).hexdigest()[:12] + "_" + name
-    spec = importlib.util.spec_from_file_location(private, file)
+    spec = importlib.util.spec_from_file_location(called or private, file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[private] = module
+    sys.modules[private] = sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException:
+    except Exception:  # the SystemExit of a script ends it, and its classes stay
         del sys.modules[private]
         raise
     return module

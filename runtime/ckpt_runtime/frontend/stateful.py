@@ -31,7 +31,7 @@ from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate, accepts
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput
-from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, aggregate_output_schema
 
 _RUNNING = {"Sum": "sum", "Count": "count", "Min": "min", "Max": "max", "Average": "avg"}
 """Aggregates that update a key's value in place, without a row of state for each change."""

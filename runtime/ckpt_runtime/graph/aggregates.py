@@ -162,6 +162,9 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "CountDistinct": _F("set", _ordered, "the number of distinct values that are not null"),
     "HyperLogLogPlusPlus": _F("registers", _anything, "Spark's estimate of the number of distinct values"),
     "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
+    "PercentileDisc": _F(
+        "percentile", _numbers_of_64_bits, "the first value in order that the given share of values does not exceed"
+    ),
     "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
     "Mode": _F("mode", _plain, "the most frequent value"),

@@ -24,6 +24,7 @@ from ckpt_runtime.graph.options import Option, parse_options, parse_value
 from ckpt_runtime.graph.postgres_options import POSTGRES_SINK_OPTIONS, check_postgres_sink
 from ckpt_runtime.graph.source_formats import SPLIT_SOURCES, SourceFormat, check_distinct, check_location
 from ckpt_runtime.graph.specs import FILE_FORMATS
+from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import is_sink
 from ckpt_runtime.sources import is_source
 
@@ -134,7 +135,22 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     return schema
 
 
-def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
+def _names_directories(kind: pa.DataType) -> bool:
+    """Whether every file format can name directories by values of a type."""
+    tests = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _names_more_directories(kind: pa.DataType) -> bool:
+    further = (pa.types.is_decimal, pa.types.is_floating, pa.types.is_timestamp)
+    return _names_directories(kind) or any(test(kind) for test in further)
+
+
+def _check_files(
+    options: dict[str, Any],
+    schema: pa.Schema,
+    names_directories: Callable[[pa.DataType], bool] = _names_more_directories,
+) -> None:
     check_location(options["path"])
     check_distinct("format", schema)
     columns = partition_columns(options, schema)
@@ -143,12 +159,22 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     for column in columns:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()):
+        if not names_directories(kind):
+            further = ", decimals, floating-point numbers, timestamps" if names_directories(pa.float64()) else ""
             raise PlanError(
                 "partitionBy",
-                f"column {column!r} is {kind}; directories can be named by texts, whole numbers, dates and booleans: "
-                "cast it to one of them",
+                f"column {column!r} is {kind}; directories can be named by texts, whole numbers, dates{further} and "
+                "booleans: cast it to one of them",
             )
+
+
+def _check_text(format_: str) -> SinkCheck:
+    def check(options: dict[str, Any], schema: pa.Schema) -> None:
+        _check_files(options, schema)
+        keys = partition_columns(options, schema)
+        TextOutput(format_, options, pa.schema([field for field in schema if field.name not in keys]))
+
+    return check
 
 
 def target_file_size(options: Mapping[str, Any]) -> int:
@@ -161,7 +187,7 @@ def target_file_size(options: Mapping[str, Any]) -> int:
 
 
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
-    _check_files(options, schema)
+    _check_files(options, schema, _names_directories)
     target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
@@ -206,12 +232,14 @@ def partition_option(sink: str | type, columns: list[str]) -> str:
 
 def file_extension(format_: str, options: Mapping[str, Any]) -> str:
     """The ending of a file's name, with that of its compression where the format's readers need it."""
-    endings = {"gzip": ".gz", "bzip2": ".bz2", "zstd": ".zst"}
+    endings = {"gzip": ".gz", "bzip2": ".bz2"}
     if format_ == "foreach":
         return "arrow"
     if format_ == "delta":
         return "parquet"
-    return format_ if format_ == "parquet" else format_ + endings.get(options["compression"], "")
+    if format_ == "parquet":
+        return format_
+    return ("txt" if format_ == "text" else format_) + endings.get(options["compression"], "")
 
 
 def _accept(options: dict[str, Any], schema: pa.Schema) -> None:
@@ -257,20 +285,26 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
     )
 }
 
+_OF_DIRECTORIES = (
+    Option("path", required=True),
+    Option("maxRowsPerFile", int, 0, minimum=0),
+    Option("onMissing", default="fail", choices=("fail", "ignore")),
+    Option("partitionBy"),
+    Option("timeZone", default="UTC"),
+)
+
 SINK_FORMATS: dict[str, SinkFormat] = {
     sink.name: sink
     for sink in (
         SinkFormat(
             "parquet",
             (
-                Option("path", required=True),
-                Option("maxRowsPerFile", int, 0, minimum=0),
-                Option("onMissing", default="fail", choices=("fail", "ignore")),
-                Option("partitionBy"),
+                *_OF_DIRECTORIES,
                 Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
             ),
             _check_files,
         ),
+        *(SinkFormat(name, (*_OF_DIRECTORIES, *options), _check_text(name)) for name, options in TEXT_OUTPUTS.items()),
         SinkFormat(
             "delta",
             (

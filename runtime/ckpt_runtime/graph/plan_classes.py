@@ -80,7 +80,8 @@ def _package(module: str) -> str:
 def _own_modules(names: Iterable[str]) -> list[ModuleType]:
     """The loaded modules in the folders of those named, in the order in which they were loaded."""
     loaded = {
-        name: module
+        # A script is loaded under a private name, but its classes are those of __main__.
+        vars(module).get("__name__", name) if name.startswith(ISOLATED_PREFIX) else name: module
         for name, module in list(sys.modules.items())
         if module is not None and _package(name) not in _NOT_OF_A_PLAN
     }

@@ -54,6 +54,11 @@ def check_location(path: str) -> None:
         raise PlanError("option 'path'", f"{path!r} is relative; give an absolute path or a URL")
 
 
+def is_local_path(path: str) -> bool:
+    """Whether a location is a path of this machine's file system."""
+    return path.startswith(("/", "file:/"))
+
+
 _FILE_OPTIONS = (
     Option("path", required=True),
     Option("maxFilesPerTrigger", int, None, minimum=1),

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
-import time
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import Executor
-from contextvars import copy_context
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeVar
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
@@ -19,7 +14,6 @@ from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.events import TriggerRequested
-from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot, CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
@@ -51,7 +45,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     UpdateInProgress,
     VersionConflict,
 )
-from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
+from ckpt_runtime.jobmaster.job_host import LoopHost, Result
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
@@ -59,7 +53,6 @@ from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.planning import RunningProgram
 from ckpt_runtime.jobmaster.request_checks import checkpoint_directory
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
-from ckpt_runtime.jobmaster.slots import Slot, SlotOwner
 from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
@@ -560,93 +553,3 @@ def create_job_core(
 
 
 # --- the host of its shell
-
-_deployments = itertools.count(1)
-
-
-class LoopHost:
-    """The host on the driver's event loop, with the pools of one job."""
-
-    def __init__(self, slots: SlotPool, pools: DriverPools) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._slots = slots
-        self._pools = {Pool.OWN: pools.own, Pool.DELETIONS: pools.deletions}
-        self._paths = pools.paths
-        self._tasks: set[asyncio.Task[list[Slot]]] = set()
-
-    def now(self) -> Instant:
-        return Instant(time.monotonic_ns() // 1_000_000, time.time_ns() // 1_000_000)
-
-    def token(self) -> str:
-        return uuid.uuid4().hex[:12]
-
-    def next_deployment(self) -> int:
-        return next(_deployments)
-
-    def call_later(self, delay_ms: float, call: Callable[[], None]) -> Cancellable:
-        return self._loop.call_later(max(0.0, delay_ms / 1000), call)
-
-    def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        executor: Executor = self._pools[pool] if isinstance(pool, Pool) else self._paths(pool)
-        future = self._loop.run_in_executor(executor, copy_context().run, call)
-        future.add_done_callback(partial(_pass_on, answer))
-
-    def acquire_slots(
-        self,
-        owner: SlotOwner,
-        count: int,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-        least: int | None = None,
-    ) -> Cancellable:
-        task = self._loop.create_task(self._slots.acquire(owner, count, held, least))
-        self._tasks.add(task)  # the loop itself keeps no strong reference
-        task.add_done_callback(self._tasks.discard)
-        return _SlotRequest(task, self._slots, owner, held, answer)
-
-    def release_slot(self, slot: Slot) -> None:
-        self._slots.release(slot)
-
-    def replace_worker(self, slot: Slot) -> None:
-        self._slots.replace_worker(slot)
-
-    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
-        return self._slots.bind(slots)
-
-
-class _SlotRequest:
-    """One request for slots. Slots that arrive despite its cancellation are released."""
-
-    def __init__(
-        self,
-        task: asyncio.Task[list[Slot]],
-        slots: SlotPool,
-        owner: SlotOwner,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-    ) -> None:
-        self._task = task
-        self._slots = slots
-        self._owner = owner
-        self._held = held
-        self._answer = answer
-        self._cancelled = False
-        task.add_done_callback(self._done)
-
-    def cancel(self) -> None:
-        self._cancelled = True
-        self._task.cancel()
-
-    def _done(self, task: asyncio.Future[list[Slot]]) -> None:
-        if not self._cancelled:
-            _pass_on(self._answer, task)
-        elif not task.cancelled() and task.exception() is None:
-            for slot in task.result():
-                if slot.owner is self._owner and slot not in self._held:
-                    self._slots.release(slot)
-
-
-def _pass_on(answer: Callable[[Result[T]], None], done: asyncio.Future[T]) -> None:
-    if not done.cancelled():
-        done.exception()  # a job that has closed reads no result, and asyncio would log its error as never retrieved
-        answer(done.result)

@@ -30,9 +30,9 @@ from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
 from ckpt_runtime.jobmaster.job_host import (
-    Cancellable,
     JobHost,
     JobSlots,
+    JobTimers,
     Pool,
     Result,
     SupervisedHost,
@@ -40,7 +40,7 @@ from ckpt_runtime.jobmaster.job_host import (
 )
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
-from ckpt_runtime.jobmaster.job_view import JobView
+from ckpt_runtime.jobmaster.job_view import JobView, KeptFailures
 from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
 from ckpt_runtime.jobmaster.snapshot_references import References
@@ -132,13 +132,11 @@ class JobShell:
         self._busy = False
         self._closed = False
         self._slots = JobSlots(host, self, self.tell)
-        self._timers: dict[TimerId | str, Cancellable] = {}
+        self._timers = JobTimers(host)
+        self._kept_failures = KeptFailures(submission.job_id, self.view, submission.record, host)
         self._answers: dict[str, tuple[JobInput, Answer]] = {}
         self._backlog = False
         self._alignment = AlignmentGroups({})
-        self._failures_changed = False
-        self._keeping_failures = False
-        self._when_kept: Callable[[], None] | None = None
         self._ends_as: JobStatus | None = None
 
     # --- events in, outputs out
@@ -279,7 +277,8 @@ class JobShell:
         """Stops the job's timers and waits because this driver ends."""
         self._closed = True
         self._slots.close()
-        self._drop_timers()
+        self._kept_failures.close()
+        self._timers.cancel_all()
         self.storage.close()
 
     def _execute(self, output: JobOutput) -> None:
@@ -303,7 +302,8 @@ class JobShell:
             case core.RecordAttempt(attempt):
                 self._record_attempt(attempt)
             case core.StoreResult():
-                self._store_result(output)
+                # A pending write of failures would otherwise store them for a job that no longer exists.
+                self._kept_failures.when_kept(partial(self._store_result, output))
             case core.StoreOverrides() | core.SettleOverrides() | core.StorePlan() | core.SettlePlan():
                 call = partial(carry_out, self._record, output)
                 self._in_pool(call, partial(unconfirmed, output), pause_before_ms(output))
@@ -334,11 +334,11 @@ class JobShell:
             case checkpoint_out.ScheduleTimer(timer, generation, at_rel_ms):
                 self._schedule(timer, at_rel_ms, checkpoint_on.TimerFired(timer, generation))
             case checkpoint_out.CancelTimer(timer):
-                self._cancel_timer(timer)
+                self._timers.cancel(timer)
             case job_out.ScheduleRestart(generation, at_rel_ms):
                 self._schedule("restart", at_rel_ms, job_on.RestartTimerFired(generation))
             case job_out.CancelRestart():
-                self._cancel_timer("restart")
+                self._timers.cancel("restart")
             case (
                 checkpoint_out.RequestCompleted()
                 | checkpoint_out.RequestFailed()
@@ -355,23 +355,8 @@ class JobShell:
     # --- timers and pools
 
     def _schedule(self, timer: TimerId | str, at_rel_ms: int, event: JobInput) -> None:
-        self._cancel_timer(timer)
-        # May be negative: the core decided based on the time of its event, and executing its outputs took time.
-        delay_ms = at_rel_ms - self._host.now().rel_ms
-        self._timers[timer] = self._host.call_later(max(0, delay_ms), partial(self._fire, timer, event))
-
-    def _fire(self, timer: TimerId | str, event: JobInput) -> None:
-        self._timers.pop(timer, None)
-        self.tell(event)
-
-    def _cancel_timer(self, timer: TimerId | str) -> None:
-        known = self._timers.pop(timer, None)
-        if known is not None:
-            known.cancel()
-
-    def _drop_timers(self) -> None:
-        for timer in list(self._timers):
-            self._cancel_timer(timer)
+        # It may be over: the core decided based on the time of its event, and executing its outputs took time.
+        self._timers.start(timer, at_rel_ms - self._host.now().rel_ms, partial(self.tell, event))
 
     def _in_pool(
         self, call: Callable[[], JobInput], failed: Callable[[Exception], JobInput], delay_ms: float = 0.0
@@ -499,10 +484,9 @@ class JobShell:
     def _align(self, is_grouped: bool) -> None:
         """Announces the progress of the slowest sources soon; reports of many subtasks until then are one message."""
         if is_grouped and _ALIGNMENT not in self._timers:
-            self._timers[_ALIGNMENT] = self._host.call_later(_ALIGN_AFTER_MS, self._announce_minima)
+            self._timers.start(_ALIGNMENT, _ALIGN_AFTER_MS, self._announce_minima)
 
     def _announce_minima(self) -> None:
-        self._timers.pop(_ALIGNMENT, None)
         for minimum, members in self._alignment.moved():
             self._tasks.align(minimum, members)
 
@@ -640,38 +624,12 @@ class JobShell:
 
     def _record_failure(self, failure: core.RecordFailure) -> None:
         self.view.failed(failure)
-        self._failures_changed = failure.durable
-        if failure.durable and not self._keeping_failures:
-            self._keep_failures()
-
-    def _keep_failures(self) -> None:
-        """Stores the failures for a later driver. If that fails, it is tried again with the next failure."""
-        self._failures_changed = False
-        stored = self.view.failures_to_store()
-        self._keeping_failures = True
-        self._host.in_pool(Pool.OWN, lambda: self._record.keep_failures(stored), self._failures_kept)
-
-    def _failures_kept(self, result: Result[None]) -> None:
-        try:
-            result()
-        except Exception as error:  # the end of the job waits for this, whatever the error is
-            logger.warning("the failures of job %s cannot be stored: %s", self._submission.job_id, error)
-        # More failures came during the write: one write at a time, so that no older list replaces a newer one.
-        if self._failures_changed and not self._closed:
-            self._keep_failures()
-            return
-        self._keeping_failures = False
-        when_kept, self._when_kept = self._when_kept, None
-        if when_kept is not None:
-            when_kept()
+        if failure.durable:
+            self._kept_failures.keep()
 
     # --- the end
 
     def _store_result(self, order: core.StoreResult) -> None:
-        """Waits for a pending write of failures, which would otherwise store them for a job that no longer exists."""
-        if self._keeping_failures:
-            self._when_kept = partial(self._store_result, order)
-            return
         result = self.view.result_to_store(
             order.ended, self.core.accepted_plan, self.checkpoint_config(), self._statistics_after(order.ended.status)
         )
@@ -698,7 +656,7 @@ class JobShell:
 
     def _shut_down(self, keeps_nothing: bool) -> None:
         """Finishes storage: the coordinator has no operations in flight."""
-        self._drop_timers()
+        self._timers.cancel_all()
         submission, known = self._submission, self.core
         lineages = sink_lineages(known.graph, submission.seed, known.lineage, submission.ended_jobs, known.savepoint_id)
         self.storage.finish(

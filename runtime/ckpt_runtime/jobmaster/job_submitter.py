@@ -10,10 +10,12 @@ from functools import partial
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError
+from ckpt_runtime.checkpoint.state_assignment import restored_max_parallelism
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.frontend.static_tables import with_tables
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import GatewayError, NotReady, RunRequest, SubmissionFailed
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -21,8 +23,8 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord, JobRecord, store_jo
 from ckpt_runtime.jobmaster.job_settings import with_implicit_strategy
 from ckpt_runtime.jobmaster.known_jobs import KnownJobs
 from ckpt_runtime.jobmaster.lineages import Lineages
-from ckpt_runtime.jobmaster.planning import Planner, entry_of
-from ckpt_runtime.jobmaster.program_store import ProgramStore
+from ckpt_runtime.jobmaster.planning import Planned, Planner, entry_of
+from ckpt_runtime.jobmaster.program_store import ProgramStore, StoredProgram
 from ckpt_runtime.jobmaster.request_checks import (
     check_backend,
     check_directories,
@@ -85,39 +87,15 @@ class JobSubmitter:
         """
         program = self._programs.get(request.pipeline_id)
         check_drill(request)
-        given = given_configuration(request)
-        original, savepoint = request, await self.read_savepoint(request)
-        planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
-        continued = await self.continued(request, Configuration.merge(planned.own, given))
-        if continued is not None:
-            request, savepoint = continued, await self.read_savepoint(continued)
-            planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
-        graph = planned.graph
-        check_planned(graph, request)
-        given = with_own_configuration(planned.own, given)
-        if request.drill:  # it leaves nothing behind
-            given = given.without(CheckpointingOptions.CONTINUE_IN.key)
-        if request.fork and given.get(CheckpointingOptions.CONTINUE_IN) is not None:
-            raise SubmissionFailed(
-                "a program that continues where its last run ended cannot be started with fork, because its next run "
-                f"would continue from this job: give it another {CheckpointingOptions.CONTINUE_IN.key}, which is "
-                f"{given.get(CheckpointingOptions.CONTINUE_IN)!r}, and no fork"
-            )
-        if savepoint is not None:
-            fits = partial(check_fits, savepoint, graph, request)
-            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
-        configuration = Configuration.merge(self._configuration, given)
-        check_directories(configuration)
-        if savepoint is not None:
-            check_backend(savepoint, configuration, request)
-            check_release(savepoint, request)
-            check_no_drill(savepoint, request)
+        original, given = request, given_configuration(request)
+        request, savepoint, planned = await self._planned(program, request, given)
+        given = await self._checked(planned, request, given, savepoint)
         if not request.drill:
             await asyncio.get_running_loop().run_in_executor(self._pools.planning, planned.create_tables)
         store = None if request.drill else self.store  # a drill ends with its driver
         submission = JobSubmission(
             job_id=job_id,
-            graph=graph,
+            graph=planned.graph,
             defaults=with_implicit_strategy(self._configuration, given),
             own=OwnConfiguration(given),
             archive=with_tables(program.archive.read_bytes(), planned.tables),
@@ -134,6 +112,54 @@ class JobSubmitter:
         )
         if request.drill:
             return await self._accepted(submission, store)
+        return await self._accepted_in_turn(submission, original, store)
+
+    async def _planned(
+        self, program: StoredProgram, request: RunRequest, given: Configuration
+    ) -> tuple[RunRequest, CompletedCheckpoint | None, Planned]:
+        """Plans a job from the snapshot that it starts from: the request's, or that of the program's last run.
+
+        Returns the request with that snapshot, the snapshot if there is one, and the plan.
+        """
+        savepoint = await self.read_savepoint(request)
+        planned = await self._planner.plan(program, request, planning_configuration(given, savepoint, request))
+        continued = await self.continued(request, Configuration.merge(planned.own, given))
+        if continued is None:
+            return request, savepoint, planned
+        savepoint = await self.read_savepoint(continued)
+        if savepoint is not None and not _has_key_groups_of(planned.graph, savepoint):
+            planned = await self._planner.plan(program, continued, planning_configuration(given, savepoint, continued))
+        return continued, savepoint, planned
+
+    async def _checked(
+        self, planned: Planned, request: RunRequest, given: Configuration, savepoint: CompletedCheckpoint | None
+    ) -> Configuration:
+        """Returns the job's own configuration. Raises SubmissionFailed for a job that cannot be started like this."""
+        check_planned(planned.graph, request)
+        given = with_own_configuration(planned.own, given)
+        if request.drill:  # it leaves nothing behind
+            given = given.without(CheckpointingOptions.CONTINUE_IN.key)
+        if request.fork and given.get(CheckpointingOptions.CONTINUE_IN) is not None:
+            raise SubmissionFailed(
+                "a program that continues where its last run ended cannot be started with fork, because its next run "
+                f"would continue from this job: give it another {CheckpointingOptions.CONTINUE_IN.key}, which is "
+                f"{given.get(CheckpointingOptions.CONTINUE_IN)!r}, and no fork"
+            )
+        if savepoint is not None:
+            fits = partial(check_fits, savepoint, planned.graph, request)
+            await asyncio.get_running_loop().run_in_executor(self._pools.planning, fits)
+        configuration = Configuration.merge(self._configuration, given)
+        check_directories(configuration)
+        if savepoint is not None:
+            check_backend(savepoint, configuration, request)
+            check_release(savepoint, request)
+            check_no_drill(savepoint, request)
+        return given
+
+    async def _accepted_in_turn(
+        self, submission: JobSubmission, request: RunRequest, store: HaStore | None
+    ) -> JobMaster:
+        """Accepts a job after all earlier submissions to its place: a name, or a lineage."""
         while True:
             # The place is checked again after each wait, and its keys are reserved before the next wait.
             place, keys = self._lineages.place(submission)
@@ -145,7 +171,7 @@ class JobSubmitter:
         turn = keys, asyncio.get_running_loop().create_future()
         self._starting.append(turn)
         try:
-            await self._check_still_newest(submission, original)
+            await self._check_still_newest(submission, request)
             return await self._accepted(replace(submission, lineage=place), store)
         finally:
             self._starting.remove(turn)
@@ -259,6 +285,13 @@ class JobSubmitter:
             return repositioned(found, positions)
         except StorageError as error:
             raise _refusal(f"cannot restore from {path}", error) from error
+
+
+def _has_key_groups_of(graph: JobGraph, snapshot: CompletedCheckpoint) -> bool:
+    """Whether a program that was planned without a snapshot has the numbers of key groups that the snapshot needs."""
+    maxima = restored_max_parallelism(snapshot)
+    planned = ((node.uid, vertex.max_parallelism) for vertex in graph.vertices for node in vertex.operators)
+    return all(maxima.get(uid, own) == own for uid, own in planned)
 
 
 def _refusal(what: str, error: StorageError) -> GatewayError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -30,6 +30,8 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobDetails,
     JobOverview,
 )
+from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
+from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_settings import strategy_type
 from ckpt_runtime.jobmaster.metric_table import JOB, JobFigures, texts
 from ckpt_runtime.jobmaster.slots import Slot
@@ -268,3 +270,55 @@ class JobView:
             end_time_ms=overview.end_time_ms,
             failure=None if cause is None else cause_of(cause),
         )
+
+
+class KeptFailures:
+    """Stores the failures that a job's view shows, for a later driver; one write at a time.
+
+    A write that fails is tried again with the next failure.
+    """
+
+    def __init__(self, job_id: str, view: JobView, record: JobRecord, host: JobHost) -> None:
+        self._job_id = job_id
+        self._view = view
+        self._record = record
+        self._host = host
+        self._changed = False
+        self._writing = False
+        self._closed = False
+        self._when_kept: Callable[[], None] | None = None
+
+    def keep(self) -> None:
+        """Stores the failures that the view shows now."""
+        self._changed = True
+        if not self._writing:
+            self._write()
+
+    def when_kept(self, call: Callable[[], None]) -> None:
+        """Calls when no write is in progress, perhaps at once."""
+        if self._writing:
+            self._when_kept = call
+        else:
+            call()
+
+    def close(self) -> None:
+        """Begins no more writes."""
+        self._closed = True
+
+    def _write(self) -> None:
+        self._changed, self._writing = False, True
+        stored = self._view.failures_to_store()
+        self._host.in_pool(Pool.OWN, lambda: self._record.keep_failures(stored), self._written)
+
+    def _written(self, result: Result[None]) -> None:
+        try:
+            result()
+        except Exception as error:  # the end of the job waits for this, whatever the error is
+            logger.warning("the failures of job %s cannot be stored: %s", self._job_id, error)
+        if self._changed and not self._closed:
+            self._write()
+            return
+        self._writing = False
+        when_kept, self._when_kept = self._when_kept, None
+        if when_kept is not None:
+            when_kept()

@@ -20,12 +20,14 @@ from ckpt_runtime.checkpoint.executions import SubtaskKey
 from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
 from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
 from ckpt_runtime.graph.schema import decoded
-from ckpt_runtime.graph.specs import READER_SUFFIX, ObserveSpec
+from ckpt_runtime.graph.specs import ObserveSpec
 from ckpt_runtime.sources import Offsets
 
 MOST_REPORTS = 100
 """Number of checkpoints whose reports a job keeps, as Spark does by default."""
 _SUFFIX = "-sink"
+_SOURCES = ("source", "range_reader")
+"""The kinds of operators that read rows; enumerators send them splits."""
 _OFFSETS = ("startOffset", "endOffset", "latestOffset")
 _LATEST_MS = 253_402_300_799_999
 """The end of the year 9999."""
@@ -195,7 +197,7 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
     nodes = _above(checkpoint.graph, sink)
     totals = {node.uid: checkpoint.totals.get(node.uid, OperatorTotals()) for node in nodes}
     seconds = max(1, checkpoint.begun_ms - checkpoint.since_ms) / 1000
-    sources = [_source(node, nodes, totals, seconds, checkpoint.before) for node in nodes if node.kind == "source"]
+    sources = [_source(node, totals, seconds, checkpoint.before) for node in nodes if node.kind in _SOURCES]
     rows = sum(source["numInputRows"] for source in sources)
     last = next(node for node in nodes if node.uid == sink)
     observed = dict(_observed(nodes, totals))
@@ -221,14 +223,12 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
 
 def _source(
     node: OperatorNode,
-    nodes: Iterable[OperatorNode],
     totals: Mapping[str, OperatorTotals],
     seconds: float,
     before: Mapping[str, Offsets],
 ) -> dict[str, Any]:
     """A source. Its offsets are None if it has none, as the start is in the first report of a job."""
-    reader = next((each.uid for each in nodes if each.uid == node.uid + READER_SUFFIX), node.uid)
-    read = totals[reader]
+    read = totals[node.uid]
     metrics = {"numBadRecordsDropped": str(sum(each.bad for each in totals.values()))}
     if read.pending is not None:
         metrics["pendingRecords"] = str(read.pending)
@@ -239,7 +239,7 @@ def _source(
         metrics["minOffsetsBehindLatest"] = str(min(behind))
         metrics["maxOffsetsBehindLatest"] = str(max(behind))
         metrics["avgOffsetsBehindLatest"] = str(sum(behind) / len(behind))
-    known = before.get(reader), read.reached, read.latest
+    known = before.get(node.uid), read.reached, read.latest
     offsets = {name: each or None for name, each in zip(_OFFSETS, known, strict=True)}
     rate = read.rows_out / seconds
     rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}

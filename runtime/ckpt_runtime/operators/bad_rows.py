@@ -255,7 +255,11 @@ def _fields(row: pa.RecordBatch) -> dict[str, Any]:
     """The columns of one row by name; the first of those that have one name."""
     fields: dict[str, Any] = {}
     for name, column in zip(row.schema.names, row.columns, strict=True):
-        fields.setdefault(name, column[0].as_py())
+        try:
+            value = column[0].as_py()
+        except (ValueError, OverflowError):  # a time that Python does not have
+            value = str(column.cast(pa.string())[0])
+        fields.setdefault(name, value)
     return fields
 
 

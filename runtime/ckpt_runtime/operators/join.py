@@ -24,7 +24,7 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
 from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
 from ckpt_runtime.frontend.generators import columns_of
-from ckpt_runtime.graph.schemas import join_bounds, join_output_schema, shared_join_keys
+from ckpt_runtime.graph.output_schemas import join_bounds, join_output_schema, shared_join_keys
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.bad_rows import LeavesOutBadRows, as_pair
 from ckpt_runtime.operators.conformed import conformed

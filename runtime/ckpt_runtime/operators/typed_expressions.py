@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -113,7 +114,7 @@ def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:
 
 def _frame(batch: pa.RecordBatch, context: OperatorContext) -> Frame:
     """Returns the rows of a batch. The current time is when the operator gets them, and the same for all of them."""
-    return Frame(batch.columns, batch.num_rows, moment=context.now_ms() * 1000)
+    return Frame(batch.columns, batch.num_rows, moment=context.now_ms() * 1000, random_bytes=os.urandom)
 
 
 OUTPUT_ROWS = 32_768

@@ -198,7 +198,7 @@ def clean_up_sinks(outputs: Iterable[SinkOutput], storage: CheckpointStorage, sa
                 retained = _retained_names(storage) if retained is None else retained
                 if part.pending in retained or part.checkpoint <= savepoint_id:
                     continue
-            directory.delete(part.hidden)
+            directory.discard(part)
             logger.info("deleted %s/%s: no snapshot covers it", output.directory, part.hidden)
 
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from http.client import IncompleteRead
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -94,9 +94,12 @@ _OBJECT_STORES = (*_S3, "gs", "gcs", "abfs", "abfss", "az", "oss")
 
 MAX_URL_LENGTH = 4_096
 
-_ESCAPED = str.maketrans({"%": "%25", "?": "%3F", "#": "%23"})
-"""Characters with a special meaning in a URL; all others stay readable."""
+_UNUSUAL = re.compile(r"[%?#]|[^ -~]")
+_ESCAPED = "%?#"
+"""Characters with a special meaning in a URL; all others that can be shown stay readable."""
 
+_AS_BYTES = "surrogateescape"
+"""How Python represents names of files that are not UTF-8."""
 _PRIVATE_DIRECTORY = 0o700
 _PRIVATE_FILE = 0o600
 _ANY_DIRECTORY = 0o777
@@ -124,7 +127,7 @@ class Location:
     def url(self) -> str:
         """The form from which :func:`resolve` makes the location again."""
         if self.is_local:
-            return f"file://{self.path.translate(_ESCAPED)}"
+            return f"file://{_UNUSUAL.sub(_escaped, self.path)}"
         return str(self.filesystem.unstrip_protocol(self.path))
 
     @property
@@ -136,6 +139,11 @@ class Location:
     def is_object_store(self) -> bool:
         """Whether the store has no directories to make or delete; its paths begin with the name of a bucket."""
         return self.scheme in _OBJECT_STORES
+
+    @property
+    def is_s3(self) -> bool:
+        """Whether the store has the methods of S3."""
+        return self.scheme in _S3
 
     @property
     def name(self) -> str:
@@ -164,6 +172,12 @@ class Location:
         """Whether ``other`` lies strictly below this directory, judged by the paths alone."""
         below = other.path.startswith(self.path.rstrip("/") + "/")
         return below and same_filesystem(self, other)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    character = found[0]
+    shown = character.isprintable() and character not in _ESCAPED
+    return character if shown else quote(character, errors=_AS_BYTES)
 
 
 Identity = tuple[str | int, ...]
@@ -248,7 +262,7 @@ def _parsed(url: str | os.PathLike[str]) -> tuple[str, str | None, str]:
         parts = urlsplit(text)
         if parts.netloc not in ("", "localhost") or parts.query or parts.fragment:
             raise _invalid(text, "file:///path without a host, and with %23 for # and %3F for ?")
-        return text, None, _local_path(unquote(parts.path), text)
+        return text, None, _local_path(unquote(parts.path, errors=_AS_BYTES), text)
     if "::" in text:
         raise _invalid(text, "a single URL, not a chain of them")
     if not _is_known(scheme):

@@ -67,14 +67,6 @@ class CheckpointLedger:
             raise Violation(f"checkpoint {checkpoint_id} ends twice: {how}")
         return started
 
-    def check_deadlines(self) -> None:
-        """None is awaited beyond the greatest timeout that was ever in force while it was pending."""
-        pending = self._master.coordinator.pending_ids
-        for checkpoint_id, started in self.open.items():
-            if checkpoint_id not in pending:
-                raise Violation(f"checkpoint {checkpoint_id} is neither pending nor ended")
-            del started
-
     def check_all_ended(self) -> None:
         if self.open:
             raise Violation(f"checkpoints {sorted(self.open)} never ended")
@@ -129,9 +121,6 @@ class Snapshots:
         job_id = f"{run:032x}"
         mine = (kept for kept in self._users.values() if kept.job_id == job_id and not kept.is_savepoint)
         return sorted(mine, key=lambda kept: kept.id)
-
-    def is_users(self, directory: str) -> bool:
-        return directory in self._users
 
     def forget_unfinished(self) -> None:
         """A driver died: no one deletes what lies among the savepoints and was never reported to a user as one."""

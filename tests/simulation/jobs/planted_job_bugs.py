@@ -180,7 +180,7 @@ def _(original, self, checkpoint_id, *, or_all=False):
 
 @bug(
     "the schema of a recorded channel is that of the moment of the snapshot",
-    "rows that nobody can read",
+    "rows that no reader can decode",
     SubtaskCheckpoints,
     "_stop_recording",
     seed=54,

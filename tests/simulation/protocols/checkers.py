@@ -71,7 +71,7 @@ class ProtocolChecker:
             self._attempts.add(attempt)
 
     def committed(self, deployment: Deployment, number: int) -> None:
-        """A sink commits. Whoever runs now must have started from there or later."""
+        """A sink commits. The attempt that runs now must have started from there or later."""
         self.require(
             number in self.completed or number in (deployment.base_id, self._world.origin_id),
             f"{number} is committed without being complete",

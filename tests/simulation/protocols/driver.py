@@ -331,7 +331,7 @@ class Driver:
             self.world.loop.at(at, self.process, self._cancel)
 
     def _cancel(self) -> None:
-        """Whoever asked for a savepoint first."""
+        """The user who asked for a savepoint before the cancellation now cancels."""
         if not self.shut_down and self.ended is None and self.world.ha.result is None:
             self.tell(job_on.CancelRequested())
 

@@ -532,7 +532,7 @@ class DriverChecker:
             self.require(not goes_on, "the job goes on with tasks whose sources may have stopped")
 
     def told_of_the_end(self) -> None:
-        """Somebody outside hears something; if it is that the job has ended, no driver may run it again."""
+        """A user is told something; if it is that the job has ended, no driver may run it again."""
         driver = self._driver
         if driver.machine.status.is_globally_terminal and not driver.core.is_fenced:
             self.require(self._world.ha.result is not None, "the end of the job is told before it is stored")
@@ -541,7 +541,7 @@ class DriverChecker:
         """Nothing is damaged: a job fails for good by its strategy's will, or after the savepoint of a stop."""
         fails = effect.status is JobStatus.FAILED
         allowed = strategy_refused or effect.savepoint is not None
-        self.require(not fails or allowed, "the job fails for good, and nobody has said so")
+        self.require(not fails or allowed, "the job fails for good without its strategy or a stop")
 
     # --- stops
 

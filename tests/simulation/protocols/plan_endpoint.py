@@ -254,7 +254,7 @@ class PlanEndpoint:
         if order.attempt:
             return
         self._wanted = shape(order.graph), declared_bounds(order.graph), order.own.version
-        self._require(order.request_id == self._desired, "a graph is stored that nobody asked for")
+        self._require(order.request_id == self._desired, "a graph is stored that no request asked for")
         if shape(order.graph) == self.shape and self._configuring is None:
             return  # what is declared alone
         self._require(self._pointers is not None, "a graph is stored before its slots are there")

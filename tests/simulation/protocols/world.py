@@ -76,6 +76,8 @@ class World:
         self.broken: Violation | None = None
         self.claims: JobClaims | None = None
         self.published: dict[str, CompletedCheckpoint] = {}
+        self.late_events = 0
+        """How many events of cancelled timers the shells were told."""
         self.tracing = tracing
         self.trace: list[str] = []
         self.crash_points: list[str] = []
@@ -209,7 +211,7 @@ class World:
         self.driver_gone()
 
     def driver_gone(self) -> None:
-        """Somebody starts another one, unless one waits already."""
+        """Another driver is started, unless one waits already."""
         if self.scenario.standby:
             return
         self.loop.at(self.loop.now + self.choices.delay("next driver", 10, 250), None, self._replace, self.present)

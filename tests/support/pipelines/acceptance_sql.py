@@ -79,7 +79,11 @@ def columns_and_values_as_arguments_of_sql(rows: DataFrame) -> DataFrame:
 def variables_of_a_session(rows: DataFrame) -> DataFrame:
     spark = rows.sparkSession
     spark.sql("DECLARE OR REPLACE VARIABLE least INT DEFAULT 1")
-    spark.sql("DECLARE OR REPLACE VARIABLE least = 2")
+    spark.sql("DECLARE OR REPLACE VARIABLE least = 1")
+    spark.sql("DECLARE OR REPLACE VARIABLE other = 5")
+    spark.sql("SET VARIABLE least = least + 1")
+    spark.sql("SET VAR (least, other) = (SELECT least, 7)")
+    spark.sql("DROP TEMPORARY VARIABLE other")
     return rows.where("v > least").selectExpr("v", "least")
 
 
@@ -98,6 +102,56 @@ def names_of_functions_in_identifier(rows: DataFrame) -> DataFrame:
 def execute_immediate(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("immediate")
     return rows.sparkSession.sql("EXECUTE IMMEDIATE 'SELECT v FROM immediate WHERE v > ?' USING 1")
+
+
+@program("append", rows=([1, 2], [3, 70], [None]))
+def units_of_time_and_several_patterns(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr(
+        *(f"timestampadd({unit}, v, TIMESTAMP'2024-01-31 10:00:00') AS {unit}" for unit in UNITS),
+        *(f"timestampdiff({unit}, TIMESTAMP'2024-03-31 10:00:00', {AT}) AS {unit}s" for unit in UNITS),
+        "dateadd(DAY, v, DATE'2024-02-28') AS day_later",
+        "v::string LIKE ANY ('1%', '7%') AS some",
+        "v::string NOT LIKE ALL ('1%', null) AS none",
+    )
+
+
+UNITS = ("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
+AT = "TIMESTAMP'2024-01-31 10:00:00' + make_dt_interval(v, v)"
+
+
+@program("complete", rows=([1, 2, 2, 9], [3, 70, 3], [None]))
+def percentiles_and_modes_within_groups(rows: DataFrame) -> DataFrame:
+    rows.createOrReplaceTempView("ranked")
+    return rows.sparkSession.sql(
+        "SELECT v % 2 AS odd, percentile_disc(0.5) WITHIN GROUP (ORDER BY v) AS middle, "
+        "percentile_disc(array(0.1, 0.9)) WITHIN GROUP (ORDER BY v DESC) AS ends, "
+        "percentile_cont(0.3) WITHIN GROUP (ORDER BY v DESC) AS between, "
+        "mode() WITHIN GROUP (ORDER BY v DESC) AS most, mode(v, true) AS least FROM ranked GROUP BY ALL"
+    )
+
+
+@program("append", rows=([1, 2], [3, None]))
+def pipes_and_lateral_names(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql(
+        "FROM {t} |> WHERE v > 1 |> EXTEND v * 2 AS w |> SET w = w + 1 |> SELECT v, w AS x, x + 1 AS y |> AS q", t=rows
+    )
+
+
+@program("complete", rows=([1, 2], [3, None]))
+def grouping_sets(rows: DataFrame) -> DataFrame:
+    return rows.sparkSession.sql(
+        "SELECT v, v % 2 AS odd, grouping(v) AS g, count(*) AS n FROM STREAM {t} GROUP BY ROLLUP (v, v % 2)", t=rows
+    )
+
+
+@program("append", rows=([1, 2, 3, 4], [None]))
+def random_values_in_their_ranges(rows: DataFrame) -> DataFrame:
+    made = {"r": F.rand(), "s": F.rand(5), "n": F.expr("randn()"), "id": F.uuid(), "text": F.randstr(5)}
+    lists = {"list": F.shuffle(F.array("v", F.lit(0))), "t": F.uniform(F.lit(10), F.lit(20))}
+    return rows.withColumns(made | lists).selectExpr(
+        *("v", "r >= 0 AND r < 1 AND r <> s AS random", "abs(n) < 9 AS normal", "length(id) AS length"),
+        *("length(text) AS letters", "array_sort(list) AS list", "t BETWEEN 10 AND 20 AS between", "typeof(t) AS type"),
+    )
 
 
 TIMES = ([10, 11, 12, 13, 14, 15], [25], [25, None], [10], [40])

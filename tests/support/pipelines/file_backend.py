@@ -12,7 +12,7 @@ import hashlib
 import io
 import json
 import shutil
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -205,14 +205,3 @@ class _MemoryFiles:
         return _MemoryFile()
 
     shared = private
-
-
-def shared_of(handles: Sequence[KeyedHandle]) -> Mapping[str, StateFile]:
-    """The segments that handles refer to."""
-    return {
-        name: file
-        for handle in handles
-        if isinstance(handle, IncrementalKeyedStateHandle)
-        for name, file in handle.files.items()
-        if name != SEGMENTS
-    }

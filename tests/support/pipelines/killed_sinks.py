@@ -103,7 +103,7 @@ def arm(format_: str, faults: str) -> None:
     def kills(step: str) -> Callable[[], None]:
         return functools.partial(killed, faults, step)
 
-    steps = _STEPS[format_]
+    steps = _STEPS["parquet" if format_ == "json-s3" else format_]
     wrap(steps.write, None, kills("write"))
     wrap(steps.prepare, None, kills("prepare"))
     wrap(steps.commit, kills("notify"), kills("commit"))
@@ -135,7 +135,7 @@ def _write(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
             "CASE WHEN n % 2 = 0 THEN CAST(n AS STRING) END AS value",
             "array(named_struct('key', 'part', 'value', CAST(part AS BINARY))) AS headers",
         )
-    writer = rows.selectExpr(*columns).writeStream.format(format_.removesuffix("-prepared")).options(**options)
-    if format_ in ("parquet", "delta"):
+    writer = rows.selectExpr(*columns).writeStream.format(format_.split("-", maxsplit=1)[0]).options(**options)
+    if format_ in ("parquet", "delta", "json-s3"):
         writer = writer.partitionBy("part")
     writer.queryName("sink").start()

@@ -44,6 +44,6 @@ def queries(rows: DataFrame) -> dict[str, DataFrame]:
 
 
 def pipeline(spark: SparkSession, orders: str, output: str) -> None:
-    rows = spark.readStream.format("replay").schema(SCHEMA).load(orders)
+    rows = spark.readStream.schema(SCHEMA).parquet(orders)
     for name, frame in queries(rows).items():
-        frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
+        frame.writeStream.format("parquet").queryName(name).trigger(availableNow=True).start(f"{output}/{name}")

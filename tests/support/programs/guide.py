@@ -10,9 +10,12 @@ import pandas as pd
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle, StreamingQuery, StreamingQueryListener
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+from pyspark.sql.types import StructType
 
 name, directory, port, servers, *kept = sys.argv[1:]
 spark = SparkSession.builder.master("local[*]").appName("guide").getOrCreate()
@@ -36,6 +39,55 @@ class Forgetful:
 
     def close(self, error: Exception | None) -> None:
         """Has nothing to close."""
+
+
+class Numbered(InputPartition):
+    """A range of numbers."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__((first, end))
+        self.first, self.end = first, end
+
+
+class Limited(DataSourceStreamReader):
+    """Reads 25 numbers, as many at a time as the engine wants, and two by itself."""
+
+    most = 25
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"next": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(2)
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        wanted = limit.max_rows if isinstance(limit, ReadMaxRows) else self.most
+        assert isinstance(limit, ReadMaxRows | ReadAllAvailable)
+        return {"next": min(start["next"] + wanted, self.most)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [Numbered(start["next"], end["next"])] if start != end else []
+
+    def read(self, partition: InputPartition) -> Iterator[tuple[int, str]]:
+        assert isinstance(partition, Numbered)
+        yield from ((number, f"number {number}") for number in range(partition.first, partition.end))
+
+    def commit(self, end: dict[str, int]) -> None:
+        """Has nothing to release."""
+
+
+class Numbers(DataSource):
+    """A source whose classes are those of the script."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "numbers_of_a_script"
+
+    def schema(self) -> str:
+        return "number INT, text STRING"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return Limited()
 
 
 class Detector(StatefulProcessor):
@@ -202,6 +254,11 @@ def with_table() -> DataStreamWriter:
     return console(rate.join(table, "value", "left_outer"))
 
 
+def own_source() -> DataStreamWriter:
+    spark.dataSource.register(Numbers)
+    return console(spark.readStream.format("numbers_of_a_script").load())
+
+
 def gap() -> DataStreamWriter:
     lengths = F.when(F.col("value") % 2 == 1, "5 seconds").otherwise("5 minutes")
     return console(timed.groupBy(F.session_window("timestamp", lengths), "value").count())
@@ -232,6 +289,7 @@ FORMS: dict[str, Callable[[], DataStreamWriter]] = {
     "files": files,
     "rate": lambda: console(rate),
     "rate_per_batch": lambda: console(spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()),
+    "own_source": own_source,
     "view": view,
     "counts": lambda: console(rate.groupBy("value").count(), "complete"),
     "windows": lambda: console(rate.groupBy(WINDOW, "value").count(), "complete"),

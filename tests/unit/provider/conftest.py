@@ -13,10 +13,11 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from unittest.mock import patch
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
@@ -28,6 +29,7 @@ os.environ["AIRFLOW__CORE__LOAD_EXAMPLES"] = "False"
 # There is no scheduler here that could misread an early event.
 os.environ["AIRFLOW__CKPT__MIN_DEFERRAL"] = "0"
 
+from ckpt_runtime.client.errors import Unreachable
 from ckpt_runtime.jobmaster.event_log import EventType
 from ckpt_runtime.rest import server as rest_server
 from ckpt_runtime.rest.app import create_app
@@ -52,6 +54,15 @@ class Fault:
     times: int = 1
     carried_out: bool = False
     says: str = "a fault of the test"
+
+
+@dataclass
+class Awaited:
+    """Something to call before the last of ``times`` requests that match is answered."""
+
+    pattern: str
+    times: int
+    call: Callable[[], None]
 
 
 async def _nobody(_: Message) -> None:
@@ -82,7 +93,12 @@ class JobManager:
         self.received: list[str] = []
         self.faults: list[Fault] = []
         self.streams = False
+        self._awaited: list[Awaited] = []
         self.start()
+
+    def at_request(self, number: int, pattern: str, call: Callable[[], None]) -> None:
+        """Call in the server's thread before the request of that number, from 1, which matches is answered."""
+        self._awaited.append(Awaited(pattern, number, call))
 
     def ask_for(self, token: str) -> None:
         """Refuse requests without this token, as a session that was started with it."""
@@ -98,6 +114,11 @@ class JobManager:
         if fault is None and scope["path"] == "/events" and not self.streams:
             fault = Fault("/events", 404)
         if fault is None:
+            for awaited in self._awaited:
+                if re.search(awaited.pattern, line):
+                    awaited.times -= 1
+                    if awaited.times == 0:
+                        awaited.call()
             await self._app(scope, receive, send)
             return
         fault.times -= 1
@@ -140,6 +161,40 @@ class JobManager:
     @property
     def connection(self) -> str:
         return json.dumps({"conn_type": "ckpt", "host": "127.0.0.1", "port": self.port})
+
+
+@contextmanager
+def unanswered() -> Iterator[threading.Semaphore]:
+    """Give a semaphore that each request of this process without an answer releases."""
+    failed = threading.Semaphore(0)
+    make = Unreachable.__init__
+
+    def counting(error: Unreachable, *given: Any, **named: Any) -> None:
+        make(error, *given, **named)
+        failed.release()
+
+    with patch.object(Unreachable, "__init__", counting):
+        yield failed
+
+
+@contextmanager
+def away(job_manager: JobManager, requests: int = 2) -> Iterator[None]:
+    """The job manager does not listen until that many requests have failed."""
+
+    def come_back() -> None:
+        for _ in range(requests):
+            failed.acquire(timeout=patient(60))
+        job_manager.start()
+
+    with unanswered() as failed:
+        job_manager.stop()
+        back = threading.Thread(target=come_back)
+        back.start()
+        try:
+            yield
+        finally:
+            failed.release(requests)
+            back.join()
 
 
 @pytest.fixture(scope="session")

@@ -9,11 +9,11 @@ import pytest
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from airflow_provider_ckpt.conditions.base import MAX_PAUSE_SECONDS, Condition
+from airflow_provider_ckpt.conditions.base import MAX_PAUSE_SECONDS, Condition, Wait
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.job import JobStatusCondition, ReadyForSnapshotCondition
 from airflow_provider_ckpt.event_hub import MAX_PAUSE_SECONDS as MAX_HUB_PAUSE_SECONDS
-from airflow_provider_ckpt.event_hub import EventHub, Wait
+from airflow_provider_ckpt.event_hub import EventHub
 from ckpt_runtime.client.clients import AsyncCkptClient
 from ckpt_runtime.jobmaster.event_log import EventLog
 from ckpt_runtime.rest.app import create_app
@@ -73,7 +73,7 @@ class Minute:
                 found = await wait.until_verdict(client)
         else:
             member = hub.join(condition, JOB, INTERVAL)
-            found = await wait.at_hub(member)
+            found = await wait.until_verdict(member)
             hub.leave(member)
         self.ended.append(loop.time())
         return found.status.value

@@ -28,7 +28,7 @@ OTHER = "1" * 32
 
 @pytest.fixture(autouse=True)
 def handed_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody has to wait for Airflow here."""
+    """Events are handed over without the pause that Airflow needs."""
     monkeypatch.setattr(watching, "HANDOVER_SECONDS", 0.0)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from typing import Any
 
 import pytest
@@ -20,7 +19,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, away
 
 OPERATOR = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 20}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 20}
@@ -80,6 +79,7 @@ def test_refused_token_names_the_connection_field_to_set(
         kind(task_id="t", job="contract-job", **given).execute(task.context())
 
 
+@pytest.mark.row("air.3")
 @every_task
 def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
     job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
@@ -91,11 +91,8 @@ def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
         given = given | {"include_savepoints": True}
         take = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/data", **OPERATOR)
         finish(take, Task().context())
-    job_manager.stop()
-    back = threading.Timer(0.4, job_manager.start)
-    back.start()
-    assert finish(kind(task_id="t", job="contract-job", **given), task.context())["job_id"] == JOB
-    back.join()
+    with away(job_manager):
+        assert finish(kind(task_id="t", job="contract-job", **given), task.context())["job_id"] == JOB
 
 
 @pytest.mark.parametrize(

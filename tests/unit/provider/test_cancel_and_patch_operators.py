@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from datetime import timedelta
 from typing import Any
 
@@ -76,12 +75,11 @@ def test_a_reset_returns_to_the_submitted_values(job_manager: JobManager, task: 
 def test_a_patch_waits_for_another_change_that_is_in_progress(job_manager: JobManager, task: Task) -> None:
     job = job_manager.gateway.jobs[JOB]
     job.update_in_progress = True
-    timer = threading.Timer(0.15, setattr, (job, "update_in_progress", False))
-    timer.start()
+    patches = f"PATCH /jobs/{JOB}/checkpoints/configuration"
+    job_manager.at_request(3, patches, lambda: setattr(job, "update_in_progress", False))
     result = PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
-    timer.join()
     assert result["interval_ms"] == 5000
-    assert job_manager.count(f"PATCH /jobs/{JOB}/checkpoints/configuration") > 1
+    assert job_manager.count(patches) == 3
 
 
 def test_a_change_that_never_ends_fails_the_patch(job_manager: JobManager, task: Task) -> None:

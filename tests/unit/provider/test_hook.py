@@ -25,7 +25,8 @@ from ckpt_runtime.rest.app import create_app
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.version import VERSION
 from tests.support.certificates import Authority, rest_options
-from tests.unit.provider.conftest import JOB, JobManager
+from tests.support.patience import patient
+from tests.unit.provider.conftest import JOB, JobManager, unanswered
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
@@ -215,9 +216,9 @@ def test_a_wait_in_the_triggerer_follows_the_leader(
             deadline=time.time() + 60,
             poll_interval=0.05,
         )
-        run = trigger.run()
-        event = asyncio.ensure_future(anext(run))
-        await asyncio.sleep(0.2)
+        with unanswered() as failed:
+            event = asyncio.ensure_future(anext(trigger.run()))
+            await asyncio.to_thread(failed.acquire, timeout=patient(60))
         assert not event.done()
         lead(tmp_path, f"http://127.0.0.1:{job_manager.port}")
         return await event

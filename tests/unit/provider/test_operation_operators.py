@@ -199,20 +199,6 @@ def test_airflows_own_deferral_timeout_becomes_a_clear_message(job_manager: JobM
     assert isinstance(caught.value.__cause__, TaskDeferralTimeout)
 
 
-def test_trigger_of_an_operation_waits_for_a_job_manager_that_does_not_answer(
-    job_manager: JobManager, task: Task
-) -> None:
-    deferred = deferral(savepoint(), task.context())
-    job_manager.stop()
-    import threading
-
-    timer = threading.Timer(0.2, job_manager.start)
-    timer.start()
-    event = fire(deferred)
-    timer.join()
-    assert event["status"] == "done"
-
-
 def test_failure_names_a_job_manager_that_never_answers(job_manager: JobManager, task: Task) -> None:
     job_manager.stop()
     with pytest.raises(CkptUnavailable, match="cannot be reached"):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import JobTerminated, OperationStatus
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, away, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -59,26 +57,12 @@ def operators(pipeline: str, wait_timeout: float = 30) -> dict[str, Any]:
 NAMES = sorted(operators("x.py"))
 
 
-@contextmanager
-def away(job_manager: JobManager, seconds: float = 0.3) -> Iterator[None]:
-    """The session does not listen for a while."""
-    job_manager.stop()
-    timer = threading.Timer(seconds, job_manager.start)
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.join()
-
-
 @pytest.mark.row("air.3")
-@pytest.mark.parametrize("name", NAMES)
-def test_request_waits_for_a_session_that_does_not_answer(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
+def test_submission_waits_for_a_session_that_does_not_answer(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
-    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     with away(job_manager):
-        assert finish(operators(pipeline)[name], task.context())
+        assert finish(operators(pipeline)["submit"], task.context())
 
 
 @pytest.mark.row("air.3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_ckpt.conditions import base as progress
-from airflow_provider_ckpt.conditions.base import Condition, Progress, moment
+from airflow_provider_ckpt.conditions.base import Condition, Progress, Wait, moment
 from airflow_provider_ckpt.conditions.checkpoint import CheckpointCondition, CheckpointGoal
 from airflow_provider_ckpt.conditions.job import (
     MAX_TRACE_CHARS,
@@ -23,7 +22,6 @@ from airflow_provider_ckpt.conditions.job import (
     ReadyForSnapshotCondition,
     shortened,
 )
-from airflow_provider_ckpt.event_hub import Wait
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
@@ -93,8 +91,8 @@ def fail(job_manager: JobManager, state: JobStatus = JobStatus.FAILED, job_id: s
 @WAITS
 def test_wait_logs_state_and_last_checkpoint(job_manager: JobManager, waiting: Waiting) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
-    finishes = threading.Timer(0.2, lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED))
-    log = Lines(lambda: None if finishes.is_alive() else finishes.start())
+    job_manager.at_request(5, f"GET /jobs/{JOB}$", lambda: job_manager.gateway.move(JOB, JobStatus.FINISHED))
+    log = Lines()
     waiting(JobStatusCondition(JOB, ["FINISHED"]), 60, log)
     [line] = log.said  # nothing changes until then, and half a minute does not pass
     assert re.fullmatch(

@@ -149,7 +149,7 @@ def _use_session(document: Any) -> None:
 
 
 def _use_leader(document: Any) -> None:
-    """Whoever has the token can sign any document."""
+    """An attacker who has the token can sign any document."""
     opened(json.dumps(signed({**document}, TOKEN, "c", time.time() + 5)).encode(), TOKEN, "c", time.time())
     opened(json.dumps(document).encode(), None, "c", time.time())
 

@@ -28,10 +28,8 @@ from ckpt_runtime.expressions.types import (
 )
 
 _WRAPPING = {"Add": "add", "Subtract": "subtract", "Multiply": "multiply"}
-_OPERATOR = {"Add": "+", "Subtract": "-", "Multiply": "*"}
 _BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 
-_greater = kernel_of("greater")
 _equal = kernel_of("equal")
 _and = kernel_of("and_kleene")
 _if_else = kernel_of("if_else")

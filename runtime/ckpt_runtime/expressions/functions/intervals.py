@@ -101,6 +101,51 @@ def _add_to_timestamp(call: Call) -> Callable[..., Value]:
     )
 
 
+_MICROS = {"MICROSECOND": 1, "MILLISECOND": 1000, "SECOND": 1_000_000, "MINUTE": 60_000_000, "HOUR": 3_600_000_000}
+_DAYS = {"DAY": 1, "DAYOFYEAR": 1, "WEEK": 7}
+_MONTHS = {"MONTH": 1, "QUARTER": 3, "YEAR": 12}
+
+
+@strict("TimestampAdd")
+def _add_units(call: Call) -> Callable[..., Value]:
+    """Adds a number of units: months and days are local ones."""
+    unit, zone = str(call.settings["unit"]).upper(), _zone(call)
+
+    def add(count: int, moment: int) -> int:
+        months, days, micros = (count * units.get(unit, 0) for units in (_MONTHS, _DAYS, _MICROS))
+        if not all(-limit <= each < limit for each, limit in ((months, 1 << 31), (days, 1 << 31), (micros, 1 << 63))):
+            raise EvaluationError("DATETIME_OVERFLOW", f"{count} times the unit {unit} is out of range")
+        return shifted(moment, zone, months, days, micros)
+
+    return over_integers(add, arrow_type(call.type))
+
+
+@strict("TimestampDiff")
+def _units_between(call: Call) -> Callable[..., Value]:
+    """The number of whole units between two local times, which is negative if the second one is earlier."""
+    unit, zone = str(call.settings["unit"]).upper(), texts.zone_of(str(call.settings.get("zone", "UTC")))
+
+    def between(start: int, end: int) -> int:
+        first, last = texts.local_of_micros(start, zone), texts.local_of_micros(end, zone)
+        if unit not in _MONTHS:
+            length = _MICROS.get(unit) or _DAYS[unit] * _DAY
+            return _whole((last - first) // datetime.timedelta(microseconds=1), length)
+        day = last.date()
+        if day > first.date() and last.time() < first.time():
+            day -= datetime.timedelta(days=1)
+        elif day < first.date() and last.time() > first.time():
+            day += datetime.timedelta(days=1)
+        months = (day.year - first.year) * 12 + day.month - first.month
+        return _whole(_whole(months * 32 + day.day - first.day, 32), _MONTHS[unit])
+
+    return over_integers(between, _LONG)
+
+
+def _whole(value: int, length: int) -> int:
+    """Divides as Java does: towards zero."""
+    return abs(value) // length * (1 if value >= 0 else -1)
+
+
 @strict("TimeBucket")
 def _time_bucket(call: Call) -> Callable[..., Value]:
     """Arguments: the size, the moment and the origin; size and origin are constant. Days and months are local ones."""

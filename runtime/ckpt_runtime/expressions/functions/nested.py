@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
     struct_child,
 )
+from ckpt_runtime.expressions.functions.mathematics import generator_of
 from ckpt_runtime.expressions.functions.predicates import sort_key
 from ckpt_runtime.expressions.nodes import Call, Lambda
 from ckpt_runtime.expressions.rows import as_list, per_row, with_elements, with_entries
@@ -313,7 +315,7 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     rows = pc.list_parent_indices(array)
     columns = [column.take(rows) for column in frame.columns]
     variables = {id_: held if isinstance(held, pa.Scalar) else held.take(rows) for id_, held in frame.variables.items()}
-    return array, rows, Frame(columns, len(rows), variables, frame.moment)
+    return array, rows, Frame(columns, len(rows), variables, frame.moment, frame.random_bytes)
 
 
 def _positions(array: pa.Array) -> pa.Array:
@@ -461,7 +463,8 @@ def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         right = pa.array([b for _, b in pairs], pa.int64())
         of_row = rows.take(left)
         variables = {id_: v if isinstance(v, pa.Scalar) else v.take(of_row) for id_, v in frame.variables.items()}
-        inner = Frame([column.take(of_row) for column in frame.columns], len(pairs), variables, frame.moment)
+        columns = [column.take(of_row) for column in frame.columns]
+        inner = Frame(columns, len(pairs), variables, frame.moment, frame.random_bytes)
         values = {body.parameters[0].id: flat.take(left), body.parameters[1].id: flat.take(right)}
         orders = broadcast(evaluator(inner.with_variables(values)), len(pairs)).to_pylist()
         if None in orders:
@@ -504,5 +507,19 @@ def _map_zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         values = {parameter.id: flat.field(at) for at, parameter in enumerate(body.parameters)}
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         return with_entries(array, flat.field(0), results, kind)
+
+    return run
+
+
+@function("Shuffle")
+def _shuffle(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """The elements of each array in a random order."""
+    [array] = arguments
+
+    def run(frame: Frame) -> Value:
+        lists = broadcast(array(frame), frame.length)
+        parents = pc.list_parent_indices(lists).to_numpy()
+        order = np.lexsort((generator_of(frame).random(len(parents)), parents))
+        return with_elements(lists, pc.list_flatten(lists).take(pa.array(order)), arrow_type(call.type))
 
     return run

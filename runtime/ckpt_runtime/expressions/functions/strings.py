@@ -451,6 +451,26 @@ def _like(call: Call) -> Callable[..., Value]:
     return per_row(like, pa.bool_())
 
 
+@strict("LikeAny", "LikeAll", "NotLikeAny", "NotLikeAll")
+def _like_several(call: Call) -> Callable[..., Value]:
+    """Whether a text matches, or does not match, some or all constant patterns. A null among them may decide."""
+    given: list[str | None] = call.settings["patterns"]
+    try:
+        compiled = [like_pattern(pattern, "\\") for pattern in given if pattern is not None]
+    except ValueError as error:
+        raise UnsupportedExpressionError("LIKE with several patterns", str(error)) from None
+    wanted = not call.function.startswith("Not")
+    decides = call.function.endswith("Any")
+
+    def matches(text: str) -> bool | None:
+        found = ((pattern.fullmatch(text) is not None) is wanted for pattern in compiled)
+        if any(found) if decides else not all(found):
+            return decides
+        return None if None in given else not decides
+
+    return per_row(matches, pa.bool_())
+
+
 @strict("RLike")
 def _rlike(call: Call) -> Callable[..., Value]:
     return _by_pattern(call, 1, lambda text, pattern: compile_java(pattern).search(text) is not None, pa.bool_())

@@ -159,19 +159,23 @@ def _sorted_within(lists: pa.Array, *, descending: bool) -> pa.Array:
 
 
 class Percentiles(Listed):
-    """Exact percentiles of numbers: one, or an array of several."""
+    """Exact percentiles of numbers: one, or an array of several. They lie between values, or are one of these."""
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
-        wanted = self.aggregate.settings.get("percentages", 0.5)
+        settings = self.aggregate.settings
+        wanted = settings.get("percentages", 0.5)
         shares = wanted if isinstance(wanted, list) else [wanted]
         lists = self._filled(stored[0])
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
         parents = np.repeat(np.arange(len(lengths)), lengths)
         values = pc.list_flatten(lists).cast(pa.float64()).to_numpy(zero_copy_only=False)
-        values = values[np.lexsort((values, parents))]
+        order = np.lexsort((values, parents))
         starts = np.cumsum(lengths) - lengths
+        if settings.get("descending"):
+            order = order[np.repeat(2 * starts + lengths - 1, lengths) - np.arange(len(values))]
         exists = (lengths > 0).astype(np.uint8)
-        results = [self._interpolated(values, starts, lengths, float(share)) for share in shares]
+        of_share = self._chosen if self.aggregate.function == "PercentileDisc" else self._interpolated
+        results = [of_share(values[order], starts, lengths, float(share)) for share in shares]
         if not isinstance(wanted, list):
             return array_of(pa.float64(), results[0], exists)
         flat = pa.array(np.stack(results, axis=1).reshape(-1))
@@ -193,6 +197,15 @@ class Percentiles(Listed):
         high = values[np.minimum(starts + higher.astype(np.int64), last)]
         between = (higher - place) * low + (place - lower) * high
         result: AnyArray = np.where((lower == higher) | (low == high), low, between)
+        return result
+
+    @staticmethod
+    def _chosen(values: AnyArray, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
+        """The first value whose place among all values is at least their number times the share, rounded up."""
+        if not len(values):
+            return np.zeros(len(starts))
+        places = starts + np.maximum(np.ceil(lengths * share).astype(np.int64), 1) - 1
+        result: AnyArray = values[np.minimum(places, len(values) - 1)]
         return result
 
 
@@ -256,7 +269,7 @@ def _as_double(values: pa.Array, *, ordered: bool) -> AnyArray:
 
 
 class MostFrequent(Listed):
-    """The most frequent value; among equally frequent values, the one that arrived first."""
+    """The most frequent value; of equally frequent values the least, the greatest, or the one that arrived first."""
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         lists = self._filled(stored[0])
@@ -264,10 +277,14 @@ class MostFrequent(Listed):
         values = pc.list_flatten(lists)
         if not len(values):
             return pa.nulls(len(lists), self.aggregate.result)
+        least = self.aggregate.settings.get("least")
         codes = values.dictionary_encode().indices.to_numpy()
+        places = np.zeros(len(values), dtype=np.int64) if least is None else ranks(values).astype(np.int64)
         picked = np.full(len(lists), -1, dtype=np.int64)
         for row, (start, end) in enumerate(pairwise(bounds.astype(np.int64).tolist())):
             if start < end:
                 own = codes[start:end]
-                picked[row] = start + int(np.argmax(np.bincount(own)[own]))
+                counts = np.bincount(own)[own]
+                tied = start + np.flatnonzero(counts == counts.max())
+                picked[row] = tied[np.argmax(places[tied]) if least is False else np.argmin(places[tied])]
         return taken([values], picked)

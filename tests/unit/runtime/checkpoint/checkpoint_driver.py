@@ -14,6 +14,7 @@ from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from tests.support.instants import later
 
 E = TypeVar("E")
 
@@ -60,7 +61,7 @@ class Driver:
         )
 
     def step(self, event: on.CoordinatorEvent, after_ms: int = 0) -> list[out.Effect]:
-        self.now = self.now.plus(after_ms)
+        self.now = later(self.now, after_ms)
         self.last = self.coordinator.handle(event, self.now)
         self.trace += self.last
         return self.last
@@ -121,7 +122,7 @@ class Driver:
 
     def fire(self, effect: out.ScheduleTimer) -> list[out.Effect]:
         """Lets the time of a scheduled timer come."""
-        self.now = self.now.plus(max(0, effect.at_rel_ms - self.now.rel_ms))
+        self.now = later(self.now, max(0, effect.at_rel_ms - self.now.rel_ms))
         return self.step(on.TimerFired(effect.timer, effect.generation))
 
     def timer(self, kind: on.TimerKind) -> out.ScheduleTimer:

@@ -455,6 +455,18 @@ class TestRetention:
         driver.step(on.StoreRemoved(1))
         assert not driver.of(out.DiscardCheckpoint)
 
+    @pytest.mark.parametrize("status", ["FINISHED", "CANCELED", "FAILED"])
+    def test_only_the_newest_of_several_checkpoints_waits_for_the_next_run(self, status):
+        driver = Driver(continue_in="/state", retained=2).run()
+        for _ in range(2):
+            driver.complete()
+        driver.step(on.Shutdown(status))
+        deleted = []
+        for number in (1, 2):
+            driver.step(on.StoreRemoved(number))
+            deleted += [each.checkpoint.id for each in driver.of(out.DiscardCheckpoint)]
+        assert deleted == [1]
+
     def test_checkpoint_to_retain_outlives_a_cancellation_after_later_changes_of_settings(self):
         driver = Driver(retention=CheckpointRetention.DELETE_ON_CANCELLATION).run()
         driver.complete()

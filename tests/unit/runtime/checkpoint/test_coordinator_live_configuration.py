@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobGraph
+from tests.support.instants import later
 from tests.unit.runtime.checkpoint.checkpoint_driver import START_REL, Driver, vertex
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
@@ -81,7 +82,7 @@ class TestTimeout:
     def test_new_timeout_applies_to_several_pending_checkpoints(self):
         driver = Driver(timeout_ms=1_000, max_concurrent=2, tolerable_failed_checkpoints=9).run()
         driver.trigger("old")
-        driver.now = driver.now.plus(400)
+        driver.now = later(driver.now, 400)
         driver.trigger("young")
         patch(driver, after_ms=100, timeout_ms=450)
         assert driver.one(out.RequestFailed).request_id == "old"
@@ -160,7 +161,7 @@ class TestRescue:
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_EXPIRED
 
     def test_patched_timeout_takes_precedence_over_the_rescue(self):
-        """A shorter timeout that is past ends it at once; a longer one counts from the start as ever."""
+        """A shorter timeout that is past ends it at once; a longer one counts from the start, as before."""
         driver = self.nearly_done()
         driver.fire(driver.timer(CANCELLER))
         patch(driver, timeout_ms=15 * MINUTE)
@@ -177,7 +178,7 @@ class TestInterval:
         driver.fire(driver.timer(PERIODIC))
         number = driver.one(out.InitializeLocation).checkpoint_id
         driver.locate(number)
-        driver.now = driver.now.plus(100)
+        driver.now = later(driver.now, 100)
         driver.ack_all(number)
         driver.publish(number)
         return driver
@@ -186,7 +187,7 @@ class TestInterval:
         driver = self.ticking()
         first = START_REL + 1_000
         assert driver.timer(PERIODIC).at_rel_ms == first + 1_000
-        driver.now = driver.now.plus(930)  # 30 ms late
+        driver.now = later(driver.now, 930)  # 30 ms late
         timer = driver.timer(PERIODIC)
         driver.step(on.TimerFired(timer.timer, timer.generation))
         assert driver.timer(PERIODIC).at_rel_ms == first + 2_000
@@ -281,7 +282,7 @@ class TestPeriodicTrigger:
         driver = Driver(interval_ms=100, min_pause_ms=100, timeout_ms=1_000).run()
         driver.fire(driver.timer(PERIODIC))
         driver.locate(1)
-        driver.now = driver.now.plus(90)
+        driver.now = later(driver.now, 90)
         driver.ack_all(1)
         driver.publish(1)
         completed = driver.now.rel_ms

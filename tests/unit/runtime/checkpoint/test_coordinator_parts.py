@@ -28,6 +28,7 @@ from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention, Une
 from ckpt_runtime.checkpoint.schedule import FINAL_CHECKPOINT_RETRY_MS, CheckpointSchedule
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
+from tests.support.instants import later
 from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
 PLAIN = CheckpointProperties()
@@ -134,11 +135,11 @@ class TestSchedule:
         parts.schedule.start(NOW)
         (timer,) = parts.taken()
         assert timer.at_rel_ms == NOW.rel_ms + 100
-        assert not parts.schedule.tick(timer.generation - 1, NOW.plus(100))
+        assert not parts.schedule.tick(timer.generation - 1, later(NOW, 100))
         assert parts.taken() == []
-        assert not parts.schedule.tick(timer.generation, NOW.plus(99)), "too early"
+        assert not parts.schedule.tick(timer.generation, later(NOW, 99)), "too early"
         assert parts.taken() == [timer]
-        assert parts.schedule.tick(timer.generation, NOW.plus(100))
+        assert parts.schedule.tick(timer.generation, later(NOW, 100))
         assert parts.taken() == [replace(timer, generation=timer.generation + 1, at_rel_ms=timer.at_rel_ms + 100)]
 
     def test_settings_that_end_the_ticks(self):

@@ -1,4 +1,4 @@
-"""Clients that follow the leader: served applications, real documents, and strangers that listen for a token."""
+"""Clients that follow the leader: served applications, real documents, and other servers that listen for a token."""
 
 from __future__ import annotations
 

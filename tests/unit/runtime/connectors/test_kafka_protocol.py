@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ckpt_runtime.connectors import kafka_sink, kafka_source
 from ckpt_runtime.connectors.kafka_protocol import (
     KafkaProtocolError,
     ProducerIdentity,
@@ -21,8 +22,10 @@ from ckpt_runtime.connectors.kafka_protocol import (
 from ckpt_runtime.connectors.kafka_sink import KafkaSink, OpenTransaction, TransactionCommitter
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.kafka_columns import check_transactions
 from ckpt_runtime.sinks import CommitOutcome, SinkContext, Transaction
+from tests.support.patience import deadline
 
 CONTEXT = SinkContext("0" * 16, "f" * 32, "out", 0, 1, 0)
 OPEN = OpenTransaction("ckpt-1", 7, 3, "orders", 0, 41)
@@ -191,3 +194,37 @@ def test_broker_without_a_version_that_keeps_the_epoch_is_named_and_gets_no_requ
 
 def servers_of(servers: str) -> dict[str, str]:
     return {"bootstrap.servers": servers}
+
+
+@pytest.mark.row("ends.4", "ends.5")
+def test_addresses_at_which_no_broker_answers_fail_source_and_sink_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Instead of a source that waits for ever, and a sink that only says that time has passed."""
+    monkeypatch.setattr(kafka_source, "_FIRST_ANSWER_S", 0.0)
+    monkeypatch.setattr(kafka_source, "_ANSWER_S", 0.5)
+    monkeypatch.setattr(kafka_sink, "_PATIENCE_S", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        servers = f"127.0.0.1:{server.getsockname()[1]}"
+    reason = f"no broker answers at {servers}: .*Connection refused"
+    options = source_options("kafka", {"kafka.bootstrap.servers": servers, "subscribe": "orders"})
+    for bounded in (True, False):
+        enumerator = kafka_source.KafkaEnumerator(options, None, bounded=bounded)
+        is_over = deadline(30)
+        with pytest.raises(kafka_source.BrokersAwayError, match=f"{reason}.*check kafka.bootstrap.servers"):
+            while not is_over():
+                enumerator.discover()
+        enumerator.close()
+    settings = {"bootstrap.servers": servers, "message.timeout.ms": "500"}
+    producer = kafka_sink._Producer(settings)
+    producer.send("orders", b"1", None, {})
+    with pytest.raises(kafka_sink.KafkaDeliveryError, match=f"topic 'orders': .*{reason}"):
+        producer.flush()
+    with pytest.raises(kafka_sink.KafkaDeliveryError, match=f"transactional id one: .*{reason}"):
+        kafka_sink._TransactionalProducer(settings, "one", 0).begin()
+
+
+def test_message_that_is_too_large_is_refused_with_its_size_and_the_option() -> None:
+    producer = kafka_sink._Producer({"bootstrap.servers": "127.0.0.1:1", "message.max.bytes": "2000"})
+    with pytest.raises(kafka_sink.KafkaDeliveryError, match=r"a message of 3001 bytes is too .*kafka\.message\.max\.b"):
+        producer.send("orders", b"1" * 3000, b"k", {})

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.postgres_sink import PostgresSink, StagingTable
+from ckpt_runtime.connectors.sink_operators import PreparingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
-from ckpt_runtime.sinks import CommitOutcome, SinkContext, Transaction
+from ckpt_runtime.sinks import BadRowError, CommitOutcome, SinkContext, Transaction
 from tests.support.postgres_server import postgres_server
+from tests.unit.runtime.connectors.harness import context, opened
 
 psycopg = pytest.importorskip("psycopg", reason="pip install 'ckpt-runtime[postgres]'")
 
@@ -191,14 +197,51 @@ def test_columns_that_the_table_does_not_have_are_refused_by_name(url: str, data
         sink_of(url, dbtable="missing").open_writer(SCHEMA, CONTEXT)
 
 
-def test_value_that_the_table_refuses_fails_before_the_checkpoint(url: str, database: Any) -> None:
-    database.execute("ALTER TABLE target ALTER COLUMN name SET NOT NULL")
-    writer = sink_of(url).open_writer(SCHEMA, CONTEXT)
-    writer.write(named((1, None)))
-    with pytest.raises(psycopg.errors.NotNullViolation):
-        writer.prepare_commit(1)
-    writer.close()
-    assert staging_tables(database) == set()
+UNFIT: list[tuple[str, pa.DataType, Any, Any, str]] = [
+    ("numeric(5,2)", pa.decimal128(10, 3), Decimal("999.994"), Decimal("-999.995"), "must be less than 1000"),
+    ("numeric(3,-2)", pa.int64(), 99_949, 99_950, "must be less than 100000"),
+    ("varchar(3)", pa.string(), "äöü  ", "abcd", "it has 4 characters"),
+    ("text", pa.string(), "a", "a\0", "the character with the code 0"),
+    ("text[]", pa.list_(pa.string()), [None, "a"], ["a\0"], "the character with the code 0"),
+    ("uuid", pa.string(), "0123456789abcdef0123456789abcdef", "1234", "badly formed"),
+    ("jsonb", pa.string(), '{"a": 1e999, "b": "\\\\u0000"}', '{"a": "\\u0000"}', "the character with the code 0"),
+    ("jsonb", pa.string(), "[]", '"\\ud800"', "surrogates not allowed"),
+    ("jsonb", pa.string(), "0", "NaN", "NaN is not JSON"),
+    ("date", pa.date32(), date(9999, 12, 31), 2_932_897, "out of range"),
+    ("timestamptz", pa.timestamp("us", "UTC"), datetime(1, 1, 1, tzinfo=UTC), -(1 << 58), "out of range"),
+    ("text NOT NULL", pa.string(), "", None, "NOT NULL"),
+]
+
+
+@pytest.mark.row("ends.6")
+@pytest.mark.parametrize(("kind", "type_", "fits", "unfit", "problem"), UNFIT, ids=str)
+def test_value_that_a_column_cannot_hold_fails_the_job_or_is_left_out(
+    url: str, database: Any, tmp_path: Path, kind: str, type_: pa.DataType, fits: Any, unfit: Any, problem: str
+) -> None:
+    """The server takes what fits, and refuses what does not: neither more nor less is left out than has to be."""
+    database.execute(f"ALTER TABLE target ADD COLUMN v {kind}")
+    schema = pa.schema([("id", pa.int64()), ("v", type_)])
+    numbers, values = pa.array([1, 2, 3], pa.int64()), pa.array([fits, unfit, fits], type_)
+    rows = pa.RecordBatch.from_arrays([numbers, values], schema=schema)
+    operator = PreparingSinkOperator(sink_of(url))
+    opened(operator, context())
+    with pytest.raises(BadRowError, match=rf"table 'target', column 'v' \(.*\) cannot hold .*{re.escape(problem)}"):
+        operator.process_batch(rows, 0)
+    operator.close()
+    letters = tmp_path / "letters"
+    options = {"execution.bad-rows.mode": "DEAD_LETTER", "execution.bad-rows.directory": str(letters)}
+    operator = PreparingSinkOperator(sink_of(url))
+    output = opened(operator, context(configuration=options))
+    operator.process_batch(rows, 0)
+    operator.prepare_snapshot(1)
+    tables = [operator._sink.decode(text) for text in output.column("message")]
+    operator.close()
+    assert committed(sink_of(url), schema, 1, tables) is CommitOutcome.COMMITTED
+    assert [number for number, *_ in content(database)] == [1, 3]
+    assert operator.bad_rows_dropped == 1
+    [letter] = pq.read_table(letters).to_pylist()
+    assert json.loads(letter["row"])["id"] == 2
+    assert letter["condition"] == "BadRowError"
 
 
 @pytest.mark.parametrize(

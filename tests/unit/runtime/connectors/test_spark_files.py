@@ -17,7 +17,7 @@ import pytest
 
 from ckpt_runtime.connectors import staged_sinks
 from ckpt_runtime.connectors.file_sink import PendingFile
-from ckpt_runtime.connectors.part_directory import PartDirectory
+from ckpt_runtime.connectors.part_directory import PartDirectory, PartName
 from ckpt_runtime.connectors.sink_operators import PreparingSinkOperator
 from ckpt_runtime.connectors.staged_sinks import _BatchCommitter, staged_sink
 from ckpt_runtime.frontend.batch_writers import SparkWrite
@@ -94,7 +94,7 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
 ) -> None:
     moves = 0
     move, finish = staged_sinks.move_file, staged_sinks.SparkFiles.finish
-    delete = PartDirectory.delete
+    discard = PartDirectory.discard
 
     def crashing_move(source: Any, target: Any) -> None:
         nonlocal moves
@@ -105,10 +105,10 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
         if (step, moves) in (("completed", 1), ("moving", 3)):
             raise Crash
 
-    def crashing_delete(directory: PartDirectory, name: str) -> None:
+    def crashing_discard(directory: PartDirectory, part: PartName) -> None:
         if step == "moved":
             raise Crash
-        delete(directory, name)
+        discard(directory, part)
 
     def crashing_finish(files: staged_sinks.SparkFiles, transaction: Transaction) -> None:
         if step == "staged rows deleted":
@@ -117,7 +117,7 @@ def test_commit_that_a_crash_interrupts_is_completed_by_the_next_attempt(
 
     monkeypatch.setattr(staged_sinks, "move_file", crashing_move)
     monkeypatch.setattr(staged_sinks.SparkFiles, "finish", crashing_finish)
-    monkeypatch.setattr(PartDirectory, "delete", crashing_delete)
+    monkeypatch.setattr(PartDirectory, "discard", crashing_discard)
     with pytest.raises(Crash):
         world.commit(0)
     monkeypatch.undo()

@@ -92,6 +92,19 @@ def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> N
     assert newest.ended
 
 
+def test_files_and_directories_are_read_whatever_characters_their_names_have(tmp_path: Path) -> None:
+    names = ["a b", "it's", 'q"q', "p%20q", "ha#sh", "qu?est", "nb\u00a0sp", "zero\u200b", "tab\t", "new\nline", "{*}"]
+    names.append(os.fsdecode(b"latin-\xe9"))
+    for at, name in enumerate(names):
+        write(tmp_path / name, "text", f"{name}.txt", at, 1)
+    job = Job("text", {"path": str(tmp_path), "recursiveFileLookup": "true"}, parallelism=2, most_rows=1)
+    job.discover()
+    job.read()
+    kept, state = job.rows, job.checkpoint(1, 2)
+    job = Job("text", {"path": str(tmp_path), "recursiveFileLookup": "true"}, parallelism=2, restored=state)
+    assert ids(kept + job.run()) == Counter(range(len(names)))
+
+
 def test_source_says_how_many_rows_wait_if_it_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s = 1_000.0
     monkeypatch.setattr("ckpt_runtime.connectors.rate_source.time.time", lambda: now_s)
@@ -344,15 +357,15 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
 
 
 def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet_file(tmp_path: Path) -> None:
-    file = write(tmp_path / "in %", "parquet", "part=1/a b é.parquet", 0, 20)
+    file = write(tmp_path / "in %", "parquet", "part=1/a b é\u00a0.parquet", 0, 20)
     os.utime(file, ns=(0, 1_700_000_000_123_000_000))
     schema = with_file_metadata("parquet", NUMBERS.append(pa.field("part", pa.int64())))
     job = Job("parquet", {"path": str(tmp_path / "in %"), "availableNow": "true"}, schema, most_rows=3)
     rows = job.run()
     assert [row["_metadata"].pop("row_index") for row in rows] == [row["n"] for row in rows] == list(range(20))
     [facts] = {str(row["_metadata"]): row["_metadata"] for row in rows}.values()
-    assert facts["file_path"] == f"file:{tmp_path}/in%20%25/part=1/a%20b%20é.parquet"
-    assert facts["file_name"] == "a%20b%20é.parquet"
+    assert facts["file_path"] == f"file:{tmp_path}/in%20%25/part=1/a%20b%20é%C2%A0.parquet"
+    assert facts["file_name"] == "a%20b%20é%C2%A0.parquet"
     assert facts["file_size"] == facts["file_block_length"] == file.stat().st_size
     assert facts["file_block_start"] == 0
     assert facts["file_modification_time"] == datetime.fromtimestamp(1_700_000_000.123, UTC)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import statistics
+import uuid
 import zoneinfo
 from decimal import Decimal
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +15,7 @@ import pytest
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
 from ckpt_runtime.expressions import patterns
-from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
+from ckpt_runtime.expressions.evaluation import Frame, compile_all, compile_expression, evaluate
 from ckpt_runtime.expressions.json_reader import DEEPEST
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
@@ -234,9 +237,91 @@ def test_current_time_is_that_of_the_batch_for_all_of_its_rows() -> None:
     assert computed(midnight, moment=1_767_300_000_000_000) == [datetime.date(2026, 1, 2)]
 
 
-def test_random_function_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UnsupportedExpressionError, match="xxhash64"):
-        compile_expression(Call("Rand", (Literal("0", "long"),), "double"))
+def test_random_values_differ_from_row_to_row_and_from_call_to_call() -> None:
+    calls = [Call(name, (), "double") for name in ("Rand", "Rand", "Randn")]
+    named = Call("Concat", (Column(0, "string"), Call("Uuid", (), "string")), "string")
+    texts = pa.array(["a"] * 1000).dictionary_encode()
+    frame = Frame([texts], 1000, random_bytes=Random(1).randbytes)
+    first, second, normal, ids = (compute(frame).to_pylist() for compute in compile_all([*calls, named]))
+    assert all(0 <= value < 1 for value in first)
+    assert first != second
+    for numbers, mean, deviation in ((first, 0.5, 0.289), (normal, 0.0, 1.0)):
+        assert statistics.mean(numbers) == pytest.approx(mean, abs=0.1)
+        assert statistics.stdev(numbers) == pytest.approx(deviation, abs=0.1)
+    assert len({*first}) == len({*normal}) == len({*ids}) == 1000
+    assert all(uuid.UUID(text[1:]).version == 4 for text in ids)
+
+
+def test_shuffled_arrays_and_random_texts_have_their_elements_and_lengths() -> None:
+    integers = array("integer")
+    lists = pa.array([[9], [*range(50), None], None, [], [*range(50)]], pa.list_(pa.int32())).slice(1)
+    frame = Frame([lists], 4, random_bytes=Random(2).randbytes)
+    trees = [Call("Shuffle", (Column(0, integers),), integers), Call("RandStr", (Literal("7", "integer"),), "string")]
+    shuffled, texts = (compute(frame).to_pylist() for compute in compile_all(trees))
+    assert [found and {*found} for found in shuffled] == [{*range(50), None}, None, [], {*range(50)}]
+    assert shuffled[3] != [*range(50)]
+    assert shuffled[3] != [each for each in shuffled[0] if each is not None]
+    assert {len(text) for text in texts} == {7}
+    assert len({*texts}) == 4
+    with pytest.raises(UnsupportedExpressionError, match="length must be a constant"):
+        compile_expression(Call("RandStr", (Column(0, "integer"),), "string"))
+
+
+@pytest.mark.parametrize(
+    ("unit", "start", "end", "wanted"),
+    [
+        ("hour", "2026-03-01 10:30:00", "2026-03-01 09:00:00", -1),
+        ("DAY", "2026-03-01 10:30:00", "2026-03-03 10:29:59", 1),
+        ("WEEK", "2026-03-15 00:00:00", "2026-03-01 00:00:01", -1),
+        ("MONTH", "2024-01-31 00:00:00", "2024-02-29 00:00:00", 0),
+        ("MONTH", "2024-01-29 12:00:00", "2024-02-29 11:59:59", 0),
+        ("MONTH", "2024-02-29 12:00:00", "2024-01-29 12:00:01", 0),
+        ("QUARTER", "2026-01-01 00:00:00", "2026-12-31 00:00:00", 3),
+        ("YEAR", "2024-02-29 00:00:00", "2026-02-28 00:00:00", 1),
+        ("MICROSECOND", "2026-01-01 00:00:00", "2026-01-01 00:00:01", 1_000_000),
+    ],
+)
+def test_units_between_times_are_whole_ones(unit: str, start: str, end: str, wanted: int) -> None:
+    times = [pa.array([text]).cast(pa.timestamp("us", "UTC")) for text in (f"{start}Z", f"{end}Z")]
+    tree = Call("TimestampDiff", (Column(0, "timestamp"), Column(1, "timestamp")), "long", settings={"unit": unit})
+    assert computed(tree, *times) == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("unit", "count", "wanted"),
+    [
+        ("MONTH", 1, "2024-02-29"),
+        ("quarter", -1, "2023-10-31"),
+        ("DAYOFYEAR", 1, "2024-02-01"),
+        ("WEEK", -1, "2024-01-24"),
+    ],
+)
+def test_units_are_added_to_local_times(unit: str, count: int, wanted: str) -> None:
+    tree = Call(
+        "TimestampAdd", (Column(0, "long"), Column(1, "timestamp_ntz")), "timestamp_ntz", settings={"unit": unit}
+    )
+    times = pa.array([datetime.datetime(2024, 1, 31)], pa.timestamp("us"))
+    assert computed(tree, pa.array([count]), times) == [datetime.datetime.fromisoformat(wanted)]
+    with pytest.raises(EvaluationError, match="out of range"):
+        computed(tree, pa.array([1 << 40]), times)
+
+
+@pytest.mark.parametrize(
+    ("function", "patterns", "wanted"),
+    [
+        ("LikeAny", ["a%", None], [True, None, None]),
+        ("LikeAny", ["a%", "_c"], [True, True, None]),
+        ("LikeAll", ["a%", "%b"], [True, False, None]),
+        ("LikeAll", ["%", None], [None, None, None]),
+        ("NotLikeAny", ["a%", "%b"], [False, True, None]),
+        ("NotLikeAll", ["b%", "%d"], [True, False, None]),
+    ],
+)
+def test_text_is_compared_with_several_patterns(
+    function: str, patterns: list[str | None], wanted: list[bool | None]
+) -> None:
+    tree = Call(function, (Column(0, "string"),), "boolean", settings={"patterns": patterns})
+    assert computed(tree, pa.array(["ab", "bc", None])) == wanted
 
 
 @pytest.mark.parametrize(

@@ -174,6 +174,36 @@ def test_program_reads_options_of_its_job_and_gets_its_own_default_for_others() 
         assert spark.conf.get("spark.sql.session.timeZone") == "UTC"
 
 
+def test_option_of_spark_has_the_value_that_the_program_has_set_until_it_is_unset() -> None:
+    made = capture({})
+    with captured_session(made, lambda _: None) as spark:
+        for key, value, default in (
+            ("spark.sql.shuffle.partitions", "7", "200"),
+            ("spark.sql.session.timeZone", "Europe/Vienna", "UTC"),
+            ("spark.sql.streaming.schemaInference", "true", "false"),
+        ):
+            spark.conf.set(key, value)
+            assert spark.conf.get(key) == value
+            spark.conf.unset(key)
+            assert spark.conf.get(key, default) == default
+        assert (made.configuration, made.infers_schemas) == ({}, False)
+        with pytest.raises(PlanError, match=r"parallelism\.default.*do not set it"):
+            spark.conf.unset("parallelism.default")
+
+
+def test_named_query_has_a_location_in_the_directory_that_an_option_of_spark_names() -> None:
+    made = capture({})
+    with captured_session(made, lambda _: None) as spark:
+        spark.conf.set("spark.sql.streaming.checkpointLocation", "/state/")
+        writer = spark.readStream.format("replay").load("/data").writeStream.format("parquet")
+        writer.start("/out")
+        writer.queryName("b").start("/out")
+        writer.queryName("c").start("/out")
+        writer.option("checkpointLocation", "/own").start("/out")
+    locations = [{key.lower(): value for key, value in query.start.options.items()} for query in made.queries]
+    assert [each.get("checkpointlocation") for each in locations] == [None, "/state/b", "/state/c", "/own"]
+
+
 def test_statement_that_sets_an_option_is_checked_and_kept_like_a_call() -> None:
     given = capture({})
     options: dict[str, str] = {}

@@ -14,7 +14,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import event_time_column, has_watermark
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.schemas import join_output_schema
+from ckpt_runtime.graph.output_schemas import join_output_schema
 from ckpt_runtime.graph.specs import (
     Aggregate,
     AggregateSpec,

@@ -10,7 +10,7 @@ import pytest
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode, LogicalPlan
-from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import JoinSide, JoinSpec, SinkSpec, SourceSpec
 
 TIME = pa.timestamp("us", "UTC")

@@ -37,6 +37,19 @@ FILES = {
         def pipeline(spark):
             pass
     """,
+    "script.py": """
+        import sys
+        from beside import Beside
+
+        class Source(Beside):
+            pass
+
+        assert __name__ == "__main__"
+        assert sys.modules["__main__"].Source is Source
+        assert sys.argv == ["script.py", "argument"]
+        sys.modules["beside"].found = [Source]
+        sys.exit()
+    """,
     "beside.py": "class Beside: pass",
     "more/__init__.py": "",
     "more/parts.py": "import beside\nclass Part: pass",
@@ -88,6 +101,20 @@ def test_modules_of_the_author_and_what_they_import_by_name(source: Callable[[st
         assert classes.find(name) is None
     assert classes.name_of(subprocess.Popen) is None
     assert "never" not in sys.modules
+
+
+def test_classes_of_a_script_are_those_of_main_after_it_has_ended(
+    source: Callable[[str], type], tmp_path: Path
+) -> None:
+    source("one")
+    main = sys.modules["__main__"]
+    program._run_script((tmp_path / "one").resolve(), "script", ["argument"])
+    assert sys.modules["__main__"] is main
+    [kind] = sys.modules["beside"].found
+    classes = PlanClasses([kind])
+    assert classes.name_of(kind) == "__main__:Source"
+    assert classes.find("__main__:Source") is kind
+    assert classes.find("beside:Beside") is kind.__base__
 
 
 def test_class_whose_module_is_not_a_name_is_not_a_class_of_the_plan(source: Callable[[str], type]) -> None:

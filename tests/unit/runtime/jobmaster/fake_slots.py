@@ -73,7 +73,7 @@ from ckpt_runtime.storage.ha_store import HaStore
 M = TypeVar("M")
 TIMEOUT_S = 60
 NOWHERE = ProcessIdentity("", 1, 0)
-"""Nobody can hold it."""
+"""The identity of a process that does not exist, which no job can hold."""
 
 JOB = "0123456789abcdef" * 2
 SOURCE = JobVertex("s", (OperatorNode("numbers", "numbers", "source"),), 2)

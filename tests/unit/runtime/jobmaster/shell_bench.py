@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.jobmaster.job_master import LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.submission import JobSubmission

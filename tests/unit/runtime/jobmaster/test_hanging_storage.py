@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.job_master import LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.storage_effects import SnapshotDeletions
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.metadata import read_metadata

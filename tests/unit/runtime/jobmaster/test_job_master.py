@@ -20,7 +20,8 @@ from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, InvalidRequest, OperationStatus
-from ckpt_runtime.jobmaster.job_master import JobMaster, LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost
+from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
@@ -232,7 +233,7 @@ class TestFailures:
             await world.running(job)
             first, second = world.active()
             second.state(TaskState.FAILED, LOST_CHANNEL)
-            await asyncio.sleep(0.05)
+            await world.until(lambda: bool(job._shell._consequences._held))
             assert job.status is JobStatus.RUNNING
             first.peer.close()
             await world.until(lambda: job.metrics()["numRestarts"] == "1")

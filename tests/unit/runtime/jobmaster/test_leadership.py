@@ -110,7 +110,7 @@ async def test_a_second_waits_as_long_as_the_first_renews(tmp_path: Path) -> Non
 
 
 async def test_a_waiting_driver_ends_when_the_whole_cluster_is_shut_down(tmp_path: Path) -> None:
-    """Somebody who comes later leads as ever."""
+    """A driver that comes later leads as before."""
 
     async with candidates_on(tmp_path) as candidate:
         first, second, third = candidate("a"), candidate("b"), candidate("c")

@@ -138,7 +138,7 @@ async def test_too_many_outcomes_push_the_oldest_out(monkeypatch: pytest.MonkeyP
 
 
 async def test_running_operations_are_not_displaced_by_outcomes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Somebody has been promised an answer, however many others have come since."""
+    """A client was promised an answer, however many other operations have come since."""
     monkeypatch.setattr(operations, "MAX_OPERATIONS", 1)
 
     async with opened() as store:

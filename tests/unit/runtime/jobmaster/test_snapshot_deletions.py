@@ -13,8 +13,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.job_host import Pool
-from ckpt_runtime.jobmaster.job_master import LoopHost
+from ckpt_runtime.jobmaster.job_host import LoopHost, Pool
 from ckpt_runtime.jobmaster.storage_effects import SnapshotDeletions
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import (

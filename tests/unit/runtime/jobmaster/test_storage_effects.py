@@ -419,7 +419,7 @@ async def test_requests_and_timers_are_dropped_after_closing(tmp_path: Path) -> 
         await bench.settle()
         assert bench.listener.triggers == []
         assert bench.listener.answers == []
-        assert not bench.shell._timers
+        assert not bench.shell._timers._started
 
 
 @pytest.mark.parametrize("event", [SuspendRequested(), LeadershipLost()])

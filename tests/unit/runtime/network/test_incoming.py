@@ -1,4 +1,4 @@
-"""Strangers at a worker's data port: what they cost, and that peers get in beside them."""
+"""Connections of other programs to a worker's data port: what they cost, and that peers still connect."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.graph.schemas import SchemaDerivationError, aggregate_output_schema
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, aggregate_output_schema
 from ckpt_runtime.graph.specs import Aggregate, AggregateSpec
 from ckpt_runtime.operators.aggregate import AggregateOperator
 from tests.unit.runtime.operators.conftest import Harness

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from ckpt_runtime.operators.aggregates.accumulator import Rows, ranks
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
@@ -105,3 +106,29 @@ def test_group_of_which_no_row_counts_yet_has_the_result_of_no_values() -> None:
         old = Rows(none.groups, [pa.nulls(0, field.type) for field in accumulator.stored])
         new = Rows(none.groups, [pa.nulls(0, schema.field(name).type) for name in one.columns])
         assert accumulator.result(accumulator.combined(2, old, new)).to_pylist() == [None, None], one
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "wanted"),
+    [
+        ("PercentileDisc", {"percentages": [0.0, 0.25, 0.5, 1.0]}, [[1.0, 1.0, 3.0, 9.0], [2.0, 2.0, 2.0, 2.0], None]),
+        ("PercentileDisc", {"percentages": 0.26, "descending": True}, [4.0, 2.0, None]),
+        ("Percentile", {"percentages": 0.25, "descending": True}, [5.25, 2.0, None]),
+        ("Mode", {}, [9, 2, None]),
+        ("Mode", {"least": True}, [1, 2, None]),
+        ("Mode", {"least": False}, [9, 2, None]),
+    ],
+)
+def test_percentiles_and_modes_take_the_values_that_the_order_says(
+    function: str, settings: dict[str, Any], wanted: list[Any]
+) -> None:
+    kind = pa.int64() if function == "Mode" else pa.float64()
+    result = pa.list_(kind) if isinstance(settings.get("percentages"), list) else kind
+    values = {"Mode": [9, 1, 9, None, 1, 4, 2, None]}.get(function, [9, None, 1, 4, 3, None, 2, None])
+    groups = np.array([0, 0, 0, 0, 0, 0, 1, 2], dtype=np.uint32)
+    accumulator = accumulator_for(
+        aggregate(function, "n", result=result, settings=settings), pa.schema([("n", pa.int64())])
+    )
+    nothing = Rows(np.empty(0, np.uint32), [pa.nulls(0, field.type) for field in accumulator.stored])
+    stored = accumulator.combined(3, nothing, Rows(groups, [pa.array(values, pa.int64())]))
+    assert accumulator.result(stored).to_pylist() == wanted

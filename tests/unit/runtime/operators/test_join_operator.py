@@ -13,7 +13,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle
 from ckpt_runtime.expressions.nodes import Call, Column
-from ckpt_runtime.graph.schemas import SchemaDerivationError, join_output_schema
+from ckpt_runtime.graph.output_schemas import SchemaDerivationError, join_output_schema
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 from ckpt_runtime.operators.errors import OperatorError, OutputSchemaError
 from ckpt_runtime.operators.join import JoinOperator

@@ -29,6 +29,7 @@ from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventErr
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
+from tests.support.instants import later
 
 Output = TypeVar("Output")
 
@@ -56,7 +57,7 @@ class Job:
         self.last: list[core.JobOutput] = []
 
     def step(self, event: core.JobInput, after_ms: int = 0) -> list[core.JobOutput]:
-        self.now = self.now.plus(after_ms)
+        self.now = later(self.now, after_ms)
         self.last = self.core.handle(event, self.now)
         return self.last
 

@@ -11,6 +11,7 @@ from ckpt_runtime.scheduler import job_events as on
 from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart
+from tests.support.instants import later
 
 KEYS = (("v", 0), ("v", 1))
 CAUSE = on.FailureInfo("ValueError", "boom")
@@ -23,7 +24,7 @@ class Job:
         self.last = []
 
     def step(self, event, after_ms=0):
-        self.now = self.now.plus(after_ms)
+        self.now = later(self.now, after_ms)
         self.last = self.machine.handle(event, self.now)
         return self.last
 

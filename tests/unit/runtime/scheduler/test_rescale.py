@@ -33,6 +33,7 @@ from ckpt_runtime.scheduler.replacement import (
     with_bounds_of,
 )
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
+from tests.support.instants import later
 
 pytestmark = pytest.mark.row("203.14")
 
@@ -270,7 +271,7 @@ class TestWhileItIsStored:
         job.step(core.PlanStored("r"))
         assert job.answer.outcome is ChangeOutcome.APPLIED
         assert job.machine.state is JobState.BACKING_OFF
-        job.now = job.now.plus(200)
+        job.now = later(job.now, 200)
         job.step(job_on.RestartTimerFired(1)).deploy()
         assert job.parallelism == (4, 4)
 
@@ -337,6 +338,6 @@ def test_a_job_that_does_not_run_is_rescaled_without_slots_or_checkpoint() -> No
     assert job.kinds() == [core.StorePlan]
     job.step(core.PlanStored("r"))
     assert job.answer.outcome is ChangeOutcome.APPLIED
-    job.now = job.now.plus(200)
+    job.now = later(job.now, 200)
     job.step(job_on.RestartTimerFired(1)).deploy()
     assert job.parallelism == (1, 1)

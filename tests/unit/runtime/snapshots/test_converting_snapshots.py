@@ -72,7 +72,7 @@ def test_files_made_to_read_a_database_are_removed_when_its_states_are_closed() 
     for state in states:
         state.close()
     assert made() == []
-    assert [list(state.rows(state.key_groups)) for state in states] == before, "they are read anew"
+    assert [list(state.rows(state.key_groups)) for state in states] == before, "they are read again"
 
 
 @pytest.mark.parametrize("name", ["savepoint", "stop", "checkpoint", "checkpoint-partly-finished", "canonical"])

@@ -179,7 +179,7 @@ def test_unknown_descriptors_are_found(savepoint: Path, descriptor: dict) -> Non
     assert len(_forged(savepoint, change)) == 3
 
 
-# --- databases that strangers have made
+# --- databases that the engine has not made
 
 
 def _named(handle: dict, kind: str) -> list[str]:

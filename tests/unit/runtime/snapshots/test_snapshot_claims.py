@@ -293,7 +293,7 @@ def _fail(*_: object) -> None:
 
 @pytest.mark.row("203.6")
 def test_a_claimed_snapshot_that_a_dead_driver_did_not_get_to_keeps_its_files(jobs: Jobs) -> None:
-    """Nobody may take it for a complete one that lacks some: who deletes it begins with its metadata."""
+    """A snapshot that lacks files must not look complete: its deletion begins with its metadata."""
     shared = jobs.shared_file(FIRST, 1)
     claimed = jobs.checkpoint(FIRST, 2, shared)
     claims = jobs.claim(claimed, SECOND)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.graph.schemas import aggregate_type
+from ckpt_runtime.graph.output_schemas import aggregate_type
 from ckpt_runtime.graph.specs import Aggregate
 from ckpt_runtime.state.errors import AggregateOverflowError, StateSchemaError
 from ckpt_runtime.state.states import AggregateColumn

@@ -241,7 +241,7 @@ def test_two_living_jobs_never_claim_one_place(tmp_path: Path, monkeypatch: pyte
     assert died > SEEDS
 
 
-@pytest.mark.parametrize("bug", ["without a file", "without looking again", "whoever is late deletes the file"])
+@pytest.mark.parametrize("bug", ["without a file", "without looking again", "a late one deletes the file"])
 def test_the_crowd_finds_what_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bug: str) -> None:
     if bug == "without a file":
         monkeypatch.setattr(claims, "_is_next", lambda *_: True)
@@ -264,4 +264,4 @@ def test_the_crowd_finds_what_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
         living, _ = crowd(resolve(str(directory)), seed, monkeypatch)
         if len(living) > 1:
             return
-    pytest.fail("nobody has found it")
+    pytest.fail("no crowd has found it")

@@ -237,7 +237,7 @@ def test_a_restored_subtask_sees_what_an_undisturbed_one_sees(
         assert [of_channel(run.collector.rows, c) for c in range(len(channels))] == everything
         assert ids_of(run.sent) == sorted(ids_of(run.sent)), "a barrier overtook another"
         cancelled = {number for number, policy in enumerate(checkpoints, 1) if policy.cancelled is not None}
-        # One that a sender cancelled may be taken all the same, when the end of the channel is announced; in vain.
+        # One that a sender cancelled may still be taken, without effect, when the end of the channel is announced.
         assert set(run.taken) | cancelled == set(range(1, len(checkpoints) + 1))
         for number in run.taken.keys() - cancelled:
             check(kit, run, number, channels, overtakes, directory, ends)

@@ -88,7 +88,7 @@ def test_directories_are_private_to_their_user(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(60)
 def test_a_lock_on_the_users_directory_delays_no_worker(tmp_path: Path) -> None:
-    """Whoever may read a directory can lock it, and keep the lock."""
+    """A user who may read a directory can lock it, and keep the lock."""
     descriptor = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
