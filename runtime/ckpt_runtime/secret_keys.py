@@ -23,6 +23,7 @@ _PARTS = (
     "private-key",
     "privatekey",
     "service-key",
+    "key.pem",
     "account.key",
     "auth-params",
     "basic-auth",

@@ -7,12 +7,16 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from ckpt_runtime.connectors.file_rows import FileFormatError
 from ckpt_runtime.connectors.file_source import FileSource
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.formats import source_options, source_schema
@@ -334,3 +338,43 @@ def test_bad_record_of_several_lines_fails_in_mode_failfast_as_in_spark(
         each_file(spark, format_, "a INT, b STRING", options, tmp_path)
     with pytest.raises(Exception, match=problem):
         of_engine(format_, "a INT, b STRING", {"path": str(tmp_path), **options})
+
+
+OTHER_TYPES: list[tuple[pa.Array, str]] = [
+    (pa.array([1, None], pa.int16()), "DOUBLE"),
+    (pa.array([-100, None], pa.int32()), "DECIMAL(12,2)"),
+    (pa.array([-100, None], pa.int64()), "DECIMAL(22,2)"),
+    (pa.array([255, None], pa.uint8()), "SMALLINT"),
+    (pa.array([4_294_967_295, None], pa.uint32()), "BIGINT"),
+    (pa.array([18_446_744_073_709_551_615, None], pa.uint64()), "DECIMAL(20,0)"),
+    (pa.array([Decimal("-1.50"), None]).cast(pa.decimal128(10, 2)), "DECIMAL(13,5)"),
+    (pa.array([date(1960, 1, 2), None]), "TIMESTAMP_NTZ"),
+    (pa.array(["é", None]).cast(pa.binary()), "STRING"),
+    (pa.array([b"ab", None], pa.binary(2)), "BINARY"),
+    (pa.nulls(2), "INT"),
+    (pa.array([{"x": 1, "y": "q"}, None]), "STRUCT<Y: STRING, z: INT, x: BIGINT>"),
+    (pa.array([{"x": 1}, None]), "STRUCT<z: INT>"),
+    (pa.array([[{"a": 1, "b": 2}, None], None]), "ARRAY<STRUCT<b: BIGINT, a: BIGINT>>"),
+    (
+        pa.array([[("k", {"a": 1})], None], pa.map_(pa.string(), pa.struct([("a", pa.int32())]))),
+        "MAP<STRING, STRUCT<a: INT, n: INT>>",
+    ),
+]
+
+
+@pytest.mark.row("ends.4")
+def test_parquet_columns_of_other_types_than_the_declared_ones_have_the_values_of_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """One file has a column of each, in another order than the schema; both refuse what is ambiguous."""
+    names = [f"c{at}" for at in range(len(OTHER_TYPES))]
+    columns = dict(zip(names, (array for array, _ in OTHER_TYPES), strict=True))
+    pq.write_table(pa.table({name: columns[name] for name in reversed(names)}), tmp_path / "a.parquet")
+    schema = ", ".join(f"{name} {kind}" for name, (_, kind) in zip(names, OTHER_TYPES, strict=True))
+    wanted = shown(spark.read.schema(schema).parquet(str(tmp_path)).toArrow())
+    assert of_engine("parquet", schema, {"path": str(tmp_path)}) == [wanted]
+    pq.write_table(pa.table({"a": [1], "A": [2]}), tmp_path / "a.parquet")
+    with pytest.raises(Exception, match=r"(?i)duplicate"):
+        spark.read.schema("a BIGINT").parquet(str(tmp_path)).collect()
+    with pytest.raises(FileFormatError, match="it has several columns 'a': a, A"):
+        of_engine("parquet", "a BIGINT", {"path": str(tmp_path)})

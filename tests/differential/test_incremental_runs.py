@@ -31,6 +31,8 @@ ARRIVALS: Sequence[Sequence[tuple[int, str, int]]] = (
     [(7, "fr", 119), (8, "es", 200)],
 )
 """The rows that arrive before each run: id, country, and minutes of event time."""
+CHANGES = ("", "", "with a filter")
+"""How the program of each run differs."""
 
 
 def arrive(directory: Path, run: int) -> None:
@@ -45,7 +47,7 @@ def result(directory: Path, name: str) -> Counter[str]:
     return Counter(str(sorted(row.items())) for file in files for row in pq.read_table(file).to_pylist())
 
 
-def test_program_that_is_run_again_gives_the_rows_of_spark_after_each_run(
+def test_program_that_is_run_again_with_a_new_filter_too_gives_the_rows_of_spark_after_each_run(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
     source, in_spark, in_engine = (tmp_path / name for name in ("source", "spark", "engine"))
@@ -54,14 +56,15 @@ def test_program_that_is_run_again_gives_the_rows_of_spark_after_each_run(
     try:
         for run in range(len(ARRIVALS)):
             arrive(source, run)
-            for query in incremental_programs.started(spark, str(source), str(in_spark)):
+            changed = CHANGES[run]
+            for query in incremental_programs.started(spark, str(source), str(in_spark), changed):
                 query.awaitTermination()
-            job = cluster.submit(PROGRAM, arguments=[str(source), str(in_engine)], parallelism=2)
+            job = cluster.submit(PROGRAM, arguments=[str(source), str(in_engine), changed], parallelism=2)
             cluster.wait_for_status(job, JobStatus.FINISHED)
             for name in NAMES:
                 assert result(in_engine, name) == result(in_spark, name), (run, name)
     finally:
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
-    assert result(in_engine, "rows").total() == sum(map(len, ARRIVALS))
+    assert result(in_engine, "rows").total() == sum(map(len, ARRIVALS)) - 1
     kept = [path for path in (in_engine / "state-of-rows").iterdir() if path.name != "staged"]
     assert [path.name for path in kept] == [job], "only the last run's checkpoint is kept"

@@ -97,7 +97,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
     ("case", "named"),
     [
         ("random plan", "another plan"),
-        ("function", r"RandStr.*called in refused_programs.py:\d+"),
+        ("function", r"Sentences.*called in refused_programs.py:\d+"),
         ("type", "interval"),
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "orderBy: a stream has no last row"),

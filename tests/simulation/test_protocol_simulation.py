@@ -52,6 +52,7 @@ def test_the_protocols_hold() -> None:
         seen["savepoints"] += len(world.files.savepoints)
         seen["disposed"] += world.files.disposed
         seen["late metadata"] += len(world.files.late)
+        seen["late events"] += world.late_events
         seen["rescaled"] += world.ha.graph is not world.scenario.graph
         seen[f"ended {world.ha.result.status if world.ha.result else None}"] += 1
         reasons.update(world.checker.reasons)
@@ -66,6 +67,7 @@ def test_the_protocols_hold() -> None:
     assert seen["savepoints"] + seen["disposed"] > 30
     assert seen["disposed"] > 5
     assert seen["rescaled"] > 5
+    assert seen["late events"] > 20
     assert min(seen[f"ended {status}"] for status in ("FINISHED", "CANCELED", "FAILED")) > 1
     assert {"CHECKPOINT_EXPIRED", "FINALIZE_CHECKPOINT_FAILURE", "CHECKPOINT_SUBSUMED", "IO_EXCEPTION"} <= {
         reason.name for reason in reasons

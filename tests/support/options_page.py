@@ -29,7 +29,7 @@ precedence.
 
 Values of secret options are shown as `******` by REST, `ckpt` and the logs. Of your own keys, those count as secret
 that contain `password`, `passwd`, `passphrase`, `secret`, `token`, `credential`, `api-key`, `access-key`,
-`private-key`, `service-key`, `account.key`, `auth-params`, `basic-auth`, `authorization`, `jaas.config` or
+`private-key`, `service-key`, `key.pem`, `account.key`, `auth-params`, `basic-auth`, `authorization`, `jaas.config` or
 `http-headers`, or whose last word is `key`, `pass`, `pwd`, `auth` or `sas`, in any case and with `.`, `-`, `_` or
 nothing between words. The user and password of a URL are masked in any value. A session gets its options in a file that
 only its user can read and that it deletes after reading, so they do not appear in process lists. Options that you type

@@ -101,7 +101,7 @@ class _Objects:
         self.place = resolve(f"s3://{bucket}/target")
 
     def numbers(self) -> list[int]:
-        files = [key for key in keys(self.place.url) if not key.startswith(".")]
+        files = [key for key in keys(self.place.url) if key.rpartition("/")[2].startswith("part-")]
         texts = (self.place.filesystem.cat_file(f"{self.place.path}/{key}") for key in files)
         return [json.loads(line)["n"] for text in texts for line in text.splitlines()]
 

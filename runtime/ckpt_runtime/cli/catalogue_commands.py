@@ -22,12 +22,11 @@ from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.contract.jobs import TERMINAL_STATES
 
 if TYPE_CHECKING:
+    from ckpt_runtime.connectors.part_directory import HiddenFile
     from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
     from ckpt_runtime.snapshots.inspection import SnapshotSummary
     from ckpt_runtime.storage.filesystem import Location
     from ckpt_runtime.storage.savepoint_entry import Mark
-if TYPE_CHECKING:
-    from ckpt_runtime.connectors.part_directory import HiddenFile
 
 DirectoryArgument = Annotated[
     str, typer.Argument(metavar="DIRECTORY", help="Directory to search: absolute path or URL.")

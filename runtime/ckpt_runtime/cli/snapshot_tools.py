@@ -21,7 +21,6 @@ from ckpt_runtime.spark.installation import MODULES
 
 if TYPE_CHECKING:
     from ckpt_runtime.snapshots.snapshot import Snapshot
-if TYPE_CHECKING:
     from ckpt_runtime.storage.claims import Claimant
 
 _NATIVE_FOR = "hashmap"

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ckpt_runtime.expressions.rows import as_list, with_elements, with_entries
 from ckpt_runtime.graph.bad_rows import BadRecordError, letters_of, marked
 from ckpt_runtime.graph.text_files import CsvRows, JsonRows, line_end
 from ckpt_runtime.sources import BadRow
@@ -180,7 +181,7 @@ def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iter
             rows = file.read_stripe(stripe, columns=wanted or None)
             for batch in pa.Table.from_batches([rows]).to_batches(max_chunksize=BATCH_ROWS):
                 if batch.num_rows:
-                    yield _conformed(batch, names, schema, location)
+                    yield _conformed(batch, names, schema, location, orc=True)
 
 
 def _names_in_file(found: pa.Schema, schema: pa.Schema, location: Location) -> list[str | None]:
@@ -188,10 +189,9 @@ def _names_in_file(found: pa.Schema, schema: pa.Schema, location: Location) -> l
     names: list[str | None] = []
     for field in schema:
         same = [name for name in found.names if name.lower() == field.name.lower()]
-        exact = [name for name in same if name == field.name]
-        if len(exact or same) > 1:
+        if len(same) > 1:
             raise FileFormatError(location, f"it has several columns {field.name!r}: {', '.join(same)}")
-        names.append((exact or same or [None])[0])
+        names.append(same[0] if same else None)
     return names
 
 
@@ -201,23 +201,23 @@ def _batches_of_nulls(rows: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays([pa.nulls(count, field.type) for field in schema], schema=schema)
 
 
-def _conformed(batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema, location: Location) -> pa.RecordBatch:
+def _conformed(
+    batch: pa.RecordBatch, names: list[str | None], schema: pa.Schema, location: Location, *, orc: bool = False
+) -> pa.RecordBatch:
     columns = []
     for name, field in zip(names, schema, strict=True):
         if name is None:
             columns.append(pa.nulls(batch.num_rows, field.type))
             continue
         column = batch.column(name)
-        if not _is_widened(column.type, field.type):
+        if not _is_widened(column.type, field.type, orc=orc):
             raise FileFormatError(
                 location,
                 f"column {field.name!r} is {column.type} and was declared as {field.type}; declare the "
                 "type of the file and cast the column in the program",
             )
-        if pa.types.is_timestamp(column.type) and column.type.tz != field.type.tz:
-            column = column.cast(pa.timestamp(column.type.unit)).cast(field.type, safe=False)
-        keeps = column.type == field.type or (pa.types.is_dictionary(column.type) and pa.types.is_string(field.type))
-        columns.append(column if keeps else column.cast(field.type, safe=False))
+        keeps = pa.types.is_dictionary(column.type) and pa.types.is_string(field.type)
+        columns.append(column if keeps else _widened(column, field.type))
     return batch_of(columns, schema)
 
 
@@ -227,30 +227,95 @@ def batch_of(columns: list[pa.Array], schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields))
 
 
-def _is_widened(found: pa.DataType, wanted: pa.DataType) -> bool:
+def _widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Converts values to a type for which :func:`_is_widened` holds. Fields of structs are found by their names."""
+    if column.type == wanted:
+        return column
+    if pa.types.is_struct(wanted) and pa.types.is_struct(column.type):
+        fields = []
+        for field in wanted:
+            place = _place_of(field.name, column.type)
+            fields.append(
+                pa.nulls(len(column), field.type) if place is None else _widened(column.field(place), field.type)
+            )
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=column.is_null())
+    if pa.types.is_list(wanted) and pa.types.is_list(column.type):
+        return with_elements(column, _widened(column.flatten(), wanted.value_type), wanted)
+    if pa.types.is_map(wanted) and pa.types.is_map(column.type):
+        lists = as_list(column)
+        entries = lists.flatten()
+        keys, items = _widened(entries.field(0), wanted.key_type), _widened(entries.field(1), wanted.item_type)
+        return with_entries(lists, keys, items, wanted)
+    if pa.types.is_timestamp(column.type) and column.type.tz != wanted.tz:
+        column = column.cast(pa.timestamp(column.type.unit))
+    # Only a cast that is safe checks that bytes are UTF-8.
+    return column.cast(wanted, safe=pa.types.is_string(wanted))
+
+
+def _place_of(name: str, struct: pa.StructType) -> int | None:
+    """The field of a struct with a name, or else the only one with that name in another case; None without one."""
+    names = [field.name for field in struct]
+    if name in names:
+        return names.index(name)
+    same = [at for at, other in enumerate(names) if other.lower() == name.lower()]
+    return same[0] if len(same) == 1 else None
+
+
+def _is_widened(found: pa.DataType, wanted: pa.DataType, *, orc: bool = False) -> bool:
     """Whether Spark's readers convert the file's type to the declared one without changing values."""
     if pa.types.is_dictionary(found):
         return _is_widened(found.value_type, wanted)
+    if pa.types.is_list(found) and pa.types.is_list(wanted):
+        return _is_widened(found.value_type, wanted.value_type, orc=orc)
+    if pa.types.is_map(found) and pa.types.is_map(wanted):
+        keys = _is_widened(found.key_type, wanted.key_type, orc=orc)
+        return keys and _is_widened(found.item_type, wanted.item_type, orc=orc)
+    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
+        names, declared = [field.name for field in found], [field.name for field in wanted]
+        if len({name.lower() for name in names}) < len(names) or (orc and names != declared):
+            return bool(found == wanted)
+        places = [(field, _place_of(field.name, found)) for field in wanted]
+        known = [(field, found.field(place)) for field, place in places if place is not None]
+        return all(_is_widened(inside.type, field.type, orc=orc) for field, inside in known)
+    if pa.types.is_fixed_size_binary(found):
+        found = pa.binary()
+    found = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(found, found)
+    if found == wanted or pa.types.is_null(found):
+        return True
+    return _is_wider(found, wanted) or (not orc and _is_widened_in_parquet(found, wanted))
+
+
+def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_signed_integer(found) and pa.types.is_signed_integer(wanted):
         return bool(found.bit_width <= wanted.bit_width)
     if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
         return bool(found.scale == wanted.scale and found.precision <= wanted.precision)
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
         return wanted.tz is not None or found.tz is None
-    if pa.types.is_list(found) and pa.types.is_list(wanted):
-        return _is_widened(found.value_type, wanted.value_type)
-    if pa.types.is_map(found) and pa.types.is_map(wanted):
-        return _is_widened(found.key_type, wanted.key_type) and _is_widened(found.item_type, wanted.item_type)
-    if pa.types.is_struct(found) and pa.types.is_struct(wanted):
-        pairs = [(found.field(at), wanted.field(at)) for at in range(min(found.num_fields, wanted.num_fields))]
-        same = found.num_fields == wanted.num_fields and all(one.name == two.name for one, two in pairs)
-        return same and all(_is_widened(one.type, two.type) for one, two in pairs)
-    if pa.types.is_fixed_size_binary(found):
-        found = pa.binary()
-    plain = {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}
-    found = plain.get(found, found)
-    widened = {(pa.float32(), pa.float64()), (pa.string(), pa.binary()), (pa.binary(), pa.string())}
-    return found == wanted or (found, wanted) in widened or pa.types.is_null(found)
+    return (found, wanted) == (pa.float32(), pa.float64())
+
+
+_FURTHER_IN_PARQUET = {
+    (pa.string(), pa.binary()),
+    (pa.binary(), pa.string()),
+    (pa.int8(), pa.float64()),
+    (pa.int16(), pa.float64()),
+    (pa.int32(), pa.float64()),
+    (pa.date32(), pa.timestamp("us")),
+    (pa.uint8(), pa.int16()),
+    (pa.uint16(), pa.int32()),
+    (pa.uint32(), pa.int64()),
+    (pa.uint64(), pa.decimal128(20, 0)),
+}
+
+
+def _is_widened_in_parquet(found: pa.DataType, wanted: pa.DataType) -> bool:
+    if pa.types.is_decimal(wanted) and pa.types.is_signed_integer(found):
+        return bool(wanted.precision - wanted.scale >= (20 if found == pa.int64() else 10))
+    if pa.types.is_decimal(wanted) and pa.types.is_decimal(found):
+        more = wanted.scale - found.scale
+        return bool(more >= 0 and wanted.precision - found.precision >= more)
+    return (found, wanted) in _FURTHER_IN_PARQUET
 
 
 def _text(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iterator[pa.RecordBatch]:

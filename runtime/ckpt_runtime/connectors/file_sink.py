@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
@@ -29,9 +30,12 @@ from ckpt_runtime.connectors.part_directory import (
     parse_hidden,
     partition_directory,
 )
+from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.storage.errors import StorageError
+from ckpt_runtime.storage.filesystem import reason_of
 
 
 class FileWriter(Protocol):
@@ -172,7 +176,8 @@ class PartFile:
         self._held_rows = 0
         self._place = sink.directory
         self._file = self._place.open_for_writing(part, directory)
-        self.writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
+        with self._writing():
+            self.writer: FileWriter = open_file_writer(sink.format, self._file, schema, sink.parsed)
 
     def write(self, batch: pa.RecordBatch) -> None:
         self.rows += batch.num_rows
@@ -185,22 +190,35 @@ class PartFile:
         """Writes the buffered rows and the end of the file, which is then complete and durable."""
         if self._held:
             self._flush()
-        self.writer.close()
-        self.size = self._file.tell()
-        self._place.finish(self.part, self._file)
+        with self._writing():
+            self.writer.close()
+            self.size = self._file.tell()
+            self._place.finish(self.part, self._file)
 
     def abandon(self) -> None:
-        """Closes the file, whose content is discarded."""
+        """Closes the file, whose content is discarded: its end need not be written, as on a full disk."""
         self._held = []
-        try:
-            self.writer.close()
-        finally:
-            self._file.close()
+        for closed in (self.writer, self._file):
+            with suppress(Exception):
+                closed.close()
 
     def _flush(self) -> None:
-        self.writer.write(pa.Table.from_batches(self._held, self._schema))
+        rows = pa.Table.from_batches(self._held, self._schema)
+        with self._writing():
+            self.writer.write(rows)
         self._held = []
         self._held_rows = 0
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Raises StorageError with the name of the file for errors of its file system."""
+        try:
+            yield
+        except StorageError:
+            raise
+        except OSError as error:
+            url = f"{self._place.url}/{self.part.in_progress}"
+            raise StorageError(f"cannot write {url}: {reason_of(error)}", url, error) from error
 
 
 class PartWriter(SinkWriter):
@@ -211,7 +229,8 @@ class PartWriter(SinkWriter):
         self._context = context
         self._owner = owner_of(context.job_id, context.uid, context.sink_id)
         self._max_rows = int(sink.parsed["maxRowsPerFile"])
-        self._keys = partition_columns(sink.parsed, schema)
+        zone = sink.parsed.get("timeZone", "UTC")
+        self._keys = {name: _as_text(schema.field(name).type, zone) for name in partition_columns(sink.parsed, schema)}
         self._open: dict[str, PartFile] = {}
         self._closed: list[PartFile] = []
         self._sequence = 0
@@ -340,14 +359,17 @@ def part_of(pending: HasName) -> PartName:
 
 
 def _partitioned(
-    batch: pa.RecordBatch, keys: Sequence[str]
+    batch: pa.RecordBatch, keys: Mapping[str, Callable[[Any], Any]]
 ) -> Iterator[tuple[Sequence[tuple[str, str | None]], pa.RecordBatch]]:
-    """Yields the rows of each partition without their keys, and the texts of the keys; rows keep their order."""
+    """Yields the rows of each partition without their keys, and the texts of the keys; rows keep their order.
+
+    ``keys`` are the columns of the partition, with what makes texts of their values.
+    """
     if not keys:
         yield (), batch
         return
     rest = batch.drop_columns(list(keys))
-    encoded = [_as_text(batch.column(key)).dictionary_encode(null_encoding="encode") for key in keys]
+    encoded = [as_text(batch.column(name)).dictionary_encode(null_encoding="encode") for name, as_text in keys.items()]
     combined = np.zeros(batch.num_rows, np.int64)
     for column in encoded:
         combined = combined * len(column.dictionary) + column.indices.to_numpy()
@@ -357,7 +379,12 @@ def _partitioned(
         yield values, rest.take(rows)
 
 
-def _as_text(column: pa.Array[Any]) -> pa.Array[Any]:
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    return column.cast(pa.string())
+def _as_text(kind: pa.DataType, zone: str) -> Callable[[Any], Any]:
+    """Returns what casts a column of a type to texts as Spark does."""
+    if pa.types.is_dictionary(kind):
+        return lambda column: column.cast(kind.value_type).cast(pa.string())
+    if not (pa.types.is_decimal(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):
+        return lambda column: column.cast(pa.string())
+    from pyspark.sql.pandas.types import from_arrow_type
+
+    return caster(from_arrow_type(kind).jsonValue(), "string", "ansi", zone)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from typing import Any, ClassVar, TypedDict
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -58,10 +59,13 @@ from ckpt_runtime.storage.filesystem import (
 
 _LOG = logging.getLogger(__name__)
 _LIST_EVERY_MS = 500
+_SPACES_AND_CONTROLS = [*range(0x80, 0xA1), 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000]
 _QUOTED = {
-    code: f"%{code:02X}" for code in range(128) if not (chr(code).isalnum() or chr(code) in "/-_.!~*'():@&=+$,;")
+    code: quote(chr(code), safe="")
+    for code in (*range(128), *_SPACES_AND_CONTROLS)
+    if code > 127 or not (chr(code).isalnum() or chr(code) in "/-_.!~*'():@&=+$,;")
 }
-"""The characters that Java's URIs quote in a path. Those beyond ASCII stay as they are."""
+"""The characters that Java's URIs quote in a path. All others beyond ASCII stay as they are."""
 
 
 class _ListedFiles(TypedDict):

@@ -161,7 +161,6 @@ _NO_PARTITIONS = (
 )
 _NO_JVM = "the engine cannot run Java classes; call a Python function"
 _REFUSED = {
-    **dict.fromkeys(("Uniform", "RandStr", "Shuffle"), "of random values the engine has rand, randn and uuid"),
     **dict.fromkeys(("MonotonicallyIncreasingID", "SparkPartitionID"), _NO_PARTITIONS),
     **dict.fromkeys(("InputFileName", "InputFileBlockStart", "InputFileBlockLength"), _NO_PARTITIONS),
     **dict.fromkeys(("CallMethodViaReflection", "Invoke", "StaticInvoke"), _NO_JVM),
@@ -331,7 +330,7 @@ def _decoding(tree: Expression) -> Evaluator:
     return lambda frame: decoded(read(frame))
 
 
-RANDOM = frozenset({"Rand", "Randn", "Uuid"})
+RANDOM = frozenset({"Rand", "Randn", "RandStr", "Shuffle", "Uuid"})
 """Functions of random values. Each call and each batch of rows has values of its own, as in Spark's streams."""
 _OF_THE_MOMENT = RANDOM | {"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"}
 

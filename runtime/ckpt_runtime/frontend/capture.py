@@ -36,8 +36,8 @@ _MESSAGE_FUNCTIONS = {
     **dict.fromkeys(avro_functions.NAMES, avro_functions.function_of),
     **dict.fromkeys(protobuf_functions.NAMES, protobuf_functions.function_of),
 }
-_RANDOM = ("rand", "random", "randn", "uuid")
-"""Functions whose only argument is a seed, which has no effect on a stream."""
+_RANDOM = {"rand": 0, "random": 0, "randn": 0, "uuid": 0, "randstr": 1, "shuffle": 1, "uniform": 2}
+"""Functions by the number of arguments before their seed, which has no effect on a stream."""
 _FILE_NAME = "input_file_name"
 """The function whose result the engine finds in the hidden column of files."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
@@ -116,8 +116,7 @@ class Capture:
         if text is None and not self.analyses.keys() <= self.used.keys():
             raise PlanError(
                 "pipeline",
-                "it builds another plan each time it runs; a plan must not depend on time or random numbers (shuffle "
-                "and randstr use a random seed: set one)",
+                "it builds another plan each time it runs; a plan must not depend on time or random numbers",
             )
         if text is None:
             self._unanswered.append(question.decode())
@@ -189,7 +188,8 @@ class Capture:
             _replace_file_name(message)
             return
         elif name == "Expression" and message.unresolved_function.function_name.lower() in _RANDOM:
-            del message.unresolved_function.arguments[:]  # a seed, which PySpark chooses at random
+            call = message.unresolved_function
+            del call.arguments[_RANDOM[call.function_name.lower()] :]  # a seed, which PySpark chooses at random
         elif name == "Origin":
             place = message.python_origin.call_site.splitlines()[:1]
             message.python_origin.call_site = os.path.basename(place[0]) if place else ""

@@ -88,8 +88,10 @@ _READ_AS: dict[str, Callable[[Any], Any]] = {
     "UpdateFields": lambda jvm: jvm.evalExpr(),
     "OuterReference": lambda jvm: jvm.e(),
     "VariableReference": lambda jvm: jvm.varDef().currentValue(),
+    "Uniform": lambda jvm: jvm.replacement(),
 }
-"""Expressions that stand for others: a struct with other fields, a column of the row of a lateral join, a variable."""
+"""Expressions that stand for others: a struct with other fields, a column of the row of a lateral join, a variable, a
+random number of a range."""
 _SETTINGS = (
     *("key", "ordinal", "legacySizeOfNull", "followThreeValuedLogic", "failOnError", "seed", "prettyName", "funcName"),
     "unit",
@@ -209,7 +211,7 @@ class ExpressionReader:
         if name == "Literal" or (name in _FOLDED and not has_collation):
             return _literal(_constant(name, jvm), type_)
         if name in RANDOM:  # Spark chooses another seed each time that it analyzes the plan, and for each batch
-            node, children = {}, []
+            node, children = {}, children[: name in ("RandStr", "Shuffle")]
         settings = {**_settings(node), **{key: read(jvm) for key, read in _ASKED.get(name, {}).items()}}
         call = Call(name, tuple(children), type_, self._mode_of(name, jvm), settings)
         return with_gap(call) if name == "TimestampAddInterval" else call

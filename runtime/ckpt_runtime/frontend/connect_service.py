@@ -14,6 +14,7 @@ from ckpt_runtime.frontend.capture import Capture, CapturedQuery, struct_type
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
 from ckpt_runtime.frontend.typed_plan import CONFIGURED, AnalysisRequest, Source, TableRequest
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.specs import ROWS_OPTION
 
 _CHANGE_RESULTS = (
     "spark.sql.legacy.",
@@ -53,7 +54,10 @@ _NEEDS_SPARK = (
     "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
     "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
 )
-_CONVERSIONS = ("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark.")
+_CONVERSIONS = (
+    *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
+    ROWS_OPTION,
+)
 _INFERENCE = "spark.sql.streaming.schemaInference"
 _LOCATIONS = "spark.sql.streaming.checkpointLocation"
 """The option with the directory in which each named query has its location, unless it sets another one."""
@@ -131,6 +135,8 @@ class Service:
             raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
         elif value.lower() != _ONLY_VALUES.get(key, value).lower():
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
+        elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
+            raise PlanError(key, f"{value!r} is not an integer; 0 or less is no limit")
         else:
             self._settings[key] = value
         if key in CONFIGURED:

@@ -8,7 +8,7 @@ reached it; and the function then gets one frame without rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -128,9 +128,11 @@ def stateful_spec(
     inputs: Inputs,
     rows: pa.Schema,
     output: pa.Schema,
+    settings: Mapping[str, str],
     initial_state: str | None = None,
 ) -> ProcessSpec:
-    """Returns the operator. ``rows`` is the schema of the rows that the author's function receives.
+    """Returns the operator. ``rows`` is the schema of the rows that the author's function receives, ``settings`` are
+    options of Spark.
 
     ``initial_state`` is the file of the initial state. Raises PlanError for keys that are nested, and for event time
     without a watermark.
@@ -175,6 +177,7 @@ def stateful_spec(
         None if node.event_time is None else output.names[node.event_time],
         initial_state,
         in_arrow,
+        settings,
     )
 
 
@@ -258,7 +261,8 @@ def add_functional(
                 check_initial_state(node, arrow_schema(below), table)
                 operators.capture.tables.add(table.digest)
                 initial = path_of(operators.capture.directory, table.digest)
-            spec = stateful_spec(node, operators.capture.called, inputs[0], arrow_schema(below), schema, initial)
+            given = arrow_schema(below), schema, _settings(operators), initial
+            spec = stateful_spec(node, operators.capture.called, inputs[0], *given)
             return operators.apply(spec, _hashed(inputs[0], spec.keys), schema, node.plan_id)
 
 

@@ -70,7 +70,7 @@ from ckpt_runtime.graph.source_formats import (
     parted_metadata,
     with_file_metadata,
 )
-from ckpt_runtime.graph.specs import STAGED_FORMATS, SinkSpec, UserFunction
+from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, UserFunction
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
@@ -123,7 +123,8 @@ def sink_spec(
             return _staged("foreachBatch", write, start, capture, schema)
     if columns:
         options["partitionBy"] = partition_option(target, columns)
-    if name in ("csv", "json") and not any(key.lower() == "timezone" for key in options):
+    in_zone = target in TEXT_OUTPUTS.keys() - {"text"} or (columns and target in FILE_FORMATS - {"delta"})
+    if in_zone and not any(key.lower() == "timezone" for key in options):
         options["timeZone"] = capture.configuration.get("spark.sql.session.timeZone", "UTC")
     check_sink(target, options, schema)
     return SinkSpec(target, options)

@@ -152,10 +152,7 @@ def _location(starts: Sequence[Any]) -> str | None:
 
     None if no query has one. All queries are one job with one state, so either all have one or none.
     """
-    found = [
-        next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
-        for start in starts
-    ]
+    found = [_given_location(start) for start in starts]
     given = [str(location) for location in found if location]
     if not given:
         return None
@@ -168,6 +165,21 @@ def _location(starts: Sequence[Any]) -> str | None:
         if given.count(location) > 1:
             raise PlanError("option 'checkpointLocation'", f"{location!r} is that of two queries; give each its own")
     return given[0]
+
+
+def _given_location(start: Any) -> str | None:
+    return next((value for key, value in start.options.items() if key.lower() == CHECKPOINT_LOCATION), None)
+
+
+def locations_without_use(starts: Sequence[Any], options: JobOptions) -> list[str]:
+    """Warns about a ``checkpointLocation`` from which, unlike in Spark, no later run continues."""
+    if options.sets(CheckpointingOptions.CONTINUE_IN.key) or not any(map(_given_location, starts)):
+        return []
+    warning = (
+        "the next run does not continue from the option checkpointLocation, because not every trigger is availableNow "
+        "or once: it begins anew unless it starts from a checkpoint or savepoint (ckpt run -s)"
+    )
+    return [warning]
 
 
 def _interval_ms(start: Any) -> int | None:
@@ -248,8 +260,9 @@ def load_plan(
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
     capture.require_answers()
     add_queries(capture, plan, classes.resolve)
-    set_options([query.start for query in capture.queries], options)
-    warnings = [*capture.clock.warnings, *stop_in_time(capture, options)]
+    starts = [query.start for query in capture.queries]
+    set_options(starts, options)
+    warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(
         job.job_graph,

@@ -6,6 +6,7 @@ code has run before (the pipeline function) or runs later (in a worker).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -305,13 +306,14 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
             raise PlanError("uid", f"{node.uid!r} is used by two operators; each needs its own")
         given[node.uid] = node
     operators: list[_Operator] = []
-    for position, node in enumerate(nodes):
-        uid = node.uid or _derived_uid(node, position, given)
+    unnamed: Counter[str] = Counter()
+    for node in nodes:
+        uid = node.uid or _derived_uid(node, unnamed, given)
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
-                f"operator {node.label!r} keeps state but has no uid; {uid!r} was derived from its position, and its "
-                "state is lost when the pipeline changes: name it with hint('uid', ...), or a sink with "
-                "queryName(...)"
+                f"operator {node.label!r} keeps state but has no uid; {uid!r} is its number among those of its kind, "
+                "and its state does not fit when one of them is added or removed: name it with hint('uid', ...), or a "
+                "sink with queryName(...)"
             )
         if isinstance(node.spec, JoinSpec) and node.spec.within_ms is None:
             warnings.append(
@@ -323,8 +325,13 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     return operators
 
 
-def _derived_uid(node: LogicalNode, position: int, given: dict[str, LogicalNode]) -> str:
-    uid = f"{node.kind}-{position}"
+def _derived_uid(node: LogicalNode, unnamed: Counter[str], given: dict[str, LogicalNode]) -> str:
+    """The uid of a node without one: its number among those of its kind.
+
+    As in Spark, operators without state may be added and removed in front of it, and it keeps its state.
+    """
+    uid = f"{node.kind}-{unnamed[node.kind]}"
+    unnamed[node.kind] += 1
     while uid in given:
         uid += "-derived"
     return uid

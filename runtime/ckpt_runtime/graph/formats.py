@@ -135,7 +135,22 @@ def _numbers_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.S
     return schema
 
 
-def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
+def _names_directories(kind: pa.DataType) -> bool:
+    """Whether every file format can name directories by values of a type."""
+    tests = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
+    return any(test(kind) for test in tests)
+
+
+def _names_more_directories(kind: pa.DataType) -> bool:
+    further = (pa.types.is_decimal, pa.types.is_floating, pa.types.is_timestamp)
+    return _names_directories(kind) or any(test(kind) for test in further)
+
+
+def _check_files(
+    options: dict[str, Any],
+    schema: pa.Schema,
+    names_directories: Callable[[pa.DataType], bool] = _names_more_directories,
+) -> None:
     check_location(options["path"])
     check_distinct("format", schema)
     columns = partition_columns(options, schema)
@@ -144,11 +159,12 @@ def _check_files(options: dict[str, Any], schema: pa.Schema) -> None:
     for column in columns:
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
-        if not (pa.types.is_string(kind) or pa.types.is_integer(kind) or pa.types.is_date(kind) or kind == pa.bool_()):
+        if not names_directories(kind):
+            further = ", decimals, floating-point numbers, timestamps" if names_directories(pa.float64()) else ""
             raise PlanError(
                 "partitionBy",
-                f"column {column!r} is {kind}; directories can be named by texts, whole numbers, dates and booleans: "
-                "cast it to one of them",
+                f"column {column!r} is {kind}; directories can be named by texts, whole numbers, dates{further} and "
+                "booleans: cast it to one of them",
             )
 
 
@@ -171,7 +187,7 @@ def target_file_size(options: Mapping[str, Any]) -> int:
 
 
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
-    _check_files(options, schema)
+    _check_files(options, schema, _names_directories)
     target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:
@@ -274,6 +290,7 @@ _OF_DIRECTORIES = (
     Option("maxRowsPerFile", int, 0, minimum=0),
     Option("onMissing", default="fail", choices=("fail", "ignore")),
     Option("partitionBy"),
+    Option("timeZone", default="UTC"),
 )
 
 SINK_FORMATS: dict[str, SinkFormat] = {

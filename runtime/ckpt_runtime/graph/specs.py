@@ -6,6 +6,7 @@ only the :class:`~ckpt_runtime.graph.job_graph.JobGraph` is sent.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -55,6 +56,17 @@ class SourceSpec(_ConnectorSpec):
     """Reads a stream. ``program`` has the session with which a source of the public protocol may reach Spark."""
 
     program: UserFunction | None = None
+
+
+ROWS_OPTION = "spark.sql.execution.arrow.maxRecordsPerBatch"
+MOST_ROWS = 10_000
+"""Maximum number of rows that a Python function gets at once, which is Spark's default."""
+
+
+def most_rows(settings: Mapping[str, str]) -> int:
+    """The maximum by Spark's option among ``settings``; below 1 it means no limit."""
+    rows = int(settings.get(ROWS_OPTION, MOST_ROWS))
+    return rows if rows > 0 else sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +333,7 @@ class ProcessSpec:
     processor gets and returns frames, not rows. ``in_arrow``: it is an ``ArrowStatefulProcessor``, which gets the rows
     and states of many keys. ``output_event_time`` is the event time column of its output, if it has one.
     ``initial_state`` is the file of a static table: a column for each of ``keys``, then the columns of its rows.
+    ``settings`` are the options of Spark that decide the size of frames and the conversion of their columns.
     """
 
     keys: tuple[str, ...]
@@ -333,6 +346,7 @@ class ProcessSpec:
     output_event_time: str | None = None
     initial_state: str | None = None
     in_arrow: bool = False
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,6 +219,7 @@ class JsonRows:
         self._mode = checked_mode(options)
         codec = codec_of(options, plain=("utf-8",))
         named = options["encoding"] or options["charset"]
+        self._is_named = bool(named)
         self._codec = None if options["multiLine"] and not named else codec
         self._schema = schema
         self._corrupt: str = options["columnNameOfCorruptRecord"]
@@ -250,7 +251,8 @@ class JsonRows:
         bad: dict[int, BadLine] = {}
         has_column, keeps = self._corrupt in self._nothing, self._mode == "PERMISSIVE"
         for number, line in enumerate(lines):
-            found, is_bad = self._read(decoded(line, self._codec or detected(line)))
+            text = self._text(line)
+            found, is_bad = ([], True) if text is None else self._read(text)
             if is_bad:
                 bad[len(rows)] = BadLine(number, "it is not JSON of the schema's types", line)
                 found = (found if keeps else []) or [dict(self._nothing)]
@@ -264,6 +266,16 @@ class JsonRows:
             for column, field in zip(array.flatten(), self._schema, strict=True)
         ]
         return pa.RecordBatch.from_arrays(columns, schema=self._schema), bad
+
+    def _text(self, line: bytes) -> str | None:
+        """The text of a document; None for bytes that are not UTF-8, unless an encoding is named: so it is in Spark."""
+        codec = self._codec or detected(line)
+        if self._is_named or not codec.startswith("utf-8"):
+            return decoded(line, codec)
+        try:
+            return line.decode(codec)
+        except UnicodeDecodeError:
+            return None
 
     def _kind(self, field: pa.Field) -> pa.DataType:
         from pyspark.sql.pandas.types import from_arrow_type

@@ -26,7 +26,7 @@ _LINES = (
     Option("lineSep", default="\n"),
     Option("compression", default="none", choices=("none", "uncompressed", "gzip", "bzip2")),
 )
-_VALUES = (*map(Option, _TIMES), Option("timeZone", default="UTC"))
+_VALUES = tuple(map(Option, _TIMES))
 _CSV = ("sep", "delimiter", "quote", "escape", "nullValue", "emptyValue", "quoteAll")
 _CSV_BLANKS = ("ignoreLeadingWhiteSpace", "ignoreTrailingWhiteSpace")
 
@@ -89,7 +89,7 @@ def _line(format_: str, options: Mapping[str, Any], schema: pa.Schema) -> tuple[
         given = {
             option.key: str(options[option.key])
             for option in TEXT_OUTPUTS[format_]
-            if options[option.key] is not None and option not in _LINES and option.key not in ("timeZone", "header")
+            if options[option.key] is not None and option not in _LINES and option.key != "header"
         }
         settings = {"options": given, "zone": options["timeZone"]}
         call = Call(_FUNCTIONS[format_], (Column(0, type_),), "string", settings=settings)

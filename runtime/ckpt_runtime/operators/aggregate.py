@@ -23,14 +23,13 @@ from ckpt_runtime.graph.specs import AggregateSpec, DeduplicateSpec, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
 from ckpt_runtime.operators.errors import OperatorError, output_schema_error
 from ckpt_runtime.operators.group_state import TIME, GroupStateOperator
-from ckpt_runtime.operators.groups import GroupOperator, normal_key
+from ckpt_runtime.operators.groups import RUNNING, GroupOperator, check_form, normal_key
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, decoded_type, int64_column
 from ckpt_runtime.state.kernels.group_kernels import merge_sessions
 from ckpt_runtime.state.states import AggregateColumn, KeyedAggregates
 
-STATE_NAME = "aggregates"
 _NO_TIMES: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
 
@@ -54,6 +53,7 @@ class AggregateOperator(Operator):
         super().open(context, output)
         if context.keyed_state is None:
             raise OperatorError(f"operator {context.uid!r} aggregates by key but has no keyed state")
+        check_form(context, RUNNING)
         if self._input_schema is not None:
             self._table = self._open_table(self._input_schema)
 
@@ -85,7 +85,7 @@ class AggregateOperator(Operator):
             columns.append(AggregateColumn(aggregate.function, column, aggregate.alias, input_type, result_type))
         key_schema = pa.schema([input_schema.field(name) for name in self._spec.keys])
         assert self.context.keyed_state is not None
-        return self.context.keyed_state.aggregate_table(STATE_NAME, key_schema, columns)
+        return self.context.keyed_state.aggregate_table(RUNNING, key_schema, columns)
 
 
 class DeduplicateOperator(GroupStateOperator):

@@ -8,7 +8,7 @@ only when it is used.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -22,13 +22,16 @@ from ckpt_runtime.operators.rows import RowGroups, adjacent
 from ckpt_runtime.state.columns import plain
 from ckpt_runtime.state.states import Key
 
-FRAME_ROWS = 10_000
-"""Maximum number of rows per frame, which is Spark's default."""
 FRAMES_TOGETHER = 1_000
+_COERCION = "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled"
 
 
 class FrameGroups(RowGroups):
-    """Groups the rows of batches by key columns into frames of all columns, several for a key with many rows."""
+    """Groups the rows of batches by key columns into frames of all columns, of at most ``most`` rows for each key."""
+
+    def __init__(self, keys: Sequence[str], most: int) -> None:
+        super().__init__(keys)
+        self._most = most
 
     def of(self, batch: pa.RecordBatch, prefetch: Callable[[Iterable[Key]], None]) -> Iterator[tuple[Key, list[Any]]]:
         ids, numbers = self._numbered(batch)
@@ -61,7 +64,7 @@ class FrameGroups(RowGroups):
         import pandas as pd
         from pyspark.sql.conversion import ArrowBatchTransformer
 
-        names = batch.schema.names
+        names, most = batch.schema.names, self._most
         arrays = pa.RecordBatch.from_arrays([plain(column) for column in batch.columns], names)
         series = ArrowBatchTransformer.to_pandas(arrays, timezone="UTC")
         whole = pd.concat(series, axis=1)
@@ -71,14 +74,14 @@ class FrameGroups(RowGroups):
             start = 0
             for key, size in zip(ids, sizes, strict=True):
                 end = start + size
-                starts = range(start, end, FRAME_ROWS)
-                yield key, [_part(uniform, first, min(first + FRAME_ROWS, end)) for first in starts]
+                starts = range(start, end, most)
+                yield key, [_part(uniform, first, min(first + most, end)) for first in starts]
                 start = end
             return
         rows = whole.itertuples(index=False, name=None)
         for key, size in zip(ids, sizes, strict=True):
             mine = list(islice(rows, size))
-            pieces = [mine[start : start + FRAME_ROWS] for start in range(0, size, FRAME_ROWS)]
+            pieces = [mine[start : start + most] for start in range(0, size, most)]
             yield key, [pd.DataFrame(piece, columns=names) for piece in pieces]
 
 
@@ -122,14 +125,21 @@ class FramesToBatch:
     Frames with the same columns and types are converted together, up to :data:`FRAMES_TOGETHER`.
     """
 
-    def __init__(self, uid: str, schema: pa.Schema, cursor: KeyCursor | None = None) -> None:
-        """``cursor`` has the key that frames are given for, which an error names."""
+    def __init__(
+        self, uid: str, schema: pa.Schema, cursor: KeyCursor | None = None, settings: Mapping[str, str] | None = None
+    ) -> None:
+        """``cursor`` has the key that frames are given for, which an error names. ``settings`` are options of Spark."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._uid = uid
         self._schema = schema
         self._struct = from_arrow_schema(schema)
         self._cursor = cursor
+        given = settings or {}
+        self._options = {
+            "safecheck": given.get("spark.sql.execution.pandas.convertToArrowArraySafely", "true") == "true",
+            "int_to_decimal_coercion_enabled": given.get(_COERCION) == "true",
+        }
         self._form: tuple[Any, list[Any]] | None = None
         self._alike: list[tuple[Any, Key | None]] = []
         self._batches: list[pa.RecordBatch] = []
@@ -182,7 +192,7 @@ class FramesToBatch:
 
         try:
             batch = PandasToArrowConversion.convert(
-                frame, self._struct, timezone="UTC", arrow_cast=True, assign_cols_by_name=True
+                frame, self._struct, timezone="UTC", arrow_cast=True, assign_cols_by_name=True, **self._options
             )
         except (PySparkException, pa.ArrowException, TypeError, ValueError, LookupError) as error:
             names = [str(name) for name in frame.columns]

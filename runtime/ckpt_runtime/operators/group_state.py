@@ -26,6 +26,8 @@ from ckpt_runtime.state.kernels.group_kernels import number_groups
 from ckpt_runtime.state.states import KeyedRows, RowBufferSpec
 
 WATERMARK = "watermark"
+GROUPS = "groups"
+"""The name of the keyed state."""
 ENDS = "$ends"
 """The column of stored rows with the time at which they end, in microseconds."""
 TIME = pa.timestamp("us")
@@ -39,6 +41,7 @@ class GroupStateOperator(Operator):
     """Base of operators whose state is rows that end by event time. The watermark is part of the state."""
 
     requires_final_checkpoint = False
+    state_name = GROUPS
     keeps_matched = False
     """Whether a stored row stays in state when further rows of its group are added."""
     waits = True
@@ -70,7 +73,7 @@ class GroupStateOperator(Operator):
             0, min(context.operator_state.restored(WATERMARK, EventTime), default=0)
         )
         self._row_schema = self.stored_schema.append(pa.field(ENDS, TIME))
-        spec = RowBufferSpec("groups", self._row_schema, self._keys, ENDS, keeps_matched=self.keeps_matched)
+        spec = RowBufferSpec(self.state_name, self._row_schema, self._keys, ENDS, keeps_matched=self.keeps_matched)
         self._buffers: KeyedRows = context.keyed_state.row_buffers([spec])
         self._buffer = self._buffers.sides[0]
 

@@ -21,8 +21,8 @@ from ckpt_runtime.graph.specs import REMOVED, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, joined
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from ckpt_runtime.operators.conformed import conformed
-from ckpt_runtime.operators.errors import output_schema_error
-from ckpt_runtime.operators.group_state import GroupStateOperator
+from ckpt_runtime.operators.errors import OperatorError, output_schema_error
+from ckpt_runtime.operators.group_state import GROUPS, GroupStateOperator
 from ckpt_runtime.operators.operator import OperatorContext, Output
 from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray, arrow_from_numpy, plain
@@ -33,6 +33,8 @@ from ckpt_runtime.state.stored_rows import fixed_key, is_fixed
 
 PARTIAL_ROWS = "$rows"
 """The last column of partial rows: how many rows each stands for."""
+RUNNING, RESULTS = "aggregates", "results"
+"""The names of the states of running aggregates, and of groups in output mode complete."""
 _NO_GROUPS: AnyArray = read_only(np.empty(0, dtype=np.uint32))
 _MOST_GROUPS = 0.5
 """The greatest share of groups in the rows of a batch for which combining pays."""
@@ -51,11 +53,13 @@ class GroupOperator(GroupStateOperator):
         self._partial = self._aggregates.partial_schema
         self._partial_waits = False
         self.waits = spec.mode != "update"
+        self.state_name = RESULTS if spec.mode == "complete" else GROUPS
         self._output_schema = spec.output_schema
         self._has_no_row = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
+        check_form(context, self.state_name)
         if self._spec.total and context.restored_checkpoint_id is None:
             assert context.keyed_state is not None
             hashes = hash_columns(row_of_none(self._spec, self._output_schema), self._keys)
@@ -128,6 +132,18 @@ class GroupOperator(GroupStateOperator):
     def ended(self, columns: list[pa.Array]) -> None:
         if self._spec.mode == "append":
             self._emit(columns)
+
+
+def check_form(context: OperatorContext, name: str) -> None:
+    """Refuses a snapshot with the state of an aggregation in another form: the operator would start without it."""
+    state = context.keyed_state
+    assert state is not None
+    if other := next((each for each in (RUNNING, GROUPS, RESULTS) if each != name and state.is_restored(each)), None):
+        raise OperatorError(
+            f"operator {context.uid!r} cannot continue: the snapshot has its state as {other!r}, and it keeps it as "
+            f"{name!r} now, because its output mode has changed from or to complete, or its first aggregate other than "
+            "count, sum, avg, min and max was added or its last one removed; undo that, or start without the snapshot"
+        )
 
 
 class GroupAggregates:

@@ -1,5 +1,7 @@
 """``observe``: aggregates all rows that pass between two checkpoints, without changing them. Never blocks.
 
+A row for which an argument of an aggregate fails is bad: if bad rows are left out, it is so here too.
+
 Each subtask keeps one row of stored columns, as an aggregation keeps them for a group. Its snapshot gives this row to
 the driver, as an Arrow stream, and begins again without rows. The driver combines the rows of all subtasks.
 """
@@ -25,8 +27,8 @@ from ckpt_runtime.expressions.types import arrow_type
 from ckpt_runtime.graph.schema import DocumentError
 from ckpt_runtime.graph.specs import ObserveSpec
 from ckpt_runtime.operators.aggregates.accumulator import Rows
+from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.groups import GroupAggregates
-from ckpt_runtime.operators.operator import Operator
 from ckpt_runtime.state.arrays import read_only
 
 
@@ -40,10 +42,13 @@ class Observation:
         self._results = [(name, compile_expression(tree), arrow_type(tree.type)) for name, tree in spec.results]
         self._zone = ZoneInfo(spec.zone)
 
-    def added(self, stored: list[pa.Array], rows: Frame) -> list[pa.Array]:
-        """The stored row after more rows; an empty list stands for no rows."""
+    def arguments(self, rows: Frame) -> Rows:
+        """The values of rows that are aggregated. Raises EvaluationError for a row that has none."""
         columns = [evaluate(argument, rows, kind) for argument, kind in self._arguments]
-        new = Rows(_of_one_group(rows.length), columns)
+        return Rows(_of_one_group(rows.length), columns)
+
+    def added(self, stored: list[pa.Array], new: Rows) -> list[pa.Array]:
+        """The stored row after more rows; an empty list stands for no rows."""
         return self._aggregates.combined(1, Rows(_of_one_group(1), stored), new) if stored else self._of_rows(new)
 
     def _of_rows(self, rows: Rows) -> list[pa.Array]:
@@ -110,7 +115,7 @@ def _of_one_group(rows: int) -> Any:
     return read_only(np.zeros(rows, dtype=np.uint32))
 
 
-class ObserveOperator(Operator):
+class ObserveOperator(LeavesOutBadRows):
     """Built from an :class:`ObserveSpec`."""
 
     requires_final_checkpoint = False
@@ -120,9 +125,14 @@ class ObserveOperator(Operator):
         self._stored: list[pa.Array] = []
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
-        frame = Frame(batch.columns, batch.num_rows, moment=self.context.now_ms() * 1000)
-        self._stored = self._observation.added(self._stored, frame)
-        self.output.emit(batch)
+        moment = self.context.now_ms() * 1000
+
+        def arguments(rows: pa.RecordBatch) -> Rows:
+            return self._observation.arguments(Frame(rows.columns, rows.num_rows, moment=moment))
+
+        for part, rows in self._parts(batch, arguments):
+            self._stored = self._observation.added(self._stored, rows)
+            self.output.emit(part)
 
     def measured(self) -> OperatorMeasures:
         stored, self._stored = self._stored, []

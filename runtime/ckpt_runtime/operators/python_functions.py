@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.texts import double_text
 from ckpt_runtime.expressions.types import SparkType, arrow_type, decimal_of
-from ckpt_runtime.graph.specs import MapInArrowSpec, PythonFunction, PythonFunctionsSpec, SparkForm
+from ckpt_runtime.graph.specs import MapInArrowSpec, PythonFunction, PythonFunctionsSpec, SparkForm, most_rows
 from ckpt_runtime.operators.bad_rows import LeavesOutBadRows
 from ckpt_runtime.operators.conformed import conformed_result
 from ckpt_runtime.operators.errors import UserFunctionError
@@ -169,8 +169,6 @@ def _text(value: Any) -> str:
     )
 
 
-BATCH_ROWS = 10_000
-"""Maximum number of rows that a function gets at once, which is Spark's default."""
 _PICKLED = 100
 """PySpark's number for functions whose results Spark reads from pickles."""
 ZONE = "spark.sql.session.timeZone"
@@ -216,24 +214,25 @@ class PythonFunctionsOperator(LeavesOutBadRows):
         return arrays
 
     def _argument_batches(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        most = most_rows(self._spec.settings)
         if not self._arguments:
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                rows = min(BATCH_ROWS, batch.num_rows - start)
+            for start in range(0, batch.num_rows, most):
+                rows = min(most, batch.num_rows - start)
                 yield pa.record_batch([pa.nulls(rows)], ["_"]).select([])
             return
         columns = batch.columns[self._carried :]
-        yield from in_spark_form(columns, self._arguments)
+        yield from in_spark_form(columns, self._arguments, most)
 
 
-def in_spark_form(columns: Sequence[pa.Array], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yields batches as Spark sends them to a function: with its Arrow types and at most :data:`BATCH_ROWS` rows."""
+def in_spark_form(columns: Sequence[pa.Array], schema: pa.Schema, most: int) -> Iterator[pa.RecordBatch]:
+    """Yields batches as Spark sends them to a function: with its Arrow types and at most so many rows."""
     arrays = [
         column if column.type == field.type else plain(column).cast(field.type)
         for column, field in zip(columns, schema, strict=True)
     ]
     whole = pa.RecordBatch.from_arrays(arrays, schema=schema)
-    for start in range(0, whole.num_rows, BATCH_ROWS):
-        yield whole.slice(start, BATCH_ROWS)
+    for start in range(0, whole.num_rows, most):
+        yield whole.slice(start, most)
 
 
 def arrow_schema_of(type_: SparkType, settings: Mapping[str, str]) -> pa.Schema:
@@ -248,11 +247,11 @@ def in_form(function: Callable[..., Any], form: SparkForm) -> Callable[[Iterator
     from pyspark.sql.conversion import ArrowBatchTransformer
     from pyspark.util import PythonEvalType
 
-    schema = arrow_schema_of(form.given, form.settings)
+    schema, most = arrow_schema_of(form.given, form.settings), most_rows(form.settings)
 
     def parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            yield from in_spark_form(batch.columns, schema)
+            yield from in_spark_form(batch.columns, schema, most)
 
     if not form.in_pandas:
         return lambda batches: function(parts(batches))

@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, ProcessorTrigger
 from ckpt_runtime.frontend.static_tables import read_table
-from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.graph.specs import ProcessSpec, most_rows
 from ckpt_runtime.operators.conformed import conformed
 from ckpt_runtime.operators.errors import LateResultError, OperatorError, ProcessorUsageError, UserFunctionError
 from ckpt_runtime.operators.frames import FrameGroups, FramesToBatch
@@ -93,7 +93,7 @@ class Results(Protocol):
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
 MOST_CALLBACKS = 1_000
-WATERMARK = "watermark"
+WATERMARK, TIME_MODE = "watermark", "time-mode"
 TIME_MODES = ("none", "processingtime", "eventtime")
 
 
@@ -116,8 +116,8 @@ class StatefulProcessorOperator(Operator):
         self.requires_final_checkpoint = getattr(self._processor, "requires_final_checkpoint", False) is True
         self._cursor = KeyCursor()
         self._handle: HostedHandle | None = None
-        self._frames = FrameGroups(spec.keys) if spec.in_pandas else None
-        self._groups = self._frames or RowGroups(spec.keys)
+        self._groups = self._new_groups()
+        self._frames = self._groups if isinstance(self._groups, FrameGroups) else None
         # A frame holds many rows, so it is taken apart at once.
         self._most_pending = 1 if spec.in_pandas else PENDING_ROWS
         self._key_class = row_class(spec.keys)
@@ -141,6 +141,12 @@ class StatefulProcessorOperator(Operator):
             raise OperatorError(f"operator {context.uid!r} hosts a StatefulProcessor but has no keyed state")
         self._backend = context.keyed_state
         self._results = self._new_results()
+        before = context.operator_state.restored(TIME_MODE, str)
+        if set(before) - {self._time_mode}:
+            raise ProcessorUsageError(
+                f"operator {context.uid!r}: timeMode {self._spec.time_mode} cannot follow {before[0]}, because timers "
+                "in the snapshot have times of that kind; keep the time mode, or start without the snapshot"
+            )
         restored = context.operator_state.restored(WATERMARK, EventTime)
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
@@ -158,7 +164,7 @@ class StatefulProcessorOperator(Operator):
 
     def _new_results(self) -> Results:
         if self._spec.in_pandas:
-            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor)
+            return FramesToBatch(self.context.uid, self._spec.output_schema, self._cursor, self._spec.settings)
         return RowsToBatch(self.context.uid, self._spec.output_schema)
 
     def _key_schema(self, input_schema: pa.Schema) -> pa.Schema:
@@ -181,6 +187,10 @@ class StatefulProcessorOperator(Operator):
             self._take_initial_state(self._spec.initial_state)
         self._ask_for_next_timer()
 
+    def _new_groups(self) -> RowGroups:
+        spec = self._spec
+        return FrameGroups(spec.keys, most_rows(spec.settings)) if spec.in_pandas else RowGroups(spec.keys)
+
     def _take_initial_state(self, path: str) -> None:
         """Calls ``handleInitialState`` with the rows of the keys that this subtask owns, before there is a checkpoint.
 
@@ -192,7 +202,7 @@ class StatefulProcessorOperator(Operator):
             groups = key_groups_of(hash_columns(keys, self._spec.keys), self._backend.max_parallelism)
             own = pa.array((groups >= self._backend.key_groups.first) & (groups <= self._backend.key_groups.last))
             rows = batch.select(list(range(width, batch.num_columns)))
-            for key, its_rows in type(self._groups)(self._spec.keys).beside(keys.filter(own), rows.filter(own)):
+            for key, its_rows in self._new_groups().beside(keys.filter(own), rows.filter(own)):
                 self._backend.prefetch([key])
                 given = key if self._frames is None else self._frames.given(key)
                 with self._user_code("handleInitialState", key):
@@ -329,9 +339,11 @@ class StatefulProcessorOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
+        state = self.context.operator_state
+        if self._time_mode != "none":
+            state.put(TIME_MODE, [self._time_mode], OperatorStateMode.UNION)
         if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
-            watermarks = [self._watermark_to_keep]
-            self.context.operator_state.put(WATERMARK, watermarks, OperatorStateMode.UNION)
+            state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
         if not self._rows_wait:

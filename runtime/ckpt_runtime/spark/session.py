@@ -61,8 +61,6 @@ from ckpt_runtime.structured_log import PLAIN, LogSettings, start_logging
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-if TYPE_CHECKING:
-    from pyspark import SparkContext
 
 logger = logging.getLogger(__name__)
 

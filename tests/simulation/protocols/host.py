@@ -82,11 +82,13 @@ class _Timer:
     def fire(self) -> None:
         if not self._cancelled:
             self._call()
-        elif self._driver.world.scenario.late_timers and isinstance(self._call, partial):
-            supervised = self._call.args[0]
-            event = supervised.args[-1] if isinstance(supervised, partial) else None
-            if isinstance(event, on.TimerFired) and not self._driver.shut_down:
-                self._driver.tell(event)
+        elif self._driver.world.scenario.late_timers and not self._driver.shut_down:
+            call: object = self._call  # supervised, by a timer of the job's, with an event for the shell
+            while isinstance(call, partial):
+                call = call.args[-1]
+            if isinstance(call, on.TimerFired):
+                self._driver.world.late_events += 1
+                self._driver.tell(call)
 
 
 class SimulatedHost:

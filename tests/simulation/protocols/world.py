@@ -76,6 +76,8 @@ class World:
         self.broken: Violation | None = None
         self.claims: JobClaims | None = None
         self.published: dict[str, CompletedCheckpoint] = {}
+        self.late_events = 0
+        """How many events of cancelled timers the shells were told."""
         self.tracing = tracing
         self.trace: list[str] = []
         self.crash_points: list[str] = []

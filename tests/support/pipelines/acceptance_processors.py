@@ -158,6 +158,53 @@ class Stamped(Processor):
             yield Row(k=key[0], at=row.t)
 
 
+class FramesOfACall(Processor):
+    """Emits the sizes of the frames that each call got."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "sizes": [[len(frame) for frame in rows]]})
+
+
+class IntegersForDecimals(Processor):
+    """Emits the number of rows as an integer, where a decimal is declared."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        yield pd.DataFrame({"k": [key[0]], "n": [sum(map(len, rows))]})
+
+
+class TotalsFromAStart(Processor):
+    """Totals of two keys that are not next to each other, from an initial state."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = self.number() + sum(int(frame["v"].sum()) for frame in rows)
+        self.state.update((n,))
+        yield pd.DataFrame({"k": [key[0]], "l": [key[1]], "n": [n]})
+
+    def handleInitialState(self, key: Any, initialState: pd.DataFrame, timerValues: Any) -> None:
+        self.state.update((int(initialState.at[0, "n"]),))
+
+
+class Nested(Processor):
+    """Keeps lists and maps of maps, and emits arrays, maps and structs in them."""
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self.lists = handle.getListState("lists", "vs ARRAY<INT>")
+        self.maps = handle.getMapState("maps", "k STRING", "m MAP<STRING, MAP<STRING, INT>>")
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        values = [int(v) for frame in rows for v in frame["v"]]
+        self.lists.appendValue((values,))
+        self.lists.appendList([([None, len(values)],)])
+        known = self.maps.getValue(key)[0] if self.maps.containsKey(key) else {}
+        self.maps.updateValue(key, ({**known, str(values[0]): {"n": len(values)}, "none": {}},))
+        lists = [list(vs) for (vs,) in self.lists.get()]
+        counts = {name: dict(inner) for _, (outer,) in self.maps.iterator() for name, inner in outer.items()}
+        structs = [{"i": i, "words": [f"w{i}"] * i} for i in range(len(lists))]
+        yield pd.DataFrame(
+            {"k": [key[0]], "lists": [lists], "counts": [dict(sorted(counts.items()))], "structs": [structs]}
+        )
+
+
 @program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_counts(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None")
@@ -252,6 +299,56 @@ def windows_behind_a_processor(rows: DataFrame) -> DataFrame:
         Stamped(), "k STRING, at TIMESTAMP", "Append", "EventTime", eventTimeColumnName="at"
     )  # fmt: skip
     return stamped.groupBy(F.window("at", "5 seconds")).count().selectExpr(*seconds(), "count")
+
+
+FRAMES_OF_ONE_ROW = {**ROCKSDB, "spark.sql.execution.arrow.maxRecordsPerBatch": "1"}
+COERCED = {**ROCKSDB, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
+
+
+@program("append", schemas=PAIRS, settings=FRAMES_OF_ONE_ROW, rows=ROWS)
+def processor_gets_frames_of_as_many_rows_as_an_option_says(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").transformWithStateInPandas(FramesOfACall(), "k STRING, sizes ARRAY<INT>", "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=COERCED, rows=ROWS)
+def processor_emits_integers_for_decimals(rows: DataFrame) -> DataFrame:
+    emitted = "k STRING, n DECIMAL(10, 2)"
+    return rows.groupBy("k").transformWithStateInPandas(IntegersForDecimals(), emitted, "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_emits_integers_for_decimals_without_the_option(rows: DataFrame) -> DataFrame:
+    return processor_emits_integers_for_decimals(rows)
+
+
+@program(
+    "append",
+    schemas={"rows": "k STRING, v INT, l STRING"},
+    settings=ROCKSDB,
+    rows=([("a", 1, "x"), ("a", 2, "x"), ("b", 4, "w")], [("a", 8, "x"), ("a", 16, "y"), ("c", 32, "z")]),
+)
+def processor_of_frames_with_keys_apart_and_an_initial_state(rows: DataFrame) -> DataFrame:
+    started = [(100, "a", "x"), (200, "d", "x")]
+    before = rows.sparkSession.createDataFrame(started, "n LONG, k STRING, l STRING").groupBy("k", "l")
+    grouped = rows.groupBy("k", "l")
+    return grouped.transformWithStateInPandas(
+        TotalsFromAStart(), "k STRING, l STRING, n LONG", "Append", "None", before
+    )
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_of_frames_with_nested_states_and_results(rows: DataFrame) -> DataFrame:
+    emitted = "k STRING, lists ARRAY<ARRAY<INT>>, counts MAP<STRING, MAP<STRING, INT>>, "
+    emitted += "structs ARRAY<STRUCT<i: INT, words: ARRAY<STRING>>>"
+    return rows.groupBy("k").transformWithStateInPandas(Nested(), emitted, "Append", "None")
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=([("a", 10), ("b", 15)], [("a", 16), ("c", 25)], [("a", 40)]))
+def counts_of_the_times_and_keys_that_a_processor_emits(rows: DataFrame) -> DataFrame:
+    stamped = timed(rows, "5 seconds").groupBy("k").transformWithState(
+        Stamped(), "k STRING, at TIMESTAMP", "Append", "EventTime", eventTimeColumnName="at"
+    )  # fmt: skip
+    return stamped.groupBy("at", "k").count()
 
 
 def running(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:

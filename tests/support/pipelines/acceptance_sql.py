@@ -146,8 +146,11 @@ def grouping_sets(rows: DataFrame) -> DataFrame:
 
 @program("append", rows=([1, 2, 3, 4], [None]))
 def random_values_in_their_ranges(rows: DataFrame) -> DataFrame:
-    return rows.withColumns({"r": F.rand(), "s": F.rand(5), "n": F.expr("randn()"), "id": F.uuid()}).selectExpr(
-        "v", "r >= 0 AND r < 1 AND r <> s AS random", "abs(n) < 9 AS normal", "length(id) AS length"
+    made = {"r": F.rand(), "s": F.rand(5), "n": F.expr("randn()"), "id": F.uuid(), "text": F.randstr(5)}
+    lists = {"list": F.shuffle(F.array("v", F.lit(0))), "t": F.uniform(F.lit(10), F.lit(20))}
+    return rows.withColumns(made | lists).selectExpr(
+        *("v", "r >= 0 AND r < 1 AND r <> s AS random", "abs(n) < 9 AS normal", "length(id) AS length"),
+        *("length(text) AS letters", "array_sort(list) AS list", "t BETWEEN 10 AND 20 AS between", "typeof(t) AS type"),
     )
 
 

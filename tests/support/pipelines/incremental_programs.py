@@ -9,19 +9,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 SCHEMA = "id LONG, country STRING, placed_at TIMESTAMP"
 
 
-def pipeline(spark: SparkSession, path: str, output: str) -> None:
+def pipeline(spark: SparkSession, path: str, output: str, changed: str = "") -> None:
     """Starts all queries below."""
-    started(spark, path, output)
+    started(spark, path, output, changed)
 
 
-def started(spark: SparkSession, path: str, output: str) -> list[StreamingQuery]:
+def started(spark: SparkSession, path: str, output: str, changed: str) -> list[StreamingQuery]:
+    """Starts the queries, with those changes that Spark allows before a restart if ``changed`` is not empty."""
+    rows = spark.readStream.schema(SCHEMA).parquet(path)
     return [
         frame.writeStream.format("parquet")
         .queryName(name)
         .option("checkpointLocation", f"{output}/state-of-{name}")
         .trigger(availableNow=True)
         .start(f"{output}/{name}")
-        for name, frame in queries(spark.readStream.schema(SCHEMA).parquet(path)).items()
+        for name, frame in (queries(rows.where("id <> 7")) if changed else queries(rows)).items()
     ]
 
 

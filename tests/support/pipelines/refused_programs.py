@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import random
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -24,8 +25,8 @@ def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
 
 
 CASES: dict[str, Callable[[DataFrame], DataFrame]] = {
-    "random plan": lambda rows: rows.select(F.shuffle(F.array("amount")).alias("amounts")),
-    "function": lambda rows: rows.select(F.randstr(5, 1).alias("text")),
+    "random plan": lambda rows: rows.select(F.lit(random()).alias("number")),
+    "function": lambda rows: rows.select(F.sentences("country").alias("sentences")),
     "type": lambda rows: rows.select(F.expr("make_ym_interval(1, 2)").alias("months")),
     "column": lambda rows: rows.select("missing"),
     "operation": lambda rows: rows.orderBy("country"),

@@ -11,5 +11,5 @@ def pipeline(spark: SparkSession, source: str, schema: str, format_: str, output
     rows = spark.readStream.format("replay").schema(schema).load(source)
     writer = rows.writeStream.format(format_).options(**json.loads(options))
     if key:
-        writer = writer.partitionBy(key)
+        writer = writer.partitionBy(*key.split(","))
     writer.queryName("texts").start(output)

@@ -79,6 +79,7 @@ def test_refused_token_names_the_connection_field_to_set(
         kind(task_id="t", job="contract-job", **given).execute(task.context())
 
 
+@pytest.mark.row("air.3")
 @every_task
 def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
     job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]

@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, away, deferral, fire
+from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
@@ -197,15 +197,6 @@ def test_airflows_own_deferral_timeout_becomes_a_clear_message(job_manager: JobM
     with pytest.raises(CkptWaitTimeout, match="no triggerer runs") as caught:
         savepoint().resume_execution("__fail__", {"error": "Trigger timeout"}, task.context())
     assert isinstance(caught.value.__cause__, TaskDeferralTimeout)
-
-
-def test_trigger_of_an_operation_waits_for_a_job_manager_that_does_not_answer(
-    job_manager: JobManager, task: Task
-) -> None:
-    deferred = deferral(savepoint(), task.context())
-    with away(job_manager):
-        event = fire(deferred)
-    assert event["status"] == "done"
 
 
 def test_failure_names_a_job_manager_that_never_answers(job_manager: JobManager, task: Task) -> None:

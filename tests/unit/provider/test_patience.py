@@ -58,13 +58,11 @@ NAMES = sorted(operators("x.py"))
 
 
 @pytest.mark.row("air.3")
-@pytest.mark.parametrize("name", NAMES)
-def test_request_waits_for_a_session_that_does_not_answer(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
+def test_submission_waits_for_a_session_that_does_not_answer(
+    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
 ) -> None:
-    job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     with away(job_manager):
-        assert finish(operators(pipeline)[name], task.context())
+        assert finish(operators(pipeline)["submit"], task.context())
 
 
 @pytest.mark.row("air.3")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import decimal
 import math
+import string
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.evaluation import Evaluator, Frame, Value, function, kernel_of, strict
 from ckpt_runtime.expressions.functions.arithmetic import overflow, to_decimal
-from ckpt_runtime.expressions.nodes import Call
+from ckpt_runtime.expressions.nodes import Call, Literal
 from ckpt_runtime.expressions.rows import EXACT, per_row
 from ckpt_runtime.expressions.types import (
     EvaluationError,
@@ -294,13 +295,35 @@ def _width_bucket(call: Call) -> Callable[..., Value]:
     return per_row(bucket, pa.int64())
 
 
+def generator_of(frame: Frame) -> np.random.Generator:
+    """Random numbers for the rows of a frame. A seed has no effect: Spark's streams choose one for each batch."""
+    assert frame.random_bytes is not None
+    return np.random.Generator(np.random.PCG64(int.from_bytes(frame.random_bytes(16))))
+
+
+_CHARACTERS = np.frombuffer((string.digits + string.ascii_letters).encode(), dtype="S1")
+
+
+@function("RandStr")
+def _random_text(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """Texts of digits and letters, of a constant length."""
+    [length] = call.arguments
+    size = int(str(length.value)) if isinstance(length, Literal) and length.value is not None else -1
+    if size < 0:
+        raise UnsupportedExpressionError("randstr", "its length must be a constant, 0 or more")
+
+    def texts(frame: Frame) -> Value:
+        picked = generator_of(frame).integers(len(_CHARACTERS), size=frame.length * size)
+        data = _CHARACTERS[picked].tobytes().decode()
+        return pa.array((data[at * size : (at + 1) * size] for at in range(frame.length)), pa.string())
+
+    return texts
+
+
 @function("Rand", "Randn", "Uuid")
 def _random(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
-    """Random values. A seed has no effect: Spark's streams replace it by another one for each batch of rows."""
-
     def numbers(frame: Frame) -> Value:
-        assert frame.random_bytes is not None
-        generator = np.random.Generator(np.random.PCG64(int.from_bytes(frame.random_bytes(16))))
+        generator = generator_of(frame)
         of_rows = generator.random if call.function == "Rand" else generator.standard_normal
         return pa.array(of_rows(frame.length))
 

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,6 +20,7 @@ from ckpt_runtime.expressions.evaluation import (
     strict,
     struct_child,
 )
+from ckpt_runtime.expressions.functions.mathematics import generator_of
 from ckpt_runtime.expressions.functions.predicates import sort_key
 from ckpt_runtime.expressions.nodes import Call, Lambda
 from ckpt_runtime.expressions.rows import as_list, per_row, with_elements, with_entries
@@ -505,5 +507,19 @@ def _map_zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         values = {parameter.id: flat.field(at) for at, parameter in enumerate(body.parameters)}
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         return with_entries(array, flat.field(0), results, kind)
+
+    return run
+
+
+@function("Shuffle")
+def _shuffle(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
+    """The elements of each array in a random order."""
+    [array] = arguments
+
+    def run(frame: Frame) -> Value:
+        lists = broadcast(array(frame), frame.length)
+        parents = pc.list_parent_indices(lists).to_numpy()
+        order = np.lexsort((generator_of(frame).random(len(parents)), parents))
+        return with_elements(lists, pc.list_flatten(lists).take(pa.array(order)), arrow_type(call.type))
 
     return run

@@ -29,7 +29,7 @@ from ckpt_runtime.state.kernels.compiler import (
     inlined,
     kernel,
 )
-from ckpt_runtime.state.kernels.hash_kernels import is_valid
+from ckpt_runtime.state.kernels.hash_kernels import copy_bytes, is_valid
 
 
 @kernel((IN_U32, IN_U8, INT64, I64, I64))
@@ -192,8 +192,7 @@ def update_extreme_bytes(
                 order = _bytes_order(data, start, size, arena, state[slot], sizes[slot])
                 better = order > 0 if greatest else order < 0
             if better:
-                for byte in range(size):
-                    arena[end + byte] = data[start + byte]
+                copy_bytes(data, start, arena, end, size)
                 state[slot] = end
                 sizes[slot] = size
                 has[slot] = 1
@@ -208,9 +207,7 @@ def update_extreme_bytes(
 def gather_bytes(starts: Any, sizes: Any, arena: Any, ends: Any, out: Any) -> None:
     """Copies pieces of an arena one after another; ``ends`` has their running ends, ``ends[0]`` is 0."""
     for row in range(starts.size):
-        at = ends[row]
-        for byte in range(sizes[row]):
-            out[at + byte] = arena[starts[row] + byte]
+        copy_bytes(arena, starts[row], out, ends[row], sizes[row])
 
 
 @kernel((IN_U32, INT64, U8, U32, INT64))

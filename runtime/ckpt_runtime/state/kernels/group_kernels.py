@@ -26,7 +26,7 @@ from ckpt_runtime.state.kernels.compiler import (
     inlined,
     kernel,
 )
-from ckpt_runtime.state.kernels.hash_kernels import is_valid, load_word
+from ckpt_runtime.state.kernels.hash_kernels import is_valid, same_bytes
 
 AND, OR, XOR = 0, 1, 2
 """Operations of :func:`combine_bits`."""
@@ -57,20 +57,6 @@ def number_groups(slots: Any, marks: Any, groups: Any, firsts: Any) -> Any:
     for number in range(count):
         marks[slots[firsts[number]]] = 0
     return count
-
-
-@inlined
-def _equal(data: Any, start: Any, other: Any, length: Any) -> Any:
-    """Whether ``length`` bytes are alike: words first, and then the last word, which may overlap the one before."""
-    if length < 8:
-        for byte in range(length):  # noqa: SIM110
-            if data[start + byte] != data[other + byte]:
-                return False
-        return True
-    for word in range(length >> 3):
-        if load_word(data, np.uint64(start + 8 * word)) != load_word(data, np.uint64(other + 8 * word)):
-            return False
-    return load_word(data, np.uint64(start + length - 8)) == load_word(data, np.uint64(other + length - 8))
 
 
 @kernel((IN_U64, INT64, U32, U32, U32))
@@ -125,7 +111,7 @@ def equal_bytes(groups: Any, firsts: Any, offsets: Any, data: Any, bitmap: Any, 
         if not valid or start == other:
             continue
         length = np.int64(offsets[row + 1]) - start
-        if length != np.int64(offsets[first + 1]) - other or not _equal(data, start, other, length):
+        if length != np.int64(offsets[first + 1]) - other or not same_bytes(data, start, data, other, length):
             return False
     return True
 

@@ -74,6 +74,50 @@ def load_word(data: Any, start: Any) -> Any:
 
 
 @inlined
+def store_word(data: Any, start: Any, word: Any) -> None:
+    """The inverse of :func:`load_word`."""
+    for byte in range(8):
+        data[start + np.uint64(byte)] = np.uint8((word >> np.uint64(8 * byte)) & np.uint64(255))
+
+
+@inlined
+def copy_bytes(source: Any, start: Any, target: Any, at: Any, length: Any) -> None:
+    """Copies ``source[start:start + length]`` to ``target[at:]``: by words, the last of which may overlap another one.
+
+    LLVM compiles a loop over bytes for long stretches, and keys are short.
+    """
+    first, to, size = np.uint64(start), np.uint64(at), np.uint64(length)
+    if size < _U8:
+        for byte in range(size):
+            target[to + np.uint64(byte)] = source[first + np.uint64(byte)]
+        return
+    last = size - _U8
+    done = _ZERO
+    while done < last:
+        store_word(target, to + done, load_word(source, first + done))
+        done += _U8
+    store_word(target, to + last, load_word(source, first + last))
+
+
+@inlined
+def same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
+    """Whether two stretches are equal, compared like :func:`copy_bytes` copies."""
+    at, other, size = np.uint64(left_start), np.uint64(right_start), np.uint64(length)
+    if size < _U8:
+        for byte in range(size):  # noqa: SIM110
+            if left[at + np.uint64(byte)] != right[other + np.uint64(byte)]:
+                return False
+        return True
+    last = size - _U8
+    done = _ZERO
+    while done < last:
+        if load_word(left, at + done) != load_word(right, other + done):
+            return False
+        done += _U8
+    return load_word(left, at + last) == load_word(right, other + last)
+
+
+@inlined
 def hash_of_bytes(data: Any, start: Any, stop: Any) -> Any:
     """The hash of ``data[start:stop]``: little-endian words, the last one padded with zeros, seeded by the length."""
     position = np.uint64(start)

@@ -22,10 +22,19 @@ from typing import Any
 import numpy as np
 
 from ckpt_runtime.state.kernels.compiler import I64, IN_I32, IN_I64, IN_U8, IN_U64, INT64, U8, U32, U64, inlined, kernel
-from ckpt_runtime.state.kernels.hash_kernels import GOLDEN, hash_of_int64, is_valid, load_word, mix64
+from ckpt_runtime.state.kernels.hash_kernels import (
+    GOLDEN,
+    copy_bytes,
+    hash_of_int64,
+    is_valid,
+    load_word,
+    mix64,
+    same_bytes,
+    store_word,
+)
 
 KEYS, NULL_SLOT = 0, 1
-_ZERO, _ONE, _SEVEN, _WORD = np.uint64(0), np.uint64(1), np.uint64(7), np.uint64(8)
+_ZERO, _ONE, _SEVEN = np.uint64(0), np.uint64(1), np.uint64(7)
 
 
 @inlined
@@ -184,19 +193,6 @@ def fill_direct(slot_keys: Any, size: Any, null_slot: Any, first: Any, table: An
             table[np.uint64(slot_keys[slot] - first)] = np.uint32(slot + 1)
 
 
-@inlined
-def _same_bytes(left: Any, left_start: Any, right: Any, right_start: Any, length: Any) -> Any:
-    """Whether two stretches are equal, compared by words, then by bytes."""
-    at, other, end = np.uint64(left_start), np.uint64(right_start), np.uint64(left_start) + np.uint64(length)
-    while at + _WORD <= end and load_word(left, at) == load_word(right, other):
-        at += _WORD
-        other += _WORD
-    while at < end and left[at] == right[other]:
-        at += _ONE
-        other += _ONE
-    return at == end
-
-
 HEADER = 8
 """Bytes in front of each key in the arena: its slot and its length, 4 bytes each. The length of null is 2**32 - 1."""
 _NULL_LENGTH = np.uint64(0xFFFFFFFF)
@@ -229,16 +225,10 @@ def _is_key(arena: Any, position: Any, header: Any, data: Any, start: Any, lengt
     """Whether the key behind this header is the given one."""
     if header >> _HALF != length:
         return False
-    return length == _NULL_LENGTH or _same_bytes(arena, position + np.uint64(HEADER), data, start, length)
+    return length == _NULL_LENGTH or same_bytes(arena, position + np.uint64(HEADER), data, start, length)
 
 
 _KEYS_BY_BYTES = (IN_U64, IN_I32, IN_U8, IN_U8, INT64), (IN_U64, IN_I64, IN_U8, IN_U8, INT64)
-
-
-@inlined
-def _store_word(data: Any, start: Any, word: Any) -> None:
-    for byte in range(8):
-        data[start + np.uint64(byte)] = np.uint8((word >> np.uint64(8 * byte)) & np.uint64(255))
 
 
 @kernel(*((*keys, U64, U64, I64, U8, I64, U64, U64, U32) for keys in _KEYS_BY_BYTES))
@@ -284,11 +274,10 @@ def find_or_insert_bytes(
             if entry == _ZERO:
                 position = np.uint64(slot_positions[size])
                 table[bucket] = _entry_of(key_hash, position)
-                _store_word(arena, position, (length << _HALF) | np.uint64(size))
+                store_word(arena, position, (length << _HALF) | np.uint64(size))
                 position += np.uint64(HEADER)
                 if length != _NULL_LENGTH:
-                    for byte in range(length):
-                        arena[position + np.uint64(byte)] = data[start + np.uint64(byte)]
+                    copy_bytes(data, start, arena, position, length)
                     position += (length + _SEVEN) & ~_SEVEN
                 slots[row] = np.uint32(size)
                 slot_hashes[size] = key_hash

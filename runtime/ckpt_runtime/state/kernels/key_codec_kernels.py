@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ckpt_runtime.state.kernels.compiler import I64, IN_I32, IN_I64, IN_U8, INT64, U8, U64, kernel
-from ckpt_runtime.state.kernels.hash_kernels import is_valid
+from ckpt_runtime.state.kernels.hash_kernels import copy_bytes, is_valid, load_word, store_word
 
 
 @kernel((IN_U8, INT64, I64))
@@ -44,9 +44,7 @@ def encode_fixed(values: Any, bitmap: Any, bit_offset: Any, cursors: Any, out: A
             cursors[row] = at + 1
             continue
         out[at] = 1
-        word = np.uint64(values[row])
-        for byte in range(8):
-            out[at + 1 + byte] = np.uint8((word >> np.uint64(8 * byte)) & np.uint64(255))
+        store_word(out, np.uint64(at + 1), np.uint64(values[row]))
         cursors[row] = at + 9
 
 
@@ -65,8 +63,7 @@ def encode_bytes(offsets: Any, data: Any, bitmap: Any, bit_offset: Any, cursors:
         for byte in range(4):
             out[at + 1 + byte] = np.uint8((length >> (8 * byte)) & 255)
         at += 5
-        for byte in range(length):
-            out[at + byte] = data[start + byte]
+        copy_bytes(data, start, out, at, length)
         cursors[row] = at + length
 
 
@@ -95,8 +92,7 @@ def decode_fixed(arena: Any, cursors: Any, values: Any, valid: Any) -> None:
         valid[slot] = arena[at]
         word = np.uint64(0)
         if arena[at]:
-            for byte in range(8):
-                word |= np.uint64(arena[at + 1 + byte]) << np.uint64(8 * byte)
+            word = load_word(arena, np.uint64(at + 1))
             cursors[slot] = at + 9
         else:
             cursors[slot] = at + 1
@@ -128,8 +124,7 @@ def decode_bytes(arena: Any, cursors: Any, ends: Any, out: Any) -> None:
         at = cursors[slot]
         start = ends[slot]
         length = ends[slot + 1] - start
-        for byte in range(length):
-            out[start + byte] = arena[at + byte]
+        copy_bytes(arena, at, out, start, length)
         cursors[slot] = at + length
 
 

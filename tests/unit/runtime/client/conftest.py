@@ -2,30 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from tests.unit.runtime.rest.served import gateway, served_app, url
 
-import pytest
-from fastapi import FastAPI
-
-from ckpt_runtime.rest.app import create_app
-from tests.unit.runtime.rest.fake_gateway import FakeGateway
-from tests.unit.runtime.rest.served import served
-
-
-@pytest.fixture(scope="session")
-def client_server() -> Iterator[tuple[str, FastAPI]]:
-    app = create_app(FakeGateway(), token=None)
-    with served(app) as url:
-        yield url, app
-
-
-@pytest.fixture
-def gateway(client_server: tuple[str, FastAPI]) -> FakeGateway:
-    fake = FakeGateway()
-    client_server[1].state.dispatcher = fake
-    return fake
-
-
-@pytest.fixture
-def url(client_server: tuple[str, FastAPI], gateway: FakeGateway) -> str:
-    return client_server[0]
+__all__ = ["gateway", "served_app", "url"]

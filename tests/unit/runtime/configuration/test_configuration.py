@@ -128,7 +128,7 @@ def test_secrets_are_not_shown() -> None:
     [
         "my.db.password", "MY_DB_PASSWORD", "dbPasswd", "s3.access-key", "s3.accessKey", "s3.secret.key", "x.apiKey",
         "api_key", "fs.azure.account.key.host", "oauth-token", "tokens", "jaas.config", "http.basic-auth", "user.auth",
-        "encryption.key", "encryption_key", "aws.credentials", "tls.private_key", "proxy.pwd",
+        "encryption.key", "encryption_key", "aws.credentials", "tls.private_key", "proxy.pwd", "ssl.key.pem",
     ],
 )  # fmt: skip
 def test_the_values_of_keys_that_speak_of_a_secret_are_not_shown(key: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.connectors import open_uploads
 from ckpt_runtime.connectors.file_sink import FileSink
@@ -92,7 +93,8 @@ def test_rows_are_visible_once_when_the_process_ends_behind_any_request(s3: Obje
 
 def through_an_end(s3: ObjectStore, at: int) -> list[str]:
     """Writes two rows, the process of the first one ending behind a request. Returns the requests of this process."""
-    url, state, completed = s3.bucket() + "/out", (), 0
+    url, completed = s3.bucket() + "/out", 0
+    state: tuple[OperatorListState, ...] = ()
     with ending(at) as requests:
         try:
             writer = sink(url)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
 from ckpt_runtime.connectors.file_sink import FileSink
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
-from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError
+from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
 from tests.support.effort import examples
 from tests.unit.runtime.connectors.harness import JOB, SINK, context, opened, redistributed, snapshot_of
 
@@ -281,6 +283,29 @@ def test_restored_state_cannot_name_other_files(tmp_path: Path) -> None:
         forged = type(state)(state.name, state.mode, ({"directory": str(tmp_path), "name": name},))
         with pytest.raises(CommitError, match="is not a pending file"):
             opened(sink(tmp_path), context(state=[forged], restored=1))
+
+
+@pytest.mark.parametrize("format_", ["parquet", "csv"])
+def test_disk_that_takes_no_more_fails_with_the_name_of_the_file_and_keeps_only_what_a_checkpoint_covers(
+    tmp_path: Path, format_: str
+) -> None:
+    """The limit of the process stands for the disk: the system refuses the write in the same place."""
+    writer = CommittingSinkOperator(FileSink(format_, {"path": str(tmp_path), "partitionBy": "part"}))
+    opened(writer, context())
+    values = pa.array(random.Random(3).choices(range(1 << 62), k=100_000), pa.int64())
+    batch = pa.record_batch({"n": values, "part": pa.array(["a", "b"] * 50_000)})
+    writer.process_batch(batch.slice(0, 10), 0)
+    writer.snapshot(1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(StorageError, match=rf"cannot write file://{tmp_path}/\.part-.*inprogress: File too large"):
+            for _ in range(5):
+                writer.process_batch(batch, 0)
+        writer.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert hidden(tmp_path) == ["pending", "pending"]
 
 
 def test_a_relative_path_is_refused() -> None:

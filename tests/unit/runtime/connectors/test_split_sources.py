@@ -357,15 +357,15 @@ def test_parquet_files_without_a_column_give_null_and_narrow_types_are_widened(t
 
 
 def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet_file(tmp_path: Path) -> None:
-    file = write(tmp_path / "in %", "parquet", "part=1/a b é.parquet", 0, 20)
+    file = write(tmp_path / "in %", "parquet", "part=1/a b é\u00a0.parquet", 0, 20)
     os.utime(file, ns=(0, 1_700_000_000_123_000_000))
     schema = with_file_metadata("parquet", NUMBERS.append(pa.field("part", pa.int64())))
     job = Job("parquet", {"path": str(tmp_path / "in %"), "availableNow": "true"}, schema, most_rows=3)
     rows = job.run()
     assert [row["_metadata"].pop("row_index") for row in rows] == [row["n"] for row in rows] == list(range(20))
     [facts] = {str(row["_metadata"]): row["_metadata"] for row in rows}.values()
-    assert facts["file_path"] == f"file:{tmp_path}/in%20%25/part=1/a%20b%20é.parquet"
-    assert facts["file_name"] == "a%20b%20é.parquet"
+    assert facts["file_path"] == f"file:{tmp_path}/in%20%25/part=1/a%20b%20é%C2%A0.parquet"
+    assert facts["file_name"] == "a%20b%20é%C2%A0.parquet"
     assert facts["file_size"] == facts["file_block_length"] == file.stat().st_size
     assert facts["file_block_start"] == 0
     assert facts["file_modification_time"] == datetime.fromtimestamp(1_700_000_000.123, UTC)

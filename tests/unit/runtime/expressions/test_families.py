@@ -252,9 +252,19 @@ def test_random_values_differ_from_row_to_row_and_from_call_to_call() -> None:
     assert all(uuid.UUID(text[1:]).version == 4 for text in ids)
 
 
-def test_random_function_that_the_engine_lacks_is_refused_with_a_way_out() -> None:
-    with pytest.raises(UnsupportedExpressionError, match="the engine has rand, randn and uuid"):
-        compile_expression(Call("Shuffle", (Column(0, array("integer")),), array("integer")))
+def test_shuffled_arrays_and_random_texts_have_their_elements_and_lengths() -> None:
+    integers = array("integer")
+    lists = pa.array([[9], [*range(50), None], None, [], [*range(50)]], pa.list_(pa.int32())).slice(1)
+    frame = Frame([lists], 4, random_bytes=Random(2).randbytes)
+    trees = [Call("Shuffle", (Column(0, integers),), integers), Call("RandStr", (Literal("7", "integer"),), "string")]
+    shuffled, texts = (compute(frame).to_pylist() for compute in compile_all(trees))
+    assert [found and {*found} for found in shuffled] == [{*range(50), None}, None, [], {*range(50)}]
+    assert shuffled[3] != [*range(50)]
+    assert shuffled[3] != [each for each in shuffled[0] if each is not None]
+    assert {len(text) for text in texts} == {7}
+    assert len({*texts}) == 4
+    with pytest.raises(UnsupportedExpressionError, match="length must be a constant"):
+        compile_expression(Call("RandStr", (Column(0, "integer"),), "string"))
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ def planned(declared: ArrowStatefulProcessor, kind: str = "rows", initial_state:
     )  # fmt: skip
     bound = SimpleNamespace(__self__=SimpleNamespace(_stateful_processor=declared))
     functions: Any = SimpleNamespace(of_number={7: bound}.__getitem__)
-    return stateful_spec(node, functions, (), ROWS, OUT, initial_state)
+    return stateful_spec(node, functions, (), ROWS, OUT, {}, initial_state)
 
 
 def test_a_processor_in_arrow_gets_the_operator_of_its_own() -> None:

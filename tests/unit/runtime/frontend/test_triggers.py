@@ -9,7 +9,7 @@ from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.program import set_options
+from ckpt_runtime.frontend.program import locations_without_use, set_options
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
@@ -108,6 +108,8 @@ def test_program_whose_triggers_all_end_continues_in_the_location_of_its_first_q
     assert conf.get(CONTINUE_IN) == directory
     if directory is not None:
         assert conf.get(AFTER_FINISH) == "false"
+    warned = bool(locations_without_use(starts, conf))
+    assert warned is (directory is None and len(starts[0].options) > 0)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_file_that_cannot_be_replayed_is_named(tmp_path: Path) -> None:
         (
             "nope",
             {},
-            "format: 'nope' is not one of delta, kafka, noop, parquet, postgresql, verify, and no DataSource class",
+            "format: 'nope' is not one of csv, delta, json, kafka, noop, parquet, postgresql, text, verify, and no",
         ),
         ("parquet", {}, "option 'path': format 'parquet' needs it"),
         ("parquet", {"path": "out"}, "option 'path': 'out' is relative"),

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.checkpoint.properties import SavepointFormat
+from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
 from ckpt_runtime.jobmaster.job_master import JobMaster
+from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.submission import JobSubmission
+from ckpt_runtime.scheduler.job_status import JobStatus
+from ckpt_runtime.storage.errors import AmbiguousWriteError
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
@@ -23,6 +28,13 @@ def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
+
+
+class UnsurePlan(DurableRecord):
+    """Stores nothing and cannot send; what is settled is sent."""
+
+    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
+        raise AmbiguousWriteError("the outcome is unknown", "plan")
 
 
 def driver(directory: Path, epoch: int = 1) -> HaStore:
@@ -68,3 +80,14 @@ def names(directory: Path) -> list[str]:
 def files_in(directory: Path) -> list[str]:
     """Names of all files below a directory."""
     return sorted(path.name for path in directory.rglob("*") if path.is_file())
+
+
+async def canceled_with_savepoint(world: World, directory: Path) -> str:
+    """The location of a savepoint whose job is over, with everything of its own."""
+    job = world.start_job()
+    await world.running(job)
+    done = await job.trigger_savepoint(str(directory / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
+    await world.status(job, JobStatus.CANCELED)
+    assert done.location is not None
+    await world.until(lambda: not (directory / "checkpoints" / JOB).exists())
+    return done.location

@@ -233,7 +233,7 @@ class TestFailures:
             await world.running(job)
             first, second = world.active()
             second.state(TaskState.FAILED, LOST_CHANNEL)
-            await asyncio.sleep(0.05)
+            await world.until(lambda: bool(job._shell._consequences._held))
             assert job.status is JobStatus.RUNNING
             first.peer.close()
             await world.until(lambda: job.metrics()["numRestarts"] == "1")

@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
@@ -58,6 +58,8 @@ from ckpt_runtime.storage.metadata import METADATA_NAME
 from ckpt_runtime.storage.versioned_document import encode_document
 from tests.support.patience import patient
 from tests.unit.runtime.jobmaster.drivers import (
+    UnsurePlan,
+    canceled_with_savepoint,
     checkpoint,
     crash,
     driver,
@@ -143,18 +145,11 @@ async def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp
         assert job.metrics()["numRestarts"] == "1"
 
 
-class UnsureGraph(DurableRecord):
-    """Stores nothing and cannot send; what is settled is sent."""
-
-    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
-        raise AmbiguousWriteError("the outcome is unknown", "plan")
-
-
 @pytest.mark.row("203.14")
 async def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
-        job = world.submit_durably(store, record=UnsureGraph(store, JOB))
+        job = world.submit_durably(store, record=UnsurePlan(store, JOB))
         await world.running(job)
         with pytest.raises(NotReady, match="unknown whether the change is stored"):
             await job.rescale(dict.fromkeys("sk", ParallelismBounds(3, 3)))
@@ -180,21 +175,16 @@ async def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
 
 async def test_a_job_without_a_checkpoint_of_its_own_starts_from_its_savepoint_again(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
-        first = world.start_job()
-        await world.running(first)
-        done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
-        await world.status(first, JobStatus.CANCELED)
-        assert done.location is not None
-        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
+        location = await canceled_with_savepoint(world, tmp_path)
         store = driver(tmp_path)
-        job = world.submit_durably(store, savepoint=known_jobs.read_snapshot(done.location))
+        job = world.submit_durably(store, savepoint=known_jobs.read_snapshot(location))
         await world.running(job)
         assert [pointer.owned for pointer in store.pointers(JOB).list().values()] == [False]
         await crash(job)
         recovered = await taken_over(world, driver(tmp_path, 2))
-        assert world.active()[0].deployment.snapshot_directory == done.location
+        assert world.active()[0].deployment.snapshot_directory == location
         await checkpoint(recovered)
-        assert (Path(done.location.removeprefix("file://")) / "_metadata").exists()
+        assert (Path(location.removeprefix("file://")) / "_metadata").exists()
 
 
 async def test_next_driver_deletes_exactly_the_files_that_a_crashed_driver_did_not_delete(tmp_path: Path) -> None:
@@ -241,17 +231,12 @@ async def test_a_claimed_snapshot_whose_deletion_a_crash_interrupted_is_deleted_
         raise StorageError("the driver is gone", "x")
 
     async with World.start(tmp_path) as world:
-        first = world.start_job()
-        await world.running(first)
-        done = await first.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
-        await world.status(first, JobStatus.CANCELED)
-        assert done.location is not None
-        await world.until(lambda: not (tmp_path / "checkpoints" / JOB).exists())
-        claimed = Path(done.location.removeprefix("file://"))
+        location = await canceled_with_savepoint(world, tmp_path)
+        claimed = Path(location.removeprefix("file://"))
         assert len(files_in(claimed)) > 1
         (claimed / "notes.txt").write_text("somebody else's")
         store = driver(tmp_path)
-        snapshot = known_jobs.read_snapshot(done.location)
+        snapshot = known_jobs.read_snapshot(location)
         claims = claim_snapshot(snapshot, Claimant(JOB, store.root.url, (tmp_path / "checkpoints" / JOB).as_uri()))
         assert "claim" in files_in(claimed)
         job = world.submit_durably(store, savepoint=snapshot, claim_mode=RecoveryClaimMode.CLAIM, claims=claims)

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration
+from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
-from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.gateway_values import NotReady
 from ckpt_runtime.jobmaster.job_master import JobMaster
-from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_settings import submitted_settings
-from ckpt_runtime.storage.errors import AmbiguousWriteError
-from tests.unit.runtime.jobmaster.drivers import crash, driver, make_hasty, submission_found_by, taken_over
+from tests.unit.runtime.jobmaster.drivers import UnsurePlan, crash, driver, make_hasty, submission_found_by, taken_over
 from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 
 TIMEOUT, DIRECTORY = "execution.checkpointing.timeout", "execution.checkpointing.dir"
@@ -69,18 +66,11 @@ async def test_a_new_driver_continues_with_configuration_graph_version_and_overr
         assert settings.interval_ms is None
 
 
-class Unsure(DurableRecord):
-    """Stores nothing and cannot send; what is settled is sent."""
-
-    def store_plan(self, graph: JobGraph, own: OwnConfiguration) -> None:
-        raise AmbiguousWriteError("the outcome is unknown", "plan")
-
-
 @pytest.mark.row("530.5")
 async def test_configuration_that_was_not_stored_is_not_in_force(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         store = driver(tmp_path)
-        job = world.submit_durably(store, record=Unsure(store, JOB))
+        job = world.submit_durably(store, record=UnsurePlan(store, JOB))
         await world.running(job)
         with pytest.raises(NotReady, match="unknown whether the change is stored"):
             await change(job, timeout="50 s", restarts=True)

@@ -14,9 +14,8 @@ import pytest
 from pyspark.sql.conversion import ArrowBatchTransformer
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
-from ckpt_runtime.graph.specs import ProcessSpec
+from ckpt_runtime.graph.specs import MOST_ROWS, ProcessSpec
 from ckpt_runtime.operators.errors import OutputSchemaError, UserFunctionError
-from ckpt_runtime.operators.frames import FRAME_ROWS
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
 from tests.unit.runtime.operators.conftest import Harness
 
@@ -41,8 +40,12 @@ class Gives(StatefulProcessor):
         pass
 
 
-def operator(function: Callable[[Any, list[Any]], Any]) -> StatefulProcessorOperator:
-    return StatefulProcessorOperator(ProcessSpec(("k",), Gives(function), OUT, "Update", in_pandas=True))
+def operator(
+    function: Callable[[Any, list[Any]], Any], out: pa.Schema = OUT, **settings: str
+) -> StatefulProcessorOperator:
+    given = {f"spark.sql.execution.{key.replace('__', '.')}": value for key, value in settings.items()}
+    spec = ProcessSpec(("k",), Gives(function), out, "Update", in_pandas=True, settings=given)
+    return StatefulProcessorOperator(spec)
 
 
 def batch(*keys: str) -> pa.RecordBatch:
@@ -58,13 +61,31 @@ def test_the_rows_of_a_key_come_in_order_and_in_frames_of_bounded_size(harness: 
         yield pd.DataFrame()
 
     run = harness(operator(sizes))
-    keys = ["x", "y"] * FRAME_ROWS + ["x"]
+    keys = ["x", "y"] * MOST_ROWS + ["x"]
     assert run.process(batch(*keys)) == [
-        {"k": "x", "n": FRAME_ROWS},
+        {"k": "x", "n": MOST_ROWS},
         {"k": "x", "n": 1},
-        {"k": "y", "n": FRAME_ROWS},
+        {"k": "y", "n": MOST_ROWS},
     ]
     assert run.process(batch("y")) == [{"k": "y", "n": 1}]
+    run = harness(operator(sizes, arrow__maxRecordsPerBatch="2"))
+    assert [row["n"] for row in run.process(batch("x", "x", "x", "y"))] == [2, 1, 1]
+    run = harness(operator(sizes, arrow__maxRecordsPerBatch="-1"))
+    assert [row["n"] for row in run.process(batch(*["x"] * (MOST_ROWS + 1)))] == [MOST_ROWS + 1]
+
+
+def test_integers_become_decimals_and_are_cut_if_options_of_spark_say_so(harness: type[Harness]) -> None:
+    def numbers(key: Any, frames: list[Any]) -> Iterator[Any]:
+        yield pd.DataFrame({"k": [key[0]], "n": [12345]})
+
+    decimals, bytes_ = (pa.schema([("k", pa.string()), ("n", kind)]) for kind in (pa.decimal128(10, 2), pa.int8()))
+    coerced = operator(numbers, decimals, pythonUDF__pandas__intToDecimalCoercionEnabled="true")
+    assert harness(coerced).process(batch("x")) == [{"k": "x", "n": Decimal(12345)}]
+    cut = operator(numbers, bytes_, pandas__convertToArrowArraySafely="false")
+    assert harness(cut).process(batch("x")) == [{"k": "x", "n": 12345 % 256}]
+    for kind in (decimals, bytes_):
+        with pytest.raises(OutputSchemaError):
+            harness(operator(numbers, kind)).process(batch("x"))
 
 
 def test_frames_of_several_keys_may_be_one_object_and_have_other_columns_and_types(harness: type[Harness]) -> None:

@@ -16,6 +16,7 @@ from ckpt_runtime.graph.aggregates import AGGREGATES
 from ckpt_runtime.graph.specs import DeduplicateSpec, GroupSpec, TableSpec
 from ckpt_runtime.operators.aggregates.accumulator import AggregateFailedError
 from ckpt_runtime.operators.aggregates.registry import ACCUMULATORS
+from ckpt_runtime.operators.errors import OperatorError
 from ckpt_runtime.operators.operator import MAX_WATERMARK
 from tests.support.groups import TIME, GroupJob, Row, aggregate
 from tests.support.inline_snapshots import CANONICAL
@@ -103,6 +104,16 @@ def test_aggregates_that_a_changed_program_adds_removes_or_reorders_keep_their_o
     job.process(row(20, "a", 3))
     assert brief(job.watermark(30)) == [(20, "a", 1, 7, 3), (30, "b", 0, 5, 5)]
     job.close()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "form"), [("update", "complete", "results"), ("complete", "update", "groups")]
+)
+def test_state_in_the_form_of_another_output_mode_is_refused(before: str, after: str, form: str) -> None:
+    job = GroupJob(windows(before))
+    job.process(row(20, "a"))
+    with pytest.raises(OperatorError, match=f"it keeps it as '{form}' now"):
+        job.restart(spec=windows(after))
 
 
 def test_canonical_savepoint_is_read_by_the_other_backend() -> None:

@@ -10,9 +10,11 @@ import pytest
 
 from ckpt_runtime.expressions.evaluation import Frame
 from ckpt_runtime.expressions.nodes import Call, Column, Literal
+from ckpt_runtime.expressions.types import EvaluationError
 from ckpt_runtime.graph.schema import DocumentError, decoded
 from ckpt_runtime.graph.specs import ObservedAggregate, ObserveSpec
-from ckpt_runtime.operators.observe import Observation
+from ckpt_runtime.operators.observe import Observation, ObserveOperator
+from tests.unit.runtime.connectors.harness import context, opened
 
 SPEC = ObserveSpec(
     "seen",
@@ -48,7 +50,7 @@ def test_metrics_of_parts_are_those_of_all_rows(seed: int) -> None:
     parts, stored, left = [], [], list(numbers)
     while left:
         batch = [left.pop() for _ in range(min(len(left), generator.randrange(1, 30)))]
-        stored = observation.added(stored, frame(batch))
+        stored = observation.added(stored, observation.arguments(frame(batch)))
         if generator.random() < 0.3:
             parts.append(observation.encoded(stored))
             stored = []
@@ -81,3 +83,23 @@ def test_row_of_another_observation_is_refused() -> None:
         stream.write_batch(pa.record_batch({"x": [1]}))
     with pytest.raises(DocumentError, match="an observed row has 1 rows of"):
         Observation(SPEC).results([sink.getvalue().to_pybytes()])
+
+
+@pytest.mark.row("ends.6")
+def test_row_for_which_an_argument_fails_is_bad_and_left_out_of_rows_and_metrics_alike() -> None:
+    inverse = Call("Divide", (Literal("1.0", "double"), Column(0, "double")), "double")
+    spec = ObserveSpec(
+        "seen", (inverse,), (ObservedAggregate("Sum", (0,), "double"),), (("sum", Column(0, "double")),), "UTC"
+    )
+    rows = pa.record_batch({"x": [1.0, 0.0, 2.0, 4.0]})
+    operator = ObserveOperator(spec)
+    opened(operator, context())
+    with pytest.raises(EvaluationError, match="DIVIDE_BY_ZERO"):
+        operator.process_batch(rows, 0)
+    operator = ObserveOperator(spec)
+    output = opened(operator, context(configuration={"execution.bad-rows.mode": "DROP"}))
+    operator.process_batch(rows, 0)
+    assert output.column("x") == [1.0, 2.0, 4.0]
+    measures = operator.measured()
+    assert Observation(spec).results([measures.observed]) == {"sum": 1.75}
+    assert operator.bad_rows_dropped == 1

@@ -323,6 +323,13 @@ def test_timers_set_in_callbacks_fire_when_due(harness: type[Harness]) -> None:
     assert [r["n"] for r in run.watermark(MAX_WATERMARK)[:-1]] == [40]
 
 
+@pytest.mark.parametrize(("before", "after"), [("EventTime", "ProcessingTime"), ("ProcessingTime", "None")])
+def test_snapshot_of_another_time_mode_is_refused(harness: type[Harness], before: str, after: str) -> None:
+    taken = harness(operator(Ticking(), before))
+    with pytest.raises(ProcessorUsageError, match=f"timeMode {after} cannot follow {before.lower()}"):
+        harness(operator(Ticking(), after), taken.snapshot(), taken.lists())
+
+
 def test_restored_processing_timers_ask_for_the_clock_at_open(harness: type[Harness]) -> None:
     run = harness(operator(Ticking(), "ProcessingTime"))
     run.process(batch(("x", 1, "a")))
@@ -402,7 +409,7 @@ def test_rows_are_not_late_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper("ProcessingTime"))
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]
-    assert run.lists() == ()
+    assert [kept.name for kept in run.lists()] == ["time-mode"]
     assert run.operator.late_rows_dropped == 0
 
 
@@ -411,8 +418,8 @@ def test_the_watermark_survives_a_restore_but_not_the_end_of_data(harness: type[
     run.watermark(3000)
     run.process(timed("ms", ("x", 4000, "a")))
     run.watermark(MAX_WATERMARK)
-    (kept,) = run.lists()
-    assert kept.items == (3000,)
+    mode, kept = run.lists()
+    assert (mode.items, kept.items) == (("eventtime",), (3000,))
     for items in ((3000,), (3000, 3000), (3000, 5000)):
         restored = harness(late_dropper(), run.snapshot(), (replace(kept, items=items),))
         assert [r["what"] for r in restored.process(timed("ms", ("x", 3000, "late"), ("x", 4000, "b")))] == ["b"]
