@@ -64,7 +64,7 @@ def _(original, self, execution, state):
         self.awaited.clear()
 
 
-@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort", seed=67)
+@bug("older pending checkpoints are not subsumed", "I6", CheckpointFailures, "abort", seed=113)
 def _(original, self, pending, reason, *rest):
     if reason is not Reason.CHECKPOINT_SUBSUMED:
         original(self, pending, reason, *rest)
@@ -192,7 +192,7 @@ def _():
 bug("files go while a savepoint duplicates them", "FLIP-203", Retention, "pin", seed=171)(nothing)
 
 
-@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=311)
+@bug("files go once a savepoint has all acknowledgements but one", "FLIP-203", seed=1217)
 def _():
     def extra(self, event, now):
         self._retention.unpin(event.checkpoint_id)

@@ -112,7 +112,7 @@ def _(original, self, load, now):
     return original(self, replace(load, savepoints_wait=False), now)
 
 
-bug("triggers do not wait for clean-up", "1.2", CheckpointRequestDecider, "next", seed=42)(
+bug("triggers do not wait for clean-up", "1.2", CheckpointRequestDecider, "next", seed=50)(
     lambda original, self, load, now: original(self, replace(load, cleaning=0), now)
 )
 

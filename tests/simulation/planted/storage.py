@@ -77,7 +77,7 @@ bug("nothing is deleted at the end", "retention", CheckpointConfiguration, "disc
 
 
 @bug(
-    "the end of the job does not wait for writes in flight", "1.7", CheckpointCoordinator, "_continue_closing", seed=130
+    "the end of the job does not wait for writes in flight", "1.7", CheckpointCoordinator, "_continue_closing", seed=163
 )
 def _(original, self):
     pending, self._pending = self._pending, PendingCheckpoints(CheckpointStatsTracker())
@@ -99,7 +99,7 @@ def leaves_open(document):
     return World, "_adopt", adopts
 
 
-bug("checkpoint ids are not recorded", "protocols 10.5", HaRecord, "reserve", seed=23)(nothing)
+bug("checkpoint ids are not recorded", "protocols 10.5", HaRecord, "reserve", seed=34)(nothing)
 
 bug("the counter is not moved past a restored id", "protocols 10.5", CheckpointIdCounter, "advance_to", seed=6)(nothing)
 

@@ -92,7 +92,7 @@ bug(
     "an unusable checkpoint directory",
     JobMachine,
     "_on_job_failed",
-    seed=72,
+    seed=82,
 )(lambda original, self, event, now: original(self, replace(event, failed_checkpoints=0), now))
 
 bug(
