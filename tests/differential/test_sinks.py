@@ -17,7 +17,7 @@ from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pyarrow as pa
@@ -246,12 +246,27 @@ VALUES = pa.schema(
 )
 NESTED = VALUES.append(pa.field("tags", pa.list_(pa.string()))).append(pa.field("raw", pa.binary()))
 STRINGS = ["a", None, "", 'x "y"', "a,b", "a\nb", " blank ", "#c", "\\", "é\u2028", "a\rb", "'"]
-WRITTEN: list[tuple[str, dict[str, str], str, pa.Schema]] = [
+WRITTEN: list[Any] = [
     ("csv", {"header": "true", "compression": "gzip"}, "part", VALUES),
-    ("csv", {"sep": "|", "quoteAll": "true", "nullValue": "-", "timestampFormat": "yyyy-MM-dd HH:mm"}, "", VALUES),
-    ("json", {"ignoreNullFields": "false", "dateFormat": "dd/MM/yyyy", "compression": "bzip2"}, "part", NESTED),
     ("json", {"lineSep": "\r\n", "timeZone": "Asia/Kathmandu"}, "d,price,at", NESTED),
-    ("text", {}, "part", pa.schema([VALUES.field("s"), VALUES.field("part")])),
+    *(
+        pytest.param(*further, marks=pytest.mark.long)
+        for further in (
+            (
+                "csv",
+                {"sep": "|", "quoteAll": "true", "nullValue": "-", "timestampFormat": "yyyy-MM-dd HH:mm"},
+                "",
+                VALUES,
+            ),
+            (
+                "json",
+                {"ignoreNullFields": "false", "dateFormat": "dd/MM/yyyy", "compression": "bzip2"},
+                "part",
+                NESTED,
+            ),
+            ("text", {}, "part", pa.schema([VALUES.field("s"), VALUES.field("part")])),
+        )
+    ),
 ]
 
 
