@@ -307,8 +307,9 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
         given[node.uid] = node
     operators: list[_Operator] = []
     unnamed: Counter[str] = Counter()
-    for node in nodes:
-        uid = node.uid or _derived_uid(node, unnamed, given)
+    taken = set(given)
+    for position, node in enumerate(nodes):
+        uid = node.uid or _derived_uid(node, position, unnamed, taken)
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} is its number among those of its kind, "
@@ -325,15 +326,18 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     return operators
 
 
-def _derived_uid(node: LogicalNode, unnamed: Counter[str], given: dict[str, LogicalNode]) -> str:
-    """The uid of a node without one: its number among those of its kind.
+def _derived_uid(node: LogicalNode, position: int, unnamed: Counter[str], taken: set[str]) -> str:
+    """The uid of a node without one: with state its number among those of its kind, else its position.
 
-    As in Spark, operators without state may be added and removed in front of it, and it keeps its state.
+    As in Spark, operators without state may be added and removed in front of one with state, which keeps it.
     """
-    uid = f"{node.kind}-{unnamed[node.kind]}"
-    unnamed[node.kind] += 1
-    while uid in given:
+    if node.stateful:
+        position = unnamed[node.kind]
+        unnamed[node.kind] += 1
+    uid = f"{node.kind}-{position}"
+    while uid in taken:
         uid += "-derived"
+    taken.add(uid)
     return uid
 
 

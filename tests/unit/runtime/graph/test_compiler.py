@@ -190,7 +190,7 @@ def test_missing_uids_are_derived_and_warned_about_where_state_is_kept() -> None
     plan = LogicalPlan("job")
     sink(plan, aggregate(plan, operator(plan, source(plan, None)), uid=None), uid=None)
     compiled = compile_plan(plan)
-    assert chains(compiled) == [["source-0", "filter-0"], ["aggregate-0", "sink-0"]]
+    assert chains(compiled) == [["source-0", "filter-1"], ["aggregate-0", "sink-0"]]
     assert not any(node.uid_given for vertex in compiled.job_graph.vertices for node in vertex.operators)
     assert [warning.split("'")[3] for warning in compiled.warnings] == ["source-0", "aggregate-0", "sink-0"]
 
@@ -201,7 +201,7 @@ def test_a_derived_uid_stays_when_operators_without_state_are_added_in_front() -
     sink(more, operator(more, aggregate(more, operator(more, source(more, None)), uid=None)), uid=None)
     with_state = {"source-0", "aggregate-0", "sink-0"}
     assert {uid for chain in chains(compile_plan(plan)) for uid in chain} == with_state
-    assert {uid for chain in chains(compile_plan(more)) for uid in chain} == {*with_state, "filter-0", "filter-1"}
+    assert {uid for chain in chains(compile_plan(more)) for uid in chain} == {*with_state, "filter-1", "filter-3"}
 
 
 def test_a_derived_uid_never_takes_a_given_one() -> None:
