@@ -16,7 +16,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
@@ -26,11 +26,13 @@ from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
     ExceptionEntry,
     InvalidRequest,
     JobTerminated,
     NotReady,
     RescaleInProgress,
+    SavepointRequest,
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -279,12 +281,12 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
         with monkeypatch.context() as patch:
             if crash_at == "the first file":
                 patch.setattr(world.slots.workers[0], "behaviour", writes_and_says_nothing)
-                taken = job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taken = job.take_savepoint(SavepointRequest(str(savepoints)))
                 taking = asyncio.ensure_future(taken)
                 await world.until(lambda: savepoints.exists() and "state-0" in files_in(savepoints))
             else:
                 patch.setattr(DurableRecord, "settle_savepoint", dies)
-                taken = job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taken = job.take_savepoint(SavepointRequest(str(savepoints)))
                 taking = asyncio.ensure_future(taken)
                 await world.until(lambda: savepoints.exists() and METADATA_NAME in files_in(savepoints))
             await crash(job)
@@ -316,7 +318,7 @@ async def test_a_driver_that_was_paused_while_it_wrote_a_savepoints_metadata_doe
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         monkeypatch.setattr(storage_effects, "write_metadata", pauses)
-        taken = job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False)
+        taken = job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints")))
         taking = asyncio.ensure_future(taken)
         await world.until(paused.is_set)
         later = driver(tmp_path, 2)
@@ -344,7 +346,7 @@ async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, 
         await world.running(job)
         world.on_message = declines
         taken = await asyncio.gather(
-            job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False),
+            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))),
             return_exceptions=True,
         )
         assert isinstance(taken[0], OperationFailure) == (end == "aborted")
@@ -837,7 +839,7 @@ class TestStop:
         await world.running(job)
         await checkpoint(job)
         target = str(world.directory / "savepoints")
-        task = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+        task = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
         await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
         return task
 
