@@ -301,9 +301,11 @@ def test_a_topic_that_is_created_again_with_more_records_fails_the_job_unless_lo
     broker.delete_topic(topic)
     broker.create_topic(topic, 2)
     broker.produce(topic, values(10, 5), partition=0)
-    with closing(Job("kafka", given, restored=state, job_id="1")) as job:
-        with pytest.raises(ValueError, match=f"topic '{topic}' was deleted and created again.*failOnDataLoss=false"):
-            until(lambda: job.discover() and False, "the failure")
+    with (
+        closing(Job("kafka", given, restored=state, job_id="1")) as job,
+        pytest.raises(ValueError, match=f"topic '{topic}' was deleted and created again.*failOnDataLoss=false"),
+    ):
+        until(lambda: job.discover() and False, "the failure")
     with closing(Job("kafka", {**given, "failOnDataLoss": "false"}, restored=state, job_id="2")) as job:
         assert numbers(read_until(job, 5 if bounded else 3)) == Counter(range(10 if bounded else 12, 15))
         before = state[0][0][0].items
