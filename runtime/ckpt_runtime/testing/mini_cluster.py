@@ -137,9 +137,9 @@ class MiniCluster:
 
     rest_url = ""
     time_limit: ClassVar[Callable[[float], float]] = staticmethod(lambda seconds: seconds)
-    """Returns how long a call may take whose limit is so many seconds. Tests raise it on busy machines."""
+    """Returns how long a call with this limit in seconds may take. Tests make it longer on busy machines."""
     deadline: ClassVar[Callable[[float], Callable[[], bool]]] = staticmethod(_deadline)
-    """Begins a wait of at most so many seconds, and returns what says whether they are over. Tests may raise it too."""
+    """Begins a wait of at most this many seconds, and returns a function that says whether they are over."""
 
     def __init__(
         self,
