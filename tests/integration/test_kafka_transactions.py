@@ -22,7 +22,7 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
 from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
-from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
+from tests.unit.runtime.connectors.harness import JOB, context, opened, redistributed, snapshot_of
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
 
@@ -34,12 +34,12 @@ State = Sequence[OperatorListState]
 class Attempt:
     """The sink's subtask in one attempt of a job. A test makes it crash by calling it no more."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, **place: object) -> None:
+    def __init__(self, broker: KafkaBroker, topic: str, *, ended_jobs: tuple[str, ...] = (), **place: object) -> None:
         options = {"kafka.bootstrap.servers": broker.servers, "topic": topic, "kafka.log_level": "2"}
         self.sink = KafkaSink(options)
         self.operator = CommittingSinkOperator(self.sink)
         _ATTEMPTS.append(self)
-        lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16])
+        lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16], ended_jobs)
         opened(self.operator, context(uid="out", sink=lineage, **place))  # type: ignore[arg-type]
 
     def write(self, *values: str) -> None:
@@ -153,6 +153,26 @@ def test_subtasks_of_another_parallelism_commit_all_that_was_prepared(broker: Ka
         attempt.checkpoint(2)
     until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
     assert sorted(values(committed(broker, topic))) == ["covered 0", "covered 1", "covered 2"]
+
+
+@pytest.mark.row("ends.5", "147.8")
+def test_job_that_resumes_aborts_what_an_ended_job_has_left_open(broker: KafkaBroker, topic: str) -> None:
+    """The ended job has restarted, and was cancelled before it could clean up behind the attempts before."""
+    attempt = Attempt(broker, topic)
+    attempt.write("1")
+    attempt.checkpoint(1)
+    attempt.write("2")
+    state = attempt.checkpoint(2, completes=False)
+    attempt.write("uncovered")
+    attempt = Attempt(broker, topic, attempt=2, restored=2, state=redistributed([state], 1)[0])
+    attempt.write("3")
+    state = attempt.checkpoint(3, completes=False)
+    attempt.write("uncovered")
+    resumed = Attempt(broker, topic, job_id="1" * 32, restored=3, state=redistributed([state], 1)[0], ended_jobs=(JOB,))
+    resumed.write("4")
+    resumed.checkpoint(4)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the ended job has left")
+    assert values(committed(broker, topic)) == ["1", "2", "3", "4"]
 
 
 @pytest.mark.row("ends.5")
