@@ -169,7 +169,9 @@ def sink_lineages(
     """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none."""
     known = {} if restored is None else restored_sink_ids(restored)
     return {
-        uid: SinkLineage(known.get(sink) or new_sink_id(seed, sink), ended_jobs if sink in known else (), savepoint_id)
+        uid: SinkLineage(known[sink], ended_jobs, savepoint_id, continues=True)
+        if sink in known
+        else SinkLineage(new_sink_id(seed, sink), (), savepoint_id)
         for uid, sink in graph.sinks.items()
     }
 
