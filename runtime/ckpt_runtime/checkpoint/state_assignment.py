@@ -6,6 +6,7 @@ StateAssignmentOperation and VertexFinishedStateChecker (FLIP-147).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,7 +26,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     OperatorSubtaskState,
 )
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
+from ckpt_runtime.graph.job_graph import WATERMARK, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 
 
@@ -112,7 +113,7 @@ def assign_states(
     Every subtask gets the whole keyed handles that overlap its key groups; the reader clips them. Raises a
     :class:`StateAssignmentError` when the checkpoint does not fit.
     """
-    operators = _states_by_uid(checkpoint)
+    operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
     _check_all_restored(operators, graph, allow_non_restored_state)
     finished = _finished_vertices(operators, graph)
@@ -153,6 +154,24 @@ def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]
             for uid, operator_state in (state.operators if state is not None else {}).items():
                 operators[uid].subtasks[index] = operator_state
     return operators
+
+
+def _with_known_watermarks(operators: Mapping[str, _OperatorState], graph: JobGraph) -> Mapping[str, _OperatorState]:
+    """The states, those of watermarks without given uids under the uids that these have now.
+
+    Earlier versions derived them from the positions in the program, which ascend as the numbers of today do.
+    """
+    nodes = (node for vertex in graph.vertices for node in vertex.operators)
+    wanted = sorted((node.uid for node in nodes if node.kind == WATERMARK and not node.uid_given), key=_number)
+    found = sorted((uid for uid in operators if re.fullmatch(rf"{WATERMARK}-[0-9]+", uid)), key=_number)
+    if len(wanted) != len(found):
+        return operators
+    renamed = dict(zip(found, wanted, strict=True))
+    return {renamed.get(uid, uid): state for uid, state in operators.items()}
+
+
+def _number(uid: str) -> int:
+    return int(re.findall("[0-9]+", uid)[0])
 
 
 def _check_parallelism(operators: Mapping[str, _OperatorState], graph: JobGraph) -> None:

@@ -56,6 +56,10 @@ class OperatorNode:
     observation: str | None = None
 
 
+WATERMARK = "watermark"
+"""The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
+
+
 @dataclass(frozen=True, slots=True)
 class JobVertex:
     """Chained operators, head first, that run in one thread per subtask. ``id`` is 32 hex digits."""

@@ -201,7 +201,7 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
 def test_messages_of_a_write_before_the_barrier_are_aborted_when_the_job_ends(
     tmp_path: Path, restored: int | None
 ) -> None:
-    """As a batch that cannot complete, with an id above all that were committed. What went in front of a barrier is left."""
+    """As a batch that cannot complete, with an id above all committed ones. What went in front of a barrier is left."""
     sink = Sink(tmp_path, restored=restored, rows=1)
     for writer in sink.writers:
         writer.process_batch(rows(1, 2), 0)
