@@ -383,11 +383,7 @@ class ConnectServer:
             case "await_termination":
                 result.await_termination.terminated = await queries.wait([query], _seconds(command.await_termination))
             case "process_all_available":
-                raise PlanError(
-                    "processAllAvailable",
-                    "a job cannot know whether it has read all available data: use trigger(availableNow=True) and "
-                    "awaitTermination()",
-                )
+                await queries.process_all(query)
             case "explain":
                 start = session.starts[query.id]
                 result.explain.result = await session.explained(start, extended=command.explain.extended)

@@ -208,8 +208,8 @@ class _EpochWriter(SinkWriter):
     def close(self) -> None:
         """Aborts a ``write`` that no barrier has ended (returned, raised or running), since no snapshot covers it.
 
-        A subtask does not know the number of commits, which is never greater than that of checkpoints. So the batch id is
-        that of the last barrier plus one: greater than those of all committed batches.
+        A subtask does not know the number of commits, which is never greater than that of checkpoints. So the batch id
+        is that of the last barrier plus one: greater than those of all committed batches.
         """
         if self._epoch is None:
             return

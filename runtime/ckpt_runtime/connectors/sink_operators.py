@@ -15,8 +15,10 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace as changed
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.checkpoint.sink_state import MESSAGES, NEXT_BATCH, PENDING, SINK_ID
 from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
@@ -207,6 +209,9 @@ class CommittingSinkOperator(_WriterOperator):
     def has_commits_left(self) -> bool:
         return self._committer is not None and self._committer.is_busy
 
+    def measured(self) -> OperatorMeasures:
+        return changed(super().measured(), uncommitted=bool(self._pending))
+
     def close(self) -> None:
         try:
             super().close()
@@ -243,8 +248,8 @@ class CommittingSinkOperator(_WriterOperator):
 class CommitterOperator(Operator):
     """Commits the output that the writers of a sink have prepared, in the order of checkpoints; parallelism 1.
 
-    A checkpoint with output gets the next batch id when a snapshot or a commit needs it. Ids are state, so a restored job
-    repeats those of the checkpoints that it commits again.
+    A checkpoint with output gets the next batch id when a snapshot or a commit needs it. Ids are state, so a restored
+    job repeats those of the checkpoints that it commits again.
     """
 
     def __init__(self, sink: Sink, schema: pa.Schema) -> None:
@@ -298,6 +303,9 @@ class CommitterOperator(Operator):
     def notify_aborted(self, checkpoint_id: int) -> None:
         """Keeps the checkpoint's committables for a later checkpoint."""
         self._taken.discard(checkpoint_id)
+
+    def measured(self) -> OperatorMeasures:
+        return changed(super().measured(), uncommitted=bool(self._messages))
 
     def close(self) -> None:
         """Aborts committables that no restore can use, in checkpoint order; tries all, then raises the first error."""

@@ -330,8 +330,8 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
 def _derived_uid(node: LogicalNode, position: int, unnamed: Counter[str], taken: set[str]) -> str:
     """The uid of a node without one: with state its number among those of its kind, else its position.
 
-    As in Spark, operators without state may be added and removed in front of one with state, which keeps it. A watermark
-    keeps the time that it has reached.
+    As in Spark, operators without state may be added and removed in front of one with state, which keeps it. A
+    watermark keeps the time that it has reached.
     """
     if node.stateful or node.kind == WATERMARK:
         position = unnamed[node.kind]

@@ -54,7 +54,9 @@ def hide(out: Path, job_id: str, sequence: int, checkpoint: int | None = None, s
 
 def test_a_sink_keeps_the_id_of_its_snapshot_and_gets_one_without(tmp_path: Path) -> None:
     taken = snapshot(7, tmp_path)
-    assert sink_lineages(graph(tmp_path), "seed", taken, (FORMER,), 3) == {"out": SinkLineage(SINK, (FORMER,), 3, continues=True)}
+    assert sink_lineages(graph(tmp_path), "seed", taken, (FORMER,), 3) == {
+        "out": SinkLineage(SINK, (FORMER,), 3, continues=True)
+    }
     fresh = {"out": SinkLineage(new_sink_id("seed", "out"))}
     assert sink_lineages(graph(tmp_path), "seed", None, (FORMER,)) == fresh
     forged = snapshot(7, tmp_path, sink="../../x")
