@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ckpt_runtime.checkpoint.channel_state_assignment import (
@@ -106,13 +106,17 @@ class _OperatorState:
 
 
 def assign_states(
-    checkpoint: CompletedCheckpoint, graph: JobGraph, allow_non_restored_state: bool = False
+    checkpoint: CompletedCheckpoint,
+    graph: JobGraph,
+    allow_non_restored_state: bool = False,
+    anew: frozenset[str] = frozenset(),
 ) -> StateAssignment:
-    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``.
+    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``, without that of operators in ``anew``.
 
     Every subtask gets the whole keyed handles that overlap its key groups; the reader clips them. Raises a
     :class:`StateAssignmentError` when the checkpoint does not fit.
     """
+    checkpoint = _without(checkpoint, anew)
     operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
     _check_all_restored(operators, graph, allow_non_restored_state)
@@ -138,6 +142,24 @@ def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
     for vertex in keyed_channel_targets(checkpoint):
         found.update(dict.fromkeys(vertex.operator_uids, vertex.max_parallelism))
     return found
+
+
+def _without(checkpoint: CompletedCheckpoint, uids: frozenset[str]) -> CompletedCheckpoint:
+    """The checkpoint as it would be without these operators; a vertex goes with all of its operators."""
+    if not uids:
+        return checkpoint
+    gone = {vertex.id for vertex in checkpoint.vertices if uids.issuperset(vertex.operator_uids)}
+    return replace(
+        checkpoint,
+        edges=tuple(edge for edge in checkpoint.edges if not gone & {edge.source, edge.target}),
+        vertices=tuple(vertex for vertex in checkpoint.vertices if vertex.id not in gone),
+        states={
+            key: replace(state, operators={uid: own for uid, own in state.operators.items() if uid not in uids})
+            for key, state in checkpoint.states.items()
+            if key[0] not in gone
+        },
+        finished=frozenset(key for key in checkpoint.finished if key[0] not in gone),
+    )
 
 
 def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]:

@@ -506,4 +506,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
         alignment_group=_alignment_group(node.spec),
         observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
+        begins_anew=node.begins_anew,
     )

@@ -9,7 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.graph.aggregates import GroupAggregate
-from ckpt_runtime.operators.aggregates.accumulator import AggregateFailedError, GroupAccumulator, Rows, array_of, joined, ranks, taken
+from ckpt_runtime.operators.aggregates.accumulator import (
+    AggregateFailedError,
+    GroupAccumulator,
+    Rows,
+    array_of,
+    joined,
+    ranks,
+    taken,
+)
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
@@ -233,9 +241,7 @@ class Percentiles(Listed):
         return result
 
     @staticmethod
-    def _chosen(
-        values: AnyArray, ends: AnyArray | None, starts: AnyArray, lengths: AnyArray, share: float
-    ) -> AnyArray:
+    def _chosen(values: AnyArray, ends: AnyArray | None, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
         """The first value whose place among all values is at least their number times the share, rounded up."""
         if not len(values):
             return np.zeros(len(starts))
