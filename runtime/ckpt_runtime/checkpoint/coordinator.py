@@ -231,7 +231,10 @@ class CheckpointCoordinator:
         self._restoring = Restoring(ids, pending, retention, stats, emit)
         for entry in retention.entries:
             ids.advance_to(entry.checkpoint.id + 1)
-        self._handlers: dict[type[Any], Callable[[Any, Instant], None]] = {
+        self._handlers = self._by_event()
+
+    def _by_event(self) -> dict[type[Any], Callable[[Any, Instant], None]]:
+        return {
             on.JobRunning: self._on_job_running,
             on.TasksLeftRunning: self._on_tasks_left_running,
             on.SubtaskFinished: self._on_subtask_finished,
