@@ -280,6 +280,7 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
         name=f"{node.name or _format_name(spec.format)} commit",
         parallelism=1,
         chaining=Chaining.NEVER,
+        begins_anew=node.begins_anew,
     )
 
 

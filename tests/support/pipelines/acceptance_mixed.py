@@ -71,15 +71,14 @@ def windows_of_frames_that_a_function_has_made(rows: DataFrame) -> DataFrame:
 
 
 @program("append", schemas=PAIRS, rows=EVENTS)
-def windows_of_decimals_dates_and_intervals(rows: DataFrame) -> DataFrame:
+def windows_of_decimals_and_dates(rows: DataFrame) -> DataFrame:
     typed = timed(rows).selectExpr("t", "cast(v AS DECIMAL(10, 2)) AS d", "date_add(DATE'2026-01-01', v) AS day")
     windows = typed.groupBy(F.window("t", "20 seconds")).agg(
         F.sum("d").alias("s"),
         F.avg("d").alias("a"),
         F.max("day").alias("latest"),
-        F.min(F.col("t") - F.lit(0).cast("timestamp")).cast("string").alias("i"),
     )
-    return windows.selectExpr(*seconds(), "s", "a", "latest", "i")
+    return windows.selectExpr(*seconds(), "s", "a", "latest")
 
 
 @program("append", schemas=PAIRS, rows=EVENTS)
@@ -216,7 +215,7 @@ class Alarms(Processor):
         fired = self.number() + 1
         self.state.update((fired,))
         if fired < 3:
-            self.handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() + 7000)
+            self.handle.registerTimer(expiredTimerInfo.getExpiryTimeInMs() + 40_000)
         yield Row(k=key[0], n=expiredTimerInfo.getExpiryTimeInMs())
 
 
@@ -280,44 +279,29 @@ class Totals(Processor):
         yield Row(k=key[0], n=self.number())
 
 
-@program("append", schemas=RANGES, settings=ROCKSDB, **RANGED)
-def processor_behind_an_inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    joined = of_ranges(left, right, WITHIN).selectExpr("cast(l AS STRING) AS k")
-    return joined.groupBy("k").transformWithState(Totals(), "k STRING, n LONG", "Append", "None")
-
-
-@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
+@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB, differs="Spark forgets a key one micro-batch later.")
 def processor_behind_duplicates_within_a_watermark(rows: DataFrame) -> DataFrame:
     once = timed(rows).dropDuplicatesWithinWatermark(["k"])
     return once.groupBy("k").transformWithState(Totals(), "k STRING, n LONG", "Append", "None")
 
 
 def tracking(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """The state is an array, a map and a struct; a timeout starts it anew."""
+    """Keeps a number, a text and a time; a timeout starts the key anew."""
     if state.hasTimedOut:
         state.remove()
         yield pd.DataFrame({"k": [key[0]], "vs": [[-1]], "watermark": [state.getCurrentWatermarkMs()]})
         return
-    known = list(state.getOption[0]) if state.getOption else []
-    known += [int(v) for frame in frames for v in frame["v"]]
-    state.update((known, {"n": len(known)}))
+    values = [int(v) for frame in frames for v in frame["v"]]
+    known, text, _ = state.getOption or (0, "", None)
+    state.update((known + len(values), f"{text}{len(values)}", pd.Timestamp("2026-01-01")))
     state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 20_000)
-    yield pd.DataFrame({"k": [key[0]], "vs": [sorted(known)], "watermark": [state.getCurrentWatermarkMs()]})
+    yield pd.DataFrame({"k": [key[0]], "vs": [[*values, known]], "watermark": [state.getCurrentWatermarkMs()]})
 
 
 @program("update", schemas=PAIRS, rows=EVENTS, keys="k vs watermark")
-def function_with_nested_state_and_timeouts(rows: DataFrame) -> DataFrame:
-    return (
-        timed(rows)
-        .groupBy("k")
-        .applyInPandasWithState(
-            tracking,
-            "k STRING, vs ARRAY<INT>, watermark LONG",
-            "vs ARRAY<INT>, m MAP<STRING, INT>",
-            "update",
-            "EventTimeTimeout",
-        )
-    )
+def function_with_several_states_and_timeouts(rows: DataFrame) -> DataFrame:
+    state, result = "n LONG, counts STRING, at TIMESTAMP", "k STRING, vs ARRAY<INT>, watermark LONG"
+    return timed(rows).groupBy("k").applyInPandasWithState(tracking, result, state, "update", "EventTimeTimeout")
 
 
 def emitting(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
@@ -347,7 +331,11 @@ def duplicates_of_a_union_with_two_delays(rows: DataFrame, others: DataFrame) ->
 
 
 @program(
-    "append", schemas={**PAIRS, "others": "k STRING, v INT"}, rows=EVENTS, others=([("a", 3)], [("z", 20)], [("a", 90)])
+    "append",
+    differs="The engine refuses it: it cannot know when a batch of two streams is complete.",
+    schemas={**PAIRS, "others": "k STRING, v INT"},
+    rows=EVENTS,
+    others=([("a", 3)], [("z", 20)], [("a", 90)]),
 )
 def sessions_of_a_union(rows: DataFrame, others: DataFrame) -> DataFrame:
     both = timed(rows.withColumn("of", F.lit("rows")).unionByName(others.withColumn("of", F.lit("others"))))
