@@ -294,7 +294,7 @@ def tracking(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupS
     values = [int(v) for frame in frames for v in frame["v"]]
     known, text, _ = state.getOption or (0, "", None)
     state.update((known + len(values), f"{text}{len(values)}", pd.Timestamp("2026-01-01")))
-    state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 20_000)
+    state.setTimeoutTimestamp(state.getCurrentWatermarkMs() + 80_000)
     yield pd.DataFrame({"k": [key[0]], "vs": [[*values, known]], "watermark": [state.getCurrentWatermarkMs()]})
 
 
