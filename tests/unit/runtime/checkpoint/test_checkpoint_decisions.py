@@ -19,9 +19,10 @@ from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import (
-    CompletedCheckpointStore,
     RetainedCheckpoint,
+    Retention,
 )
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import (
     CAPACITY,
     CheckpointIdCounter,
@@ -182,11 +183,10 @@ def completed(number, properties=PLAIN):
     return CompletedCheckpoint(number, "job", 0, 0, f"chk-{number}", properties, ())
 
 
-class TestStore:
-    def test_ids_rise(self):
-        store = CompletedCheckpointStore(in_force(retained=2), [RetainedCheckpoint(completed(5))])
-        with pytest.raises(ValueError, match="5"):
-            store.add(RetainedCheckpoint(completed(5)))
+def test_retained_checkpoints_have_rising_ids():
+    retention = Retention("job", in_force(), [RetainedCheckpoint(completed(5))], CheckpointStatsTracker(), [].append)
+    with pytest.raises(ValueError, match="5"):
+        retention.add(RetainedCheckpoint(completed(5)))
 
 
 class TestRegistry:
