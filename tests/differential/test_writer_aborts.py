@@ -95,7 +95,8 @@ def test_writer_aborts_when_the_only_task_fails_after_a_committed_batch(
     cluster.wait_for_status(job, JobStatus.FAILED, timeout_s=120)
     assert lines(theirs / "calls") == [["committed", 0, GOOD], ["aborted", 1, [None]]]
     [(commit, first, rows), (abort, second, messages)] = lines(ours / "calls")
-    assert (commit, rows, abort, messages) == ("committed", GOOD, "aborted", [None])
+    assert (commit, first, rows) == ("committed", 0, GOOD)
+    assert (abort, messages) == ("aborted", [None])
     assert second > first
     if case in ("none", "text"):
         kind = "NoneType" if case == "none" else "str"

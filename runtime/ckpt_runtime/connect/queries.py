@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import uuid
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -18,16 +19,27 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, JobTerminated, OperationKind, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
+    ExecutionResult,
+    JobTerminated,
+    OperationKind,
+    RunRequest,
+    SavepointRequest,
+)
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.scheduler.job_status import JobStatus
 
+logger = logging.getLogger(__name__)
+
+_LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
+"""Between checkpoints that show whether sources have looked for data in vain."""
 _MODULE = "connect_query"
 _PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
 
@@ -132,6 +144,24 @@ class Queries:
         finally:
             stop_listening()
 
+    async def process_all(self, query: Query) -> None:
+        """Waits until all data that exists now has been processed and committed, or until the query has ended.
+
+        Raises QueryFailedError if it fails.
+        """
+        since, pause_s = None, _LEAST_PAUSE_S
+        while True:
+            try:
+                taken, processed = await self._dispatcher.processed_all(query.job_id, since)
+                if processed:
+                    return
+                since = taken if since is None else since
+            except (JobTerminated, OperationFailure) as error:
+                logger.debug("query %s: %s", query.id, error)
+            if await self.wait([query], pause_s):
+                return
+            pause_s = min(2 * pause_s, _GREATEST_PAUSE_S)
+
     async def stop(self, query: Query) -> None:
         """Ends a query, with a savepoint if the session is configured so, and waits for its end.
 
@@ -160,9 +190,8 @@ class Queries:
         changed = asyncio.Event()
         stop_listening = log.listen(changed.set)
         try:
-            trigger = await self._dispatcher.stop_with_savepoint(
-                query.job_id, directory, SavepointFormat.CANONICAL, False, None
-            )
+            wanted = SavepointRequest(directory, AfterSavepoint.STOP)
+            trigger = await self._dispatcher.take_savepoint(query.job_id, wanted)
             while True:
                 changed.clear()
                 status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)
