@@ -19,7 +19,7 @@ from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import JOB, context, opened, redistributed, snapshot_of
@@ -252,7 +252,7 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
     broker.produce(source, [b"1", b"2"])
     directory = {"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
     job = cluster.submit(
-        PIPELINES,
+        program_of("kafka_copy"),
         entry="kafka_copy:pipeline",
         arguments=[broker.servers, source, topic],
         configuration={**fast(), **directory, "execution.checkpointing.timeout": "30 s"},
