@@ -24,7 +24,7 @@ from tests.integration.test_source_splits import Copy, ended
 from tests.support.kafka_broker import KafkaBroker
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
-from tests.unit.runtime.connectors.split_jobs import Job
+from tests.unit.runtime.connectors.split_jobs import Job, moved
 
 confluent_kafka = pytest.importorskip("confluent_kafka")
 
@@ -284,6 +284,50 @@ def test_a_topic_that_is_deleted_fails_the_job_unless_loss_is_allowed(broker: Ka
         broker.create_topic(topic, 1)
         for _ in range(20):
             is_read(other)
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.parametrize("bounded", [False, True], ids=["a stream", "what is there"])
+def test_a_topic_that_is_created_again_with_more_records_fails_the_job_unless_loss_is_allowed(
+    broker: KafkaBroker, topic: str, bounded: bool
+) -> None:
+    """The offset that was reached in the deleted topic exists in the new one."""
+    given = options(broker, topic, **({"availableNow": "true"} if bounded else {}))
+    broker.produce(topic, values(0, 2), partition=0)
+    with closing(Job("kafka", given)) as job:
+        read_until(job, 2)
+        read_while(job, lambda: any(reader.has_work_left for reader in job.readers))
+        state = job.checkpoint(1)
+    broker.delete_topic(topic)
+    broker.create_topic(topic, 2)
+    broker.produce(topic, values(10, 5), partition=0)
+    with (
+        closing(Job("kafka", given, restored=state, job_id="1")) as job,
+        pytest.raises(ValueError, match=f"topic '{topic}' was deleted and created again.*failOnDataLoss=false"),
+    ):
+        until(lambda: job.discover() and False, "the failure")
+    with closing(Job("kafka", {**given, "failOnDataLoss": "false"}, restored=state, job_id="2")) as job:
+        assert numbers(read_until(job, 5 if bounded else 3)) == Counter(range(10 if bounded else 12, 15))
+        before = state[0][0][0].items
+        until(lambda: job.discover() or job.checkpoint(2)[0][0][0].items != before, "the id of the new topic")
+        read_while(job, lambda: any(reader.has_work_left for reader in job.readers))
+        state = job.checkpoint(3)
+    broker.produce(topic, values(15, 1), partition=1)
+    with closing(Job("kafka", given, restored=state, job_id="3")) as job:  # the loss is allowed once and for all
+        assert numbers(read_until(job, 1)) == Counter([15])
+
+
+@pytest.mark.row("ends.4")
+def test_a_user_can_set_the_position_in_a_topic_that_was_created_again(broker: KafkaBroker, topic: str) -> None:
+    broker.produce(topic, values(0, 2), partition=0)
+    with closing(Job("kafka", options(broker, topic))) as job:
+        read_until(job, 2)
+        state = job.checkpoint(1)
+    broker.delete_topic(topic)
+    broker.create_topic(topic, 2)
+    broker.produce(topic, values(10, 5), partition=0)
+    with closing(Job("kafka", options(broker, topic), restored=moved(state, "earliest"))) as job:
+        assert numbers(read_until(job, 5)) == Counter(range(10, 15))
 
 
 @pytest.mark.row("ends.4")

@@ -45,6 +45,7 @@ from ckpt_runtime.graph.kafka_columns import (
     sink_topic,
     transaction_settings,
 )
+from ckpt_runtime.graph.kafka_options import connection_settings
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
 
@@ -510,14 +511,9 @@ class TransactionCommitter(SinkCommitter):
         """Whether a reader of committed messages sees the transaction's last one; None if it cannot be looked for."""
         from confluent_kafka import Consumer, TopicPartition
 
-        common = {
-            key: value
-            for key, value in self._pool.settings.items()
-            if key.startswith(("bootstrap.", "security.", "sasl.", "ssl.", "enable.ssl."))
-        }
         consumer = Consumer(
             {
-                **common,
+                **connection_settings(self._pool.settings),
                 "group.id": "ckpt",
                 "isolation.level": "read_committed",
                 "enable.auto.commit": False,

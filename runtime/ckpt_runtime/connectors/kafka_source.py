@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from threading import Event
-from typing import Annotated, Any, ClassVar, TypedDict
+from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 
 import pyarrow as pa
 from msgspec import Meta
@@ -26,6 +26,7 @@ from ckpt_runtime.graph.kafka_options import (
     LATEST,
     PREFIX,
     KafkaSubscription,
+    connection_settings,
     consumer_settings,
     kafka_columns,
     offsets_by_partition,
@@ -64,6 +65,9 @@ _DATA_LOSS = (
     "_UNKNOWN_TOPIC",
 )
 _PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
+_WITHOUT_IDS = ("_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION")
+_NO_ID = "A" * 22
+"""The id of a topic as text, where brokers have none (before Kafka 2.8)."""
 
 Partition = tuple[str, int]
 _Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
@@ -75,6 +79,7 @@ class _SentPartitions(TypedDict):
     partitions: dict[str, dict[_Number, NonNegative | None]]
     looked: bool
     splits: NonNegative
+    topics: NotRequired[dict[str, str]]
 
 
 class _PartitionRange(TypedDict):
@@ -131,10 +136,12 @@ class KafkaSource(Source):
         given = None if position.kind != "offsets" else offsets_by_partition(position.offsets)
         brokers = _Brokers(self._values)
         try:
-            found = _positions(brokers, brokers.partitions(set(kept)), kept, position, given)
+            partitions = brokers.partitions(set(kept))
+            topics = brokers.topic_ids(partitions)
+            found = _positions(brokers, partitions, kept, position, given)
         finally:
             brokers.close()
-        return _state_of(found, looked=True, splits=state["splits"])
+        return _state_of(found, topics, looked=True, splits=state["splits"])
 
     def open_reader(self, schema: pa.Schema, *, subtask: int, parallelism: int) -> SplitReader:
         limit = self._values["maxOffsetsPerTrigger"]
@@ -143,11 +150,13 @@ class KafkaSource(Source):
 
 @dataclass(slots=True)
 class _Found:
-    """The result of a discovery: splits, partitions that no longer exist, and partitions without anything to read."""
+    """The result of a discovery: splits, partitions that no longer exist, partitions without anything to read, and the
+    ids of the topics."""
 
     splits: list[Split]
     gone: list[Partition]
     empty: dict[Partition, int]
+    topics: dict[str, str]
 
 
 class BrokersAwayError(RuntimeError):
@@ -159,11 +168,13 @@ class _Brokers:
 
     def __init__(self, options: dict[str, Any]) -> None:
         from confluent_kafka import Consumer
+        from confluent_kafka.admin import AdminClient
 
         self._subscription: KafkaSubscription = subscription(options)
         self._settings = consumer_settings(options)
         self._reason = ""
         self._consumer = Consumer({**self._settings, "enable.partition.eof": False, "error_cb": self._failed})
+        self._admin: Any = AdminClient(connection_settings(self._settings))
 
     def _failed(self, error: Any) -> None:
         if error.name() != "_ALL_BROKERS_DOWN":  # which says less than the errors before it
@@ -220,8 +231,25 @@ class _Brokers:
                 raise ValueError(f"topic {missing[0]!r} does not exist at {self._settings['bootstrap.servers']}")
         return {(name, number) for name in names for number in topics[name].partitions}
 
+    def topic_ids(self, partitions: Collection[Partition]) -> dict[str, str]:
+        """The ids of topics that exist, as far as brokers have ids: a topic that is created again has another one."""
+        from confluent_kafka import KafkaException, TopicCollection
+
+        names = sorted({topic for topic, _ in partitions})
+        if not names:
+            return {}
+        ids: dict[str, str] = {}
+        for name, described in self._admin.describe_topics(TopicCollection(names), request_timeout=_ANSWER_S).items():
+            try:
+                ids[name] = str(described.result().topic_id)
+            except KafkaException as error:
+                if error.args[0].name() not in (*_DATA_LOSS, *_WITHOUT_IDS):
+                    raise
+        return {name: found for name, found in ids.items() if found != _NO_ID}
+
     def close(self) -> None:
         self._consumer.close()
+        self._admin = None
 
 
 def _positions(
@@ -258,19 +286,21 @@ def _positions(
     return found
 
 
-def _state_of(known: Mapping[Partition, int | None], *, looked: bool, splits: int) -> _SentPartitions:
+def _state_of(
+    known: Mapping[Partition, int | None], topics: Mapping[str, str], *, looked: bool, splits: int
+) -> _SentPartitions:
     """The stored form of an enumerator."""
     partitions: dict[str, dict[str, int | None]] = {}
     for (topic, partition), end in known.items():
         partitions.setdefault(topic, {})[str(partition)] = end
-    return {"partitions": partitions, "looked": looked, "splits": splits}
+    return {"partitions": partitions, "looked": looked, "splits": splits, "topics": dict(topics)}
 
 
 class KafkaEnumerator(SplitEnumerator):
     """Finds partitions. A thread queries the brokers, unless the source is bounded.
 
     State: the partitions that were sent, by topic, each with the offset up to which it is read, null without an end;
-    and the number of splits so far, which makes their ids unique.
+    the ids of the topics; and the number of splits so far, which makes their ids unique.
     """
 
     idle_ms = _POLL_FOUND_MS
@@ -285,6 +315,7 @@ class KafkaEnumerator(SplitEnumerator):
         }
         self._is_first = state is None or not state["looked"]
         self._splits = 0 if state is None else state["splits"]
+        self._topics: dict[str, str] = dict({} if state is None else state.get("topics", {}))
         if bounded and any(end is None for end in self._known.values()):
             raise ValueError(
                 "the partitions of the restored snapshot are read without an end, which availableNow would change; "
@@ -316,6 +347,7 @@ class KafkaEnumerator(SplitEnumerator):
         for partition in found.gone:
             self._known.pop(partition, None)
         self._known.update(found.empty)
+        self._topics = found.topics
         for split in found.splits:
             described = split.description
             self._known[described["topic"], described["partition"]] = described["end"]
@@ -324,7 +356,7 @@ class KafkaEnumerator(SplitEnumerator):
         return found.splits
 
     def snapshot(self) -> Any:
-        return _state_of(self._known, looked=not self._is_first, splits=self._splits)
+        return _state_of(self._known, self._topics, looked=not self._is_first, splits=self._splits)
 
     def close(self) -> None:
         self._closed.set()
@@ -359,27 +391,40 @@ class KafkaEnumerator(SplitEnumerator):
                 self._found.put(error)
                 return
             else:
-                if found.splits or found.gone or self._is_first:
+                if found.splits or found.gone or found.topics != self._topics or self._is_first:
                     self._taken.clear()
                     self._found.put(found)
                     self._taken.wait()  # the same partitions would be discovered again until then
             self._closed.wait(self._brokers.refresh_s)
 
     def _look(self) -> _Found:
-        """Discovers partitions without changing state. A partition that was read to an end continues from there."""
+        """Discovers partitions without changing state. A partition that was read to an end continues from there.
+
+        An offset that was reached in a deleted topic may exist in one that was created with its name, so only the ids
+        of topics show the difference. If loss is allowed, partitions that are being read continue at their offsets,
+        because their readers cannot be told to leave them, and the others begin again.
+        """
         there = self._brokers.partitions(self._known)
+        ids = self._brokers.topic_ids(there)  # before offsets: a topic may be created again at any moment
         gone = sorted(set(self._known) - there)
         if gone:
             _data_loss(self._options, f"partitions {_named(gone)} no longer exist")
-        found = _Found([], gone, {})
+        for topic, before in self._topics.items():
+            if ids.get(topic, before) != before:
+                problem = f"its id was {before}, and is {ids[topic]} now"
+                _data_loss(self._options, f"topic {topic!r} was deleted and created again: {problem}")
+                ended = (each for each, end in self._known.items() if each[0] == topic and end is not None)
+                gone += [partition for partition in ended if partition not in gone]
+        topics = {topic: ids.get(topic) or self._topics.get(topic) for topic, _ in there}
+        found = _Found([], gone, {}, {topic: known for topic, known in topics.items() if known is not None})
         for partition in sorted(there):
-            if partition not in self._known or self._known[partition] is not None:
+            if partition in gone or partition not in self._known or self._known[partition] is not None:
                 self._add_split(partition, found)
         return found
 
     def _add_split(self, partition: Partition, found: _Found) -> None:
         topic, number = partition
-        begin = self._known.get(partition)
+        begin = None if partition in found.gone else self._known.get(partition)
         if begin is None:
             begin = self._begin(partition)
         end = self._brokers.ends(partition)[1] if self._bounded else None

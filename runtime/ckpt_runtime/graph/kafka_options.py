@@ -190,6 +190,17 @@ def client_properties(options: Mapping[str, Any], own: tuple[str, ...]) -> dict[
     return given
 
 
+_OF_CONNECTIONS = (
+    "bootstrap.", "client.", "enable.sasl.", "enable.ssl.", "https.", "log_level", "reconnect.", "sasl.", "security.",
+    "socket.", "ssl.",
+)  # fmt: skip
+
+
+def connection_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that say how brokers are reached, which are valid for each kind of client."""
+    return {key: value for key, value in settings.items() if key.startswith(_OF_CONNECTIONS)}
+
+
 def check_client(kind: str, settings: Mapping[str, Any]) -> None:
     """Has the library check the settings of a ``Consumer`` or ``Producer``. Raises PlanError."""
     try:
