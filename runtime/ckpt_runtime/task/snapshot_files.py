@@ -325,6 +325,8 @@ def _streams(
     stored: list[InFlightElement] = []
     live: list[CapturedElement] = []
     schema, decoder = channel.schema, BatchDecoder()
+    own: pa.Schema | None
+    content: InFlightElement
     for element in channel.elements:
         match element:
             case Watermark(timestamp_ms):
