@@ -2,8 +2,8 @@
 
 A task names a job by its id, or by a name that no other living job has.
 
-A name outlives its jobs: each redeployment makes another job of it. A name means the job that lives; the ended ones
-are its history, of which the latest counts only where that makes sense.
+A name outlives its jobs: each redeployment makes another job of it. A name means the job that is alive. The jobs of
+that name that have ended are its history, and the last of them is meant only where that makes sense.
 
 A new job starts from "the latest of" another job, or from the snapshot of an earlier try's job. A job has committed
 its output up to its latest checkpoint. An older snapshot therefore does not replace a latest one that is missing,
@@ -69,7 +69,7 @@ def latest_ended(name: str, lines: Sequence[JobLine]) -> JobLine | None:
 
 
 def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None:
-    """The job that is meant, if it is there; with ``ended`` the latest of the name when none lives.
+    """The job that is meant, if it exists. With ``ended`` it may be the last one of the name, when none is alive.
 
     :raises CkptJobAmbiguous: for a name that several living jobs have.
     """
@@ -84,7 +84,7 @@ def chosen(job: str, lines: Sequence[JobLine], *, ended: bool) -> JobLine | None
 
 
 async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) -> JobLine:
-    """Look for the job among the session's. It counts as missing after several such answers in a row.
+    """Look for the job among those of the session. It is missing if several answers in a row do not have it.
 
     :raises CkptJobNotFound: naming the jobs that are there.
     :raises CkptJobAmbiguous: naming the candidates.

@@ -128,7 +128,7 @@ class CheckpointCondition(JobCondition):
 
 
 def _entries(statistics: CheckpointStatistics) -> list[Checkpoint]:
-    """The history and the latest ones, which may have left a short history already."""
+    """The checkpoints of the history, and the latest ones, which a short history may no longer have."""
     latest = (statistics.latest_completed, statistics.latest_savepoint)
     return [*statistics.history, *(item for item in latest if item is not None)]
 

@@ -72,7 +72,7 @@ class CkptHook(BaseHook):
         """Make a new synchronous client; use it as a context manager.
 
         When the job manager refuses the token, the connection is read once more: a session that has restarted may have
-        another, and the connection too by then.
+        another token, and the connection may have it by then.
 
         :param retry_timeout: how many seconds it repeats a request while the job manager is away.
         :param on_away: is called each time.
@@ -138,11 +138,11 @@ class CkptHook(BaseHook):
     def latest_good_savepoint(
         self, directory: str | None = None, job: str | None = None, before: datetime | None = None
     ) -> Savepoint | None:
-        """Find the latest of them that is complete and did not fail its newest verification or drill, if any.
+        """Find the latest savepoint that is complete and did not fail its newest verification or drill, if any.
 
         :param directory: an absolute path or URL; without one that which is configured for the job or the session.
         :param job: id or name of the job that took them.
-        :param before: the latest of those that had completed by this time: a job that starts from it reads everything
+        :param before: only savepoints that had completed by this time: a job that starts from it reads everything
             since then again.
         :raises CkptClientError: as :meth:`savepoints`.
         """
@@ -184,7 +184,7 @@ class CkptHook(BaseHook):
 
 
 def unusable_certificates(conn_id: str, verify: bool | str, error: OSError) -> CkptConnectionInvalid:
-    """Return the error for the file of certificate authorities that ``error`` makes unusable."""
+    """Return the error for a file of certificate authorities that cannot be used; ``error`` is the reason."""
     return CkptConnectionInvalid(f"connection {conn_id!r}, ca_file: {verify!r} is not acceptable, {error}")
 
 

@@ -6,7 +6,7 @@ import os
 import signal
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, CheckpointKind, SavepointRequest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.support.jobs import SequenceJob, fast
 from tests.support.outputs import assert_sequence, hidden
@@ -63,8 +63,8 @@ def test_files_covered_by_a_savepoint_are_committed_by_the_job_that_resumes(job:
     job.start(rate=1000, configuration=fast(execution__checkpointing__interval="1 h"))
     job.running()
     has_hidden(job, ".inprogress")
-    directory = str(job.directory / "savepoints")
-    cluster.call(cluster.dispatcher.trigger_savepoint(job.job_id, directory, SavepointFormat.NATIVE, True, None))
+    wanted = SavepointRequest(str(job.directory / "savepoints"), AfterSavepoint.CANCEL, SavepointFormat.NATIVE)
+    cluster.call(cluster.dispatcher.take_savepoint(job.job_id, wanted))
     cluster.wait_for_status(job.job_id, JobStatus.CANCELED)
     [savepoint] = (job.directory / "savepoints").iterdir()
     cluster.wait_until(

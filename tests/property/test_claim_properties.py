@@ -167,7 +167,7 @@ class Job:
         self.host.run()
         self.retention.delete_unused_shared_files()
         self.host.run()
-        self.effects.finish(clean_up=True, keeps_nothing=self.retention.keeps_nothing)
+        self.effects.finish(keeps_nothing=self.retention.keeps_nothing, outputs=(), savepoint_id=0)
         self.host.run()
 
 

@@ -99,7 +99,7 @@ def test_the_documents_of_these_tests_are_right() -> None:
 
 @settings(max_examples=examples(250))
 @given(mutated(CHECKPOINT.to_json()))
-def test_metadata(document: Any) -> None:
+def test_forged_metadata_of_a_snapshot_is_read_or_refused(document: Any) -> None:
     found = refused(CompletedCheckpoint.from_json, document)
     if found is not None:
         assert isinstance(found, CompletedCheckpoint)
@@ -111,7 +111,7 @@ def test_metadata(document: Any) -> None:
 
 @settings(max_examples=examples(200))
 @given(mutated(state(0).to_json()))
-def test_acknowledgements(document: Any) -> None:
+def test_forged_acknowledgements_are_read_or_refused(document: Any) -> None:
     found = refused(lambda document: checked(document, SubtaskState), document)
     if found is not None and refused(lambda state: check_state(state, "it") is None, found):
         found.files()
@@ -120,7 +120,7 @@ def test_acknowledgements(document: Any) -> None:
 
 @settings(max_examples=examples(200))
 @given(mutated(GRAPH.to_json()))
-def test_graphs(document: Any) -> None:
+def test_forged_graphs_are_read_or_refused(document: Any) -> None:
     found = refused(JobGraph.from_json, document)
     if found is not None:
         assert found.slots >= 1
@@ -139,7 +139,7 @@ def test_answers_of_the_plan_process(document: Any, tail: bytes) -> None:
 
 @settings(max_examples=examples(100))
 @given(mutated(RESULT))
-def test_results(document: Any) -> None:
+def test_forged_results_are_read_or_refused(document: Any) -> None:
     found = refused(EndedJob, document)
     if found is not None:
         found.overview(), found.details(), found.config_info(), found.checkpoint_statistics()
@@ -148,7 +148,7 @@ def test_results(document: Any) -> None:
 @pytest.mark.parametrize("name", STORED)
 @settings(max_examples=examples(100))
 @given(data=st.data())
-def test_other_stored_documents(name: str, data: st.DataObject) -> None:
+def test_other_forged_documents_are_read_or_refused(name: str, data: st.DataObject) -> None:
     valid, read = STORED[name]
     refused(read, data.draw(mutated(valid)), StorageError)
 
@@ -175,7 +175,7 @@ with zipfile.ZipFile(ARCHIVE, "w", zipfile.ZIP_DEFLATED) as files:
 
 @settings(max_examples=examples(200))
 @given(data=st.data())
-def test_damaged_archives(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_archives_are_read_or_refused(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     content = bytearray(ARCHIVE.getvalue())
     for _ in range(data.draw(st.integers(1, 3))):
         start = data.draw(st.integers(0, len(content)))

@@ -26,7 +26,7 @@ documents = st.dictionaries(texts, values, max_size=5)
 
 
 @given(documents)
-def test_metadata_survives(document: dict[str, Any]) -> None:
+def test_metadata_is_decoded_as_it_was_encoded(document: dict[str, Any]) -> None:
     assert decode(encode(document), "x") == document
 
 
@@ -50,7 +50,7 @@ def test_arbitrary_bytes_are_never_metadata(content: bytes) -> None:
 
 
 @given(documents)
-def test_small_documents_survive(document: dict[str, Any]) -> None:
+def test_small_documents_are_decoded_as_they_were_encoded(document: dict[str, Any]) -> None:
     assert decode_document(encode_document(document), "x") == document
 
 

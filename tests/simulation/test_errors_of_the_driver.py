@@ -20,7 +20,8 @@ from ckpt_runtime.jobmaster.job_host import JobSlots, JobTimers
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.progress import JobProgress
-from ckpt_runtime.jobmaster.storage_effects import SnapshotDeletions, StorageEffects
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler.job_machine import JobMachine

@@ -3,7 +3,7 @@
 ``coordinator.CheckpointCoordinator`` is one machine per job. Its shell calls ``handle(event, now) -> list[Effect]``
 from one thread, starts the effects in the order given, and brings each answer back as an event at any later time.
 
-Life of a job, shell's view (events in capitals)::
+The life of a job as its shell sees it, with events in capitals::
 
     coordinator = CheckpointCoordinator(job_id, graph, configuration, ids, recovered, first_delay_ms)
     RESTORE_REQUESTED(savepoint?)  -> RestoreFrom(checkpoint | None)     ... assign state, deploy

@@ -139,7 +139,7 @@ def latest(
         ),
     ] = None,
 ) -> None:
-    """Print the latest good savepoint: complete, and failed in neither its newest verification nor its newest drill."""
+    """Print the latest good savepoint: complete, and without a failure in its newest verification and drill."""
     before = before.replace(tzinfo=UTC) if before is not None and before.tzinfo is None else before
     with storage_failures():
         from ckpt_runtime.snapshots.catalogue import latest_good

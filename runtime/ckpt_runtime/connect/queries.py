@@ -18,14 +18,20 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_values import ExecutionResult, JobTerminated, OperationKind, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
+    ExecutionResult,
+    JobTerminated,
+    OperationKind,
+    RunRequest,
+    SavepointRequest,
+)
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 _MODULE = "connect_query"
@@ -160,9 +166,8 @@ class Queries:
         changed = asyncio.Event()
         stop_listening = log.listen(changed.set)
         try:
-            trigger = await self._dispatcher.stop_with_savepoint(
-                query.job_id, directory, SavepointFormat.CANONICAL, False, None
-            )
+            wanted = SavepointRequest(directory, AfterSavepoint.STOP)
+            trigger = await self._dispatcher.take_savepoint(query.job_id, wanted)
             while True:
                 changed.clear()
                 status = await self._dispatcher.operation_status(OperationKind.SAVEPOINT, trigger, query.job_id)

@@ -129,9 +129,8 @@ class KafkaSource(Source):
             if end is not None
         }
         for split, offset in reading:
-            described = split.description
-            key = (described["topic"], described["partition"])
-            at = described["begin"] if offset is None else offset
+            key = _partition_of(split)
+            at = split.description["begin"] if offset is None else offset
             kept[key] = min(at, kept[key]) if key in kept else at
         given = None if position.kind != "offsets" else offsets_by_partition(position.offsets)
         brokers = _Brokers(self._values)
@@ -195,16 +194,12 @@ class _Brokers:
 
     def by_time(self, partition: Partition, time_ms: int) -> int | None:
         """The offset of the first record that is not older; None without one."""
-        from confluent_kafka import TopicPartition
-
-        [found] = self._consumer.offsets_for_times([TopicPartition(*partition, time_ms)], timeout=_ANSWER_S)
+        [found] = self._consumer.offsets_for_times([_place(partition, time_ms)], timeout=_ANSWER_S)
         return int(found.offset) if found.offset >= 0 else None
 
     def ends(self, partition: Partition) -> tuple[int, int]:
         """The offset of the first record, and the one after the last record."""
-        from confluent_kafka import TopicPartition
-
-        low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=_ANSWER_S)
+        low, high = self._consumer.get_watermark_offsets(_place(partition), timeout=_ANSWER_S)
         return int(low), int(high)
 
     def partitions(self, known: Collection[Partition]) -> set[Partition]:
@@ -349,8 +344,7 @@ class KafkaEnumerator(SplitEnumerator):
         self._known.update(found.empty)
         self._topics = found.topics
         for split in found.splits:
-            described = split.description
-            self._known[described["topic"], described["partition"]] = described["end"]
+            self._known[_partition_of(split)] = split.description["end"]
         self._splits += len(found.splits)
         self._taken.set()
         return found.splits
@@ -548,17 +542,14 @@ class KafkaReader(SplitReader):
 
     def add(self, split: Split, position: Any) -> None:
         """Adds an offset range of a partition. It waits while an earlier range of the same partition is being read."""
-        from confluent_kafka import TopicPartition
-
-        described = split.description
-        key = (described["topic"], described["partition"])
-        begin = described["begin"] if position is None else position
+        key = _partition_of(split)
+        begin = split.description["begin"] if position is None else position
         if key in self._assigned:
             self._later.append((split, position))
             return
         self._assigned[key] = _Assigned(split, begin)
         self._order.append(key)
-        self._consumer.incremental_assign([TopicPartition(*key, begin)])
+        self._consumer.incremental_assign([_place(key, begin)])
 
     @property
     def idle_ms(self) -> int:
@@ -611,18 +602,15 @@ class KafkaReader(SplitReader):
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
         """Commits offsets to the group, for tools that show the lag."""
-        from confluent_kafka import KafkaException, TopicPartition
+        from confluent_kafka import KafkaException
 
         by_id = {assigned.split.id: key for key, assigned in self._assigned.items()}
         offsets = [
-            TopicPartition(*by_id[split_id], position)
+            _place(by_id[split_id], position)
             for split_id, position in positions.items()
             if split_id in by_id and position is not None
         ]
-        offsets += [
-            TopicPartition(split.description["topic"], split.description["partition"], split.description["end"])
-            for split in ended
-        ]
+        offsets += [_place(_partition_of(split), split.description["end"]) for split in ended]
         if not offsets:
             return
         try:
@@ -656,11 +644,9 @@ class KafkaReader(SplitReader):
 
     def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
         """The number of offsets between the position and the partition's end; None before the first answer."""
-        from confluent_kafka import TopicPartition
-
         if assigned.at_end and not assigned.buffered:
             return 0
-        high = self._consumer.get_watermark_offsets(TopicPartition(*key), cached=True)[1]
+        high = self._consumer.get_watermark_offsets(_place(key), cached=True)[1]
         if assigned.buffered:
             high = max(high, assigned.buffered[-1].offset() + 1)
         if high < 0:
@@ -690,27 +676,21 @@ class KafkaReader(SplitReader):
                 raise KafkaException(error)
         for key, assigned in self._assigned.items():
             if assigned.buffered_bytes > _MOST_BUFFERED_BYTES and not assigned.paused:
-                self._consumer.pause([self._place(key)])
+                self._consumer.pause([_place(key)])
                 assigned.paused = True
 
     def _resume(self, key: Partition, assigned: _Assigned) -> None:
         if assigned.paused and assigned.buffered_bytes < _MOST_BUFFERED_BYTES // 4:
-            self._consumer.resume([self._place(key)])
+            self._consumer.resume([_place(key)])
             assigned.paused = False
 
     def _drop(self, key: Partition) -> None:
-        self._consumer.incremental_unassign([self._place(key)])
+        self._consumer.incremental_unassign([_place(key)])
         self._read_to_end[key] = self._assigned.pop(key).position
         self._order.remove(key)
         later, self._later = self._later, deque()
         for split, position in later:
             self.add(split, position)
-
-    @staticmethod
-    def _place(key: Partition) -> Any:
-        from confluent_kafka import TopicPartition
-
-        return TopicPartition(*key)
 
     def _batch_of(self, messages: Sequence[Any]) -> pa.RecordBatch:
         first = messages[0]
@@ -731,6 +711,17 @@ class KafkaReader(SplitReader):
             ]
             columns.append(pa.array(headers, self._schema.field("headers").type))
         return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+
+def _partition_of(split: Split) -> Partition:
+    return split.description["topic"], split.description["partition"]
+
+
+def _place(partition: Partition, *offset: int) -> Any:
+    """A partition, perhaps with an offset or a time, as the library takes it, which is only loaded when it is used."""
+    from confluent_kafka import TopicPartition
+
+    return TopicPartition(*partition, *offset)
 
 
 def _named(partitions: Sequence[Partition]) -> str:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions, RestOptions
@@ -29,6 +28,7 @@ from ckpt_runtime.jobmaster.executions import limited, wall_clock_ms
 from ckpt_runtime.jobmaster.flame_graphs import FlameGraphs, StackSamples
 from ckpt_runtime.jobmaster.gateway_values import (
     ANY_JOB,
+    AfterSavepoint,
     CheckpointKind,
     ClusterOverview,
     ConfigurationRequest,
@@ -49,6 +49,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     Precondition,
     RunRequest,
     SavepointList,
+    SavepointRequest,
     StoredPipeline,
     SubmissionFailed,
     VertexNotFound,
@@ -76,7 +77,7 @@ from ckpt_runtime.process_figures import ProcessFigures, ProcessMeter
 from ckpt_runtime.processes.thread_dump import ThreadInfo, dump_threads
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint, SavepointFacts
+from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
 from ckpt_runtime.snapshots.job_claims import dispose_of_snapshot
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import PoolExhaustedError, StorageError, StorageTimeoutError
@@ -540,78 +541,37 @@ class Dispatcher:
         job = self._living_job(job_id)
         return self._operations.start(operation, job_id, trigger_id, lambda: job.trigger_checkpoint(kind))
 
-    async def trigger_savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        savepoint_format: SavepointFormat,
-        cancel_job: bool,
-        trigger_id: str | None,
-        requester: str | None = None,
-        condition: Precondition = ANY_JOB,
-    ) -> str:
-        """As :meth:`trigger_checkpoint`. Directory errors show in the operation. ``requester`` names the client."""
+    async def take_savepoint(self, job_id: str, request: SavepointRequest) -> str:
+        """As :meth:`trigger_checkpoint`. Directory errors show in the operation."""
+        operation = OperationKind.SAVEPOINT
+        if self._operations.knows(operation, job_id, request.trigger_id):
+            return request.trigger_id or ""
+        job = self._living_job(job_id)
+        check_target(request.directory)
+        job.check_no_drill(NO_SAVEPOINT)
+        self._catalogue.expect_in(request.directory)
+        taken_by = job.taken_by(self._submitter.cluster, request.requester)
+        if request.then is AfterSavepoint.CONTINUE:
+            return self._operations.start(
+                operation, job_id, request.trigger_id, lambda: job.take_savepoint(request, taken_by)
+            )
+        job.check_stoppable()
+        self._lineages.check(job.overview(), request.condition)
+        self._lineages.stopping[job_id] += 1
 
-        def take(job: JobMaster, taken_by: SavepointFacts) -> Awaitable[OperationStatus]:
-            return job.trigger_savepoint(directory, savepoint_format, cancel_job, taken_by)
+        async def end() -> OperationStatus:
+            try:
+                return await job.take_savepoint(request, taken_by)
+            finally:
+                self._lineages.stopping[job_id] -= 1
 
-        ends = condition if cancel_job else None
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take, ends)
-
-    async def stop_with_savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        savepoint_format: SavepointFormat,
-        drain: bool,
-        trigger_id: str | None,
-        requester: str | None = None,
-        condition: Precondition = ANY_JOB,
-    ) -> str:
-        """As :meth:`trigger_savepoint`; polled as a :attr:`OperationKind.SAVEPOINT`."""
-
-        def take(job: JobMaster, taken_by: SavepointFacts) -> Awaitable[OperationStatus]:
-            return job.stop_with_savepoint(directory, savepoint_format, drain, taken_by)
-
-        return self._start_savepoint(job_id, directory, trigger_id, requester, take, condition)
+        return self._operations.start(operation, job_id, request.trigger_id, end)
 
     def _stop_in_time(self, job: JobMaster, directory: str) -> Awaitable[OperationStatus]:
         """Stops a job whose time is over, see ``execution.stop-after``."""
         self._catalogue.expect_in(directory)
         taken_by = job.taken_by(self._submitter.cluster, None)
-        return job.stop_with_savepoint(directory, SavepointFormat.CANONICAL, drain=False, taken_by=taken_by)
-
-    def _start_savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        trigger_id: str | None,
-        requester: str | None,
-        take: Callable[[JobMaster, SavepointFacts], Awaitable[OperationStatus]],
-        ends: Precondition | None,
-    ) -> str:
-        """``ends``: the savepoint ends the job, on this condition; None when the job continues."""
-        operation = OperationKind.SAVEPOINT
-        if self._operations.knows(operation, job_id, trigger_id):
-            return trigger_id or ""
-        job = self._living_job(job_id)
-        check_target(directory)
-        job.check_no_drill(NO_SAVEPOINT)
-        self._catalogue.expect_in(directory)
-        taken_by = job.taken_by(self._submitter.cluster, requester)
-        if ends is None:
-            return self._operations.start(operation, job_id, trigger_id, lambda: take(job, taken_by))
-        job.check_stoppable()
-        self._lineages.check(job.overview(), ends)
-        self._lineages.stopping[job_id] += 1
-
-        async def stop() -> OperationStatus:
-            try:
-                return await take(job, taken_by)
-            finally:
-                self._lineages.stopping[job_id] -= 1
-
-        return self._operations.start(operation, job_id, trigger_id, stop)
+        return job.take_savepoint(SavepointRequest(directory, AfterSavepoint.STOP), taken_by)
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         """As :meth:`trigger_checkpoint`, for a path instead of a job."""

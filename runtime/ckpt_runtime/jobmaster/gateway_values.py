@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
+from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.failure_report import FailureCause
@@ -107,6 +108,32 @@ class Precondition:
 
 
 ANY_JOB = Precondition()
+
+
+class AfterSavepoint(Enum):
+    """What a job does after its savepoint. With STOP and DRAIN it processes nothing that the savepoint does not cover;
+    with DRAIN its sources end before.
+    """
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    STOP = "stop"
+    DRAIN = "drain"
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequest:
+    """A request for a savepoint. A ``trigger_id`` makes it idempotent; ``requester`` names the client.
+
+    ``condition`` only applies to a savepoint that ends the job.
+    """
+
+    directory: str
+    then: AfterSavepoint = AfterSavepoint.CONTINUE
+    format: SavepointFormat = SavepointFormat.CANONICAL
+    trigger_id: str | None = None
+    requester: str | None = None
+    condition: Precondition = ANY_JOB
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import EventLog, JobAnnouncer
 from ckpt_runtime.jobmaster.executions import ExecutionGraph
 from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
     CheckpointKind,
     ConfigurationRefused,
     Conflict,
@@ -42,6 +43,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     OperationStatus,
     RequirementsRefused,
     RescaleInProgress,
+    SavepointRequest,
     UpdateInProgress,
     VersionConflict,
 )
@@ -130,7 +132,7 @@ class JobMaster:
         self._running_since: float | None = None
         self._time_limit: asyncio.Task[None] | None = None
         self._asked: set[asyncio.Future[JobOutput]] = set()
-        self._stopping: dict[tuple[str, SavepointFormat, bool], asyncio.Future[OperationStatus]] = {}
+        self._stopping: dict[tuple[str, SavepointFormat, AfterSavepoint], asyncio.Future[OperationStatus]] = {}
         self._rescaling: tuple[Mapping[str, ParallelismBounds], asyncio.Task[None]] | None = None
 
     # --- requests
@@ -200,16 +202,15 @@ class JobMaster:
         done = await self._trigger(CheckpointProperties(full=kind is CheckpointKind.FULL), None)
         return OperationStatus(True, checkpoint_id=done.checkpoint_id)
 
-    async def trigger_savepoint(
-        self,
-        directory: str,
-        savepoint_format: SavepointFormat,
-        cancel_job: bool,
-        taken_by: SavepointFacts | None = None,
+    async def take_savepoint(
+        self, request: SavepointRequest, taken_by: SavepointFacts | None = None
     ) -> OperationStatus:
         """Raises OperationFailure, after which the job continues. ``taken_by`` None makes no catalogue entry."""
-        properties = CheckpointProperties(CheckpointType.SAVEPOINT, savepoint_format)
-        done = await self._trigger(properties, directory, cancels=cancel_job)
+        if request.then in (AfterSavepoint.STOP, AfterSavepoint.DRAIN):
+            return await self._stop_with_savepoint(request, taken_by)
+        properties = CheckpointProperties(CheckpointType.SAVEPOINT, request.format)
+        cancels = request.then is AfterSavepoint.CANCEL
+        done = await self._trigger(properties, request.directory, cancels=cancels)
         try:
             await self._loop.run_in_executor(
                 self._pools.own, self._submission.record.keep_savepoint, done.checkpoint_id
@@ -218,7 +219,7 @@ class JobMaster:
             logger.warning("the next driver will not know savepoint %s: %s", done.external_path, error)
         # Before the job is cancelled: the driver may end with the job, and the entry would be missing.
         await self._catalogue(done.external_path, taken_by)
-        if cancel_job:
+        if cancels:
             self.cancel()
         return OperationStatus(True, location=done.external_path)
 
@@ -242,27 +243,24 @@ class JobMaster:
         except (StorageError, ValueError) as error:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
 
-    async def stop_with_savepoint(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: SavepointFacts | None = None
-    ) -> OperationStatus:
+    async def _stop_with_savepoint(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
         """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
 
         An identical request while the stop is in progress joins it, regardless of its requester.
         """
-        wanted = (directory, savepoint_format, drain)
+        wanted = (request.directory, request.format, request.then)
         stopping = self._stopping.get(wanted)
         if stopping is None:
-            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(*wanted, taken_by))
+            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(request, taken_by))
             stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
             # Its client may have disconnected, and asyncio logs an error that is never retrieved.
             stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
         return await asyncio.shield(stopping)
 
-    async def _stop(
-        self, directory: str, savepoint_format: SavepointFormat, drain: bool, taken_by: SavepointFacts | None = None
-    ) -> OperationStatus:
+    async def _stop(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
         request_id = uuid.uuid4().hex
-        answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, directory, savepoint_format))
+        drain = request.then is AfterSavepoint.DRAIN
+        answer = await self._ask(request_id, job_on.StopRequested(request_id, drain, request.directory, request.format))
         assert isinstance(answer, job_out.StopCompleted | job_out.StopFailed)
         await self._catalogue(answer.location, taken_by)
         if isinstance(answer, job_out.StopCompleted):

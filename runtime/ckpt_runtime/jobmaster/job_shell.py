@@ -658,13 +658,12 @@ class JobShell:
         """Finishes storage: the coordinator has no operations in flight."""
         self._timers.cancel_all()
         submission, known = self._submission, self.core
+        if self._ends_as is None or not self._ends_as.is_globally_terminal or known.is_fenced:
+            self.storage.close()
+            return
         lineages = sink_lineages(known.graph, submission.seed, known.lineage, submission.ended_jobs, known.savepoint_id)
-        self.storage.finish(
-            clean_up=self._ends_as is not None and self._ends_as.is_globally_terminal and not known.is_fenced,
-            keeps_nothing=keeps_nothing,
-            outputs=sink_outputs(submission.job_id, known.graph, lineages),
-            savepoint_id=known.savepoint_id,
-        )
+        outputs = sink_outputs(submission.job_id, known.graph, lineages)
+        self.storage.finish(keeps_nothing=keeps_nothing, outputs=outputs, savepoint_id=known.savepoint_id)
 
     # --- views
 

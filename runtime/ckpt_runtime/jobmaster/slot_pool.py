@@ -18,7 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakKeyDictionary
 
 from ckpt_runtime.jobmaster.control_endpoint import ANSWER_TIMEOUT_S, A, AgentPeer, AnyPeer, WorkerQuestions
@@ -30,6 +30,7 @@ from ckpt_runtime.jobmaster.slots import (
     SlotLossNotifier,
     SlotOwner,
     SlotProvider,
+    SlotRequest,
     SlotsUnavailableError,
     SlotTimes,
     StartingWorker,
@@ -74,31 +75,6 @@ MAX_FAILURES = 3
 """After this many subtask failures a process is replaced: user code may have left the cause of the failures in it."""
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    """A job's pending request for slots; ``answer`` receives them. ``reason`` says why it waits."""
-
-    owner: SlotOwner
-    count: int
-    held: list[Slot]
-    answer: asyncio.Future[list[Slot]]
-    since: float
-    """When its owner began to wait; earlier than this request if the owner's previous one was not served."""
-    taken: list[Slot] = field(default_factory=list)
-    reason: str = ""
-    refused: bool = False
-
-    def kept(self) -> list[Slot]:
-        """The slots that the owner had and still holds: it may have lost or released any of them in the meantime."""
-        return [slot for slot in self.held if not slot.lost and slot.owner is self.owner][: self.count]
-
-    def wait(self, reason: str, *, refused: bool = False) -> None:
-        self.refused = refused
-        if reason != self.reason:
-            self.reason = reason
-            self.owner.slots_awaited(reason)
-
-
 class SlotPool:
     """All slots. ``clock`` is monotonic, in seconds."""
 
@@ -122,7 +98,7 @@ class SlotPool:
         self._ending: set[str] = set()
         """Slots that were given up and whose end the provider has not reported yet."""
         self._orphans: dict[str, Worker] = {}
-        self._requests: list[_Request] = []
+        self._requests: list[SlotRequest] = []
         self._next_slot = 0
         self._next_worker = 0
         self._failed_launches = 0
@@ -142,7 +118,7 @@ class SlotPool:
 
     def start(self, control_port: int) -> None:
         self._control_port = control_port
-        self._provider.watch_capacity(self._capacity_changed)
+        self._provider.watch_capacity(partial(self._on_loop, self._notify))
         self._watch = self._loop.create_task(self._watch_heartbeats())
 
     async def stop(self) -> None:
@@ -226,7 +202,7 @@ class SlotPool:
                 raise SlotsUnavailableError(shortage(least, self.total, self.available))
             count = max(least, min(count, sum(not slot.lost for slot in held) + self.available))
         since = self._waiting_since.setdefault(owner, self._clock())
-        request = _Request(owner, count, held, self._loop.create_future(), since)
+        request = SlotRequest(owner, count, held, self._loop.create_future(), since)
         for slot in request.kept():
             # It is called between deployments, when no subtask runs in the worker.
             if slot.worker is not None and slot.worker.failures >= MAX_FAILURES:
@@ -262,9 +238,10 @@ class SlotPool:
         if self._arrangement is None and not self._closing:
             self._arrangement = self._loop.call_soon(self._arrange)
 
-    def _capacity_changed(self) -> None:
+    def _on_loop(self, call: Callable[..., None], *arguments: object) -> None:
+        """Passes on what the provider reports, from any of its threads."""
         with suppress(RuntimeError):  # the loop is closed: the session has ended before its provider
-            self._loop.call_soon_threadsafe(self._notify)
+            self._loop.call_soon_threadsafe(call, *arguments)
 
     def _arrange(self) -> None:
         """Grants the requests that can be served, launches slots for others, and records why the rest waits."""
@@ -304,7 +281,7 @@ class SlotPool:
         if allocation.launch:
             self._launch(allocation.launch)
 
-    def _turn(self, request: _Request) -> Turn:
+    def _turn(self, request: SlotRequest) -> Turn:
         """No slots are reserved for a job that needs more than the cluster has, or that already holds some."""
         if request.held or request.count > self.total:
             return Turn(False, None)
@@ -335,12 +312,13 @@ class SlotPool:
             self._loop.call_later(pause, self._notify)
             return
         logger.info("launching %d slots", count)
+        ended = partial(self._on_loop, self._provider_ended)
         for _ in range(count):
             # An id is never reused: the agent of a slot that was given up may register much later.
             slot_id, self._next_slot = str(self._next_slot), self._next_slot + 1
             self._launching[slot_id] = self._clock()
             try:
-                self._provider.launch(slot_id, self._control_port, self._secret, self._report_end)
+                self._provider.launch(slot_id, self._control_port, self._secret, ended)
             except Exception as error:
                 del self._launching[slot_id]
                 self._launch_failed(f"a slot could not be launched: {error}")
@@ -354,10 +332,6 @@ class SlotPool:
             if not request.refused and not request.answer.done():
                 self._requests.remove(request)
                 request.answer.set_exception(SlotsUnavailableError(reason))
-
-    def _report_end(self, slot_id: str, error: BaseException | None) -> None:
-        with suppress(RuntimeError):  # the loop is closed: the session has ended before its slots
-            self._loop.call_soon_threadsafe(self._provider_ended, slot_id, error)
 
     def _provider_ended(self, slot_id: str, error: BaseException | None) -> None:
         reason = "its slot agent ended" if error is None else str(error).splitlines()[0]
@@ -388,14 +362,11 @@ class SlotPool:
         slot.owner = slot.core = None
         slot.idle_since = self._clock()
         if not slot.lost and slot.worker is not None and slot.worker.used:
-            self._replace_worker(slot, kill_in_s=_RELEASED_WORKER_S)
+            self.replace_worker(slot, kill_in_s=_RELEASED_WORKER_S)
         self._notify()
 
-    def replace_worker(self, slot: Slot) -> None:
-        """Kills the slot's worker and makes the spare the active one."""
-        self._replace_worker(slot, kill_in_s=0)
-
-    def _replace_worker(self, slot: Slot, kill_in_s: float) -> None:
+    def replace_worker(self, slot: Slot, kill_in_s: float = 0.0) -> None:
+        """Makes the spare the active worker, and kills the former one: at once, or if it still runs after a time."""
         worker = self._promote_spare(slot)
         if worker is not None:
             kill = KillWorker(worker.worker_id)
@@ -461,7 +432,10 @@ class SlotPool:
         slot = self._slots.get(peer.slot)
         if isinstance(peer, AgentPeer):
             if slot is not None:
-                self._agent_lost(slot, reason, explained=explained)
+                # Its owner is notified once Spark, ending the slot's task, gives the cause, or after the grace period.
+                if not explained:
+                    self._losses.open(slot.slot_id, self._times.loss_grace_s)
+                self._slot_ended(slot, f"its slot agent was lost: {reason}")
             return
         worker_id = peer.registration.worker
         self._orphans.pop(worker_id, None)
@@ -493,12 +467,6 @@ class SlotPool:
         self._losses.tell(worker.worker_id, tell, reason)
         self._start_workers(slot)
         self._notify()
-
-    def _agent_lost(self, slot: Slot, reason: str, *, explained: bool) -> None:
-        """The owner is notified once Spark, ending the slot's task, gives the cause, or after the grace period."""
-        if not explained:
-            self._losses.open(slot.slot_id, self._times.loss_grace_s)
-        self._slot_ended(slot, f"its slot agent was lost: {reason}")
 
     # --- workers
 
@@ -710,5 +678,5 @@ class SlotPool:
 
 
 def _pause_before(attempts: int) -> float:
-    """Seconds to wait after ``attempts`` failures in a row: 0 without failures, then a growing pause."""
-    return 0.0 if attempts == 0 else min(MAX_PAUSE_S, 0.1 * 2 ** (attempts - 1))
+    """Seconds to wait after ``attempts`` failures in a row, at least one."""
+    return float(min(MAX_PAUSE_S, 0.1 * 2 ** (attempts - 1)))

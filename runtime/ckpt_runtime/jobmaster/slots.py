@@ -193,6 +193,31 @@ class Slot:
         return f"{host}:{port}"
 
 
+@dataclass(slots=True, eq=False)
+class SlotRequest:
+    """A job's pending request for slots; ``answer`` receives them. ``reason`` says why it waits."""
+
+    owner: SlotOwner
+    count: int
+    held: list[Slot]
+    answer: asyncio.Future[list[Slot]]
+    since: float
+    """When its owner began to wait; earlier than this request if the owner's previous one was not served."""
+    taken: list[Slot] = field(default_factory=list)
+    reason: str = ""
+    refused: bool = False
+
+    def kept(self) -> list[Slot]:
+        """The slots that the owner had and still holds: it may have lost or released any of them in the meantime."""
+        return [slot for slot in self.held if not slot.lost and slot.owner is self.owner][: self.count]
+
+    def wait(self, reason: str, *, refused: bool = False) -> None:
+        self.refused = refused
+        if reason != self.reason:
+            self.reason = reason
+            self.owner.slots_awaited(reason)
+
+
 _BY_SHELLS = 128
 """A shell, a container or a JVM that reports a signal adds this to its number."""
 _HINTS = {

@@ -3,10 +3,7 @@
 Only this module decides what a storage error means for the protocol: certainly failed, unknown, or that another
 driver leads. The last is never a failure, since a failure deletes files: this driver gives the job up.
 
-It is also the only place that deletes a job's snapshot files. If storage is unavailable when a checkpoint is subsumed
-or aborted, its files must not stay forever: a failed deletion is retried with growing pauses, at once when a later
-checkpoint shows that storage answers again, and also after the end of the job. The coordinator, not this module,
-decides what may be deleted.
+It is also the only place that orders deletions of a job's snapshot files. The coordinator decides what may be deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from ckpt_runtime.checkpoint import effects as out
@@ -25,8 +22,9 @@ from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.failure_report import summary_of
-from ckpt_runtime.jobmaster.job_host import Cancellable, JobHost, Pool, Result
+from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
+from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.clean_up import (
     JobCleanUp,
@@ -62,147 +60,9 @@ from ckpt_runtime.storage.errors import (
 )
 from ckpt_runtime.storage.filesystem import check_directory, delete_empty_directory, is_directory, resolve
 from ckpt_runtime.storage.metadata import has_metadata, write_metadata
-from ckpt_runtime.storage.versioned_document import Fence, no_fence
 from ckpt_runtime.structured_log import fields
 
 logger = logging.getLogger(__name__)
-
-DELETION_PAUSE_MS = 500.0
-MAX_DELETION_PAUSE_MS = 30_000.0
-MAX_WAITING = 10_000
-"""Maximum number of waiting deletions; beyond it the oldest is given up and named in the log."""
-
-
-@dataclass(slots=True, eq=False)
-class _Deletion:
-    what: str
-    delete: Callable[[], None]
-    attempted: Callable[[], None] | None = None
-    failures: int = 0
-
-
-class SnapshotDeletions:
-    """The deletions of one job, on its host's loop and in its pool for deletions.
-
-    ``fence`` is called in the pool before each deletion and raises when this driver may not delete anything.
-    """
-
-    def __init__(self, host: JobHost, fence: Fence = no_fence) -> None:
-        self._host = host
-        self._fence = fence
-        self._running = 0
-        self._waiting: list[_Deletion] = []
-        self._timer: Cancellable | None = None
-        self._due_ms = 0.0
-        self._when_done: Callable[[], None] | None = None
-        self._closed = False
-
-    @property
-    def unfinished(self) -> tuple[str, ...]:
-        """The deletions that have failed so far and wait for their next attempt."""
-        return tuple(deletion.what for deletion in self._waiting)
-
-    def submit(self, what: str, delete: Callable[[], None], attempted: Callable[[], None] | None = None) -> None:
-        """Deletes in the background. ``delete`` may be called again after a failure and then continues.
-
-        ``attempted`` is called on the loop after the first attempt, for any outcome: no caller waits for a retry.
-        """
-        self._start([_Deletion(what, delete, attempted)])
-
-    def retry(self) -> None:
-        """Retries all waiting deletions now, because storage answers."""
-        waiting, self._waiting = self._waiting, []
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        if waiting:
-            self._start(waiting)
-
-    def when_done(self, call: Callable[[], None]) -> None:
-        """Calls ``call`` once as soon as no deletion runs or waits, perhaps at once; never after :meth:`close`."""
-        self._when_done = call
-        self._check_done()
-
-    def close(self) -> None:
-        """Starts no more deletions. The waiting ones are named in the log; a later driver may perform them."""
-        self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for deletion in self._waiting:
-            logger.warning("could not %s before the end of this driver", deletion.what)
-        self._waiting.clear()
-
-    def _start(self, deletions: list[_Deletion]) -> None:
-        if self._closed:
-            return
-        self._running += 1
-        self._host.in_pool(Pool.DELETIONS, partial(self._attempt, deletions), partial(self._attempted, deletions))
-
-    def _attempt(self, deletions: list[_Deletion]) -> list[_Deletion]:
-        """Runs in a pool thread. Returns the deletions that failed and may succeed later."""
-        return [deletion for deletion in deletions if not self._is_settled(deletion)]
-
-    def _is_settled(self, deletion: _Deletion) -> bool:
-        try:
-            self._fence()
-            deletion.delete()
-        # Already deleted by an attempt whose answer was lost.
-        except NotFoundError:
-            return True
-        except (NotLeaderError, InvalidLocationError, CorruptFileError) as error:
-            logger.warning("will not %s: %s", deletion.what, error)
-        except OSError as error:
-            logger.warning("could not %s, will try again: %s", deletion.what, error)
-            return False
-        except Exception:
-            logger.exception("will not %s", deletion.what)
-        return True
-
-    def _attempted(self, deletions: list[_Deletion], result: Result[list[_Deletion]]) -> None:
-        self._running -= 1
-        if self._closed:
-            return
-        try:
-            failed = result()
-        except Exception as error:  # the pool's own: not begun, or still hanging
-            logger.warning("will try %d deletions again: %s", len(deletions), error)
-            failed = deletions
-        for deletion in deletions:
-            # Called after the first attempt only: no caller waits for a retry.
-            answer, deletion.attempted = deletion.attempted, None
-            if answer is not None:
-                answer()
-        if failed:
-            self._wait(failed)
-        self._check_done()
-
-    def _wait(self, failed: list[_Deletion]) -> None:
-        for deletion in failed:
-            deletion.failures += 1
-        self._waiting.extend(failed)
-        for given_up in self._waiting[:-MAX_WAITING]:
-            logger.error("cannot %s: too many deletions are waiting", given_up.what)
-        del self._waiting[:-MAX_WAITING]
-        # The lowest failure count sets the pause: a deletion that has failed for hours must not delay a fresh one.
-        least = min(deletion.failures for deletion in failed)
-        pause = min(MAX_DELETION_PAUSE_MS, DELETION_PAUSE_MS * 2 ** min(least - 1, 16))
-        due_ms = self._host.now().rel_ms + pause
-        if self._timer is not None:
-            if self._due_ms <= due_ms:
-                return
-            self._timer.cancel()
-        self._due_ms = due_ms
-        self._timer = self._host.call_later(pause, self._fire)
-
-    def _fire(self) -> None:
-        self._timer = None
-        self.retry()
-
-    def _check_done(self) -> None:
-        if self._when_done is not None and not self._running and not self._waiting and not self._closed:
-            call, self._when_done = self._when_done, None
-            call()
-
 
 RETRY_BASE_MS = 200.0
 _RETRY_MAX_MS = 30_000.0
@@ -223,7 +83,7 @@ class _StorageCall:
         self.checkpoint_id = checkpoint_id
         self.abandoned = threading.Event()
         self.returned = threading.Event()
-        self._failed = failed
+        self.failed = failed
         self._unknown = unknown
 
     def run(self, call: Callable[[], JobInput]) -> JobInput:
@@ -241,7 +101,7 @@ class _StorageCall:
             self.returned.set()
 
     def failure(self, error: Exception) -> JobInput:
-        answer = self._unknown if isinstance(error, AmbiguousWriteError) else self._failed
+        answer = self._unknown if isinstance(error, AmbiguousWriteError) else self.failed
         return answer(self.checkpoint_id, str(error))
 
 
@@ -343,32 +203,18 @@ class StorageEffects:
         for checkpoint_id, directory in directories.items():
             self._deletions.submit(f"delete {directory}", partial(delete, checkpoint_id, directory))
 
-    def finish(
-        self,
-        *,
-        clean_up: bool,
-        keeps_nothing: bool = False,
-        outputs: tuple[SinkOutput, ...] = (),
-        savepoint_id: int = 0,
-    ) -> None:
-        """Closes after the coordinator has shut down.
+    def finish(self, *, keeps_nothing: bool, outputs: tuple[SinkOutput, ...], savepoint_id: int) -> None:
+        """Cleans up after a job that never runs again; a suspended job may be running under another driver.
 
-        ``clean_up`` only for a job that never runs again: another driver may be writing a suspended job's checkpoints.
-        Deletions that have failed so far are retried until they succeed. Then the files that the sinks have hidden at
-        ``outputs`` and that no snapshot covers are deleted, then the job's directory, with everything of the job in it
-        if it ``keeps_nothing``, and last the records of the job.
+        The coordinator has shut down. Deletions that have failed so far are retried until they succeed. Then the files
+        that the sinks have hidden at ``outputs`` and that no snapshot covers are deleted, then the job's directory,
+        with everything of the job in it if it ``keeps_nothing``, and last the records of the job.
         """
         self._closed = True
-        if not clean_up:
-            self._deletions.close()
-            return
-
-        self._run_in_order(self._last_steps(keeps_nothing, outputs, savepoint_id))
-
-    def _run_in_order(self, steps: Iterator[tuple[str, Callable[[], None]]]) -> None:
-        """Runs the steps one after the other, each when everything before it is done."""
+        steps = self._last_steps(keeps_nothing, outputs, savepoint_id)
 
         def go_on() -> None:
+            """Begins the next step; is called whenever everything before it is done."""
             for step in steps:
                 self._deletions.submit(*step)
                 self._deletions.when_done(go_on)
@@ -427,35 +273,28 @@ class StorageEffects:
 
     def execute(self, effect: object) -> None:
         """Starts one effect. Each call has an answer for the case that it is not begun or does not return."""
+        call = _call_of(effect)
+        if call is None:
+            self._delete(effect)
+            return
         match effect:
             case out.InitializeLocation(checkpoint_id, properties, directory):
                 self._last_id = checkpoint_id
-                call = _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
                 self._in_pool(call, lambda: self._initialize(effect, call), pool=self._pool_of(properties, directory))
             case out.WriteMetadata(checkpoint):
-                call = _StorageCall(checkpoint.id, on.MetadataFailed, on.MetadataUnknown)
                 pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._write_metadata(checkpoint), pool=pool)
             case out.ResolveMetadata(checkpoint, attempt):
-                call = _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
                 pool = self._pool_of(checkpoint.properties, checkpoint.directory)
                 self._in_pool(call, lambda: self._resolve_metadata(checkpoint), backoff_ms(attempt), pool)
             case out.AddToStore(checkpoint, owned):
-                call = _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
                 self._in_pool(call, lambda: self._add_pointer(checkpoint, owned))
             case out.ResolveStore(checkpoint, attempt, owned):
-                call = _StorageCall(checkpoint.id, on.StoreUnknown, on.StoreUnknown)
                 self._in_pool(call, lambda: self._resolve_pointer(checkpoint, owned), backoff_ms(attempt))
             case out.RemoveFromStore(checkpoint_id, attempt, discards):
                 if discards is None:
                     self._kept.add(checkpoint_id)
-                call = _StorageCall(checkpoint_id, on.StoreRemoveFailed, on.StoreRemoveFailed)
                 self._in_pool(call, lambda: self._remove_pointer(checkpoint_id, discards), backoff_ms(attempt))
-            case out.FindLeftovers(below):
-                states = [state for entry in self._retained() for state in entry.checkpoint.states.values()]
-                self._look_for_leftovers(states, below, attempt=1)
-            case _:
-                self._delete(effect)
 
     def _pool_of(self, properties: CheckpointProperties, directory: str | None) -> Pool | str:
         """The user chooses a savepoint's directory: if storage hangs there, that must not stop checkpoints."""
@@ -465,6 +304,9 @@ class StorageEffects:
         """Starts a deletion. The coordinator continues after the first attempt; the deletions handle retries."""
         submit = self._deletions.submit
         match effect:
+            case out.FindLeftovers(below):
+                states = [state for entry in self._retained() for state in entry.checkpoint.states.values()]
+                self._look_for_leftovers(states, below, attempt=1)
             case out.DiscardCheckpoint(checkpoint):
                 what = f"delete checkpoint {checkpoint.id} in {checkpoint.directory}"
                 submit(what, partial(self._discard, checkpoint), partial(self._cleaned, checkpoint.id))
@@ -704,25 +546,35 @@ def backoff_ms(attempt: int) -> float:
     return 0.0 if attempt <= 0 else min(_RETRY_MAX_MS, RETRY_BASE_MS * 2 ** min(attempt - 1, 30))
 
 
+def _call_of(effect: object) -> _StorageCall | None:
+    """The call for an effect whose outcome the coordinator waits for; None for another effect."""
+    match effect:
+        case out.InitializeLocation(checkpoint_id):
+            return _StorageCall(checkpoint_id, on.LocationFailed, on.LocationFailed)
+        case out.WriteMetadata(checkpoint):
+            return _StorageCall(checkpoint.id, on.MetadataFailed, on.MetadataUnknown)
+        case out.ResolveMetadata(checkpoint):
+            return _StorageCall(checkpoint.id, on.MetadataUnknown, on.MetadataUnknown)
+        case out.AddToStore(checkpoint):
+            return _StorageCall(checkpoint.id, on.StoreFailed, on.StoreUnknown)
+        case out.ResolveStore(checkpoint):
+            return _StorageCall(checkpoint.id, on.StoreUnknown, on.StoreUnknown)
+        case out.RemoveFromStore(checkpoint_id):
+            return _StorageCall(checkpoint_id, on.StoreRemoveFailed, on.StoreRemoveFailed)
+    return None
+
+
 def answer_to_failed(effect: object, message: str) -> CoordinatorEvent | None:
     """The answer to an effect that certainly was not begun; None for one without an answer.
 
     Files whose deletion was not begun are deleted at the end of the job.
     """
+    call = _call_of(effect)
+    if call is not None:
+        return call.failed(call.checkpoint_id, message)
     match effect:
-        case out.InitializeLocation(checkpoint_id):
-            return on.LocationFailed(checkpoint_id, message)
-        case out.WriteMetadata(checkpoint):
-            return on.MetadataFailed(checkpoint.id, message)
-        case out.AddToStore(checkpoint):
-            return on.StoreFailed(checkpoint.id, message)
-        case out.ResolveMetadata(checkpoint) | out.ResolveStore(checkpoint):
-            kind = on.MetadataUnknown if isinstance(effect, out.ResolveMetadata) else on.StoreUnknown
-            return kind(checkpoint.id, message)
-        case out.RemoveFromStore(checkpoint_id):
-            return on.StoreRemoveFailed(checkpoint_id, message)
-        case out.DiscardCheckpoint() | out.DiscardLocation():
-            return on.CleanupDone(
-                effect.checkpoint.id if isinstance(effect, out.DiscardCheckpoint) else effect.checkpoint_id
-            )
+        case out.DiscardCheckpoint(checkpoint):
+            return on.CleanupDone(checkpoint.id)
+        case out.DiscardLocation(checkpoint_id):
+            return on.CleanupDone(checkpoint_id)
     return None

@@ -33,6 +33,7 @@ from tenacity import retry, retry_if_exception, stop_after_attempt, stop_after_d
 
 from ckpt_runtime.storage.errors import AlreadyExistsError, InvalidLocationError, NotFoundError, StorageError
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ATTEMPTS = 5
@@ -45,12 +46,6 @@ _BROKEN_BODIES: Mapping[str, tuple[str, ...]] = {
     "botocore.exceptions": ("IncompleteReadError", "ResponseStreamingError"),
 }
 """Error classes by module of the client library; a module is used only if it is loaded."""
-
-
-def settle_layers(filesystem: Any) -> None:
-    """Leaves retries to one layer: s3fs would repeat, five times, requests that botocore has already given up."""
-    if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
-        filesystem.retries = 1
 
 
 def is_broken_body(error: BaseException) -> bool:
@@ -76,8 +71,6 @@ def read_again(read: Callable[[], T]) -> T:
     """The result of a read, which has no effect and may be repeated. Raises the error of the last attempt."""
     return read()
 
-
-logger = logging.getLogger(__name__)
 
 SCHEMES = ("file", "s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "oss")
 """Schemes on which snapshots may be stored; file systems that the process registered with fsspec work as well.
@@ -294,7 +287,9 @@ def _remote(text: str, scheme: str) -> Location:
         raise InvalidLocationError(f"{text}: {error}", text) from error
     except Exception as error:
         raise StorageError(f"{text}: cannot be reached: {error}", text, error) from error
-    settle_layers(filesystem)
+    # One layer retries: s3fs would repeat, five times, requests that botocore has already given up.
+    if "s3" in filesystem.protocol and hasattr(filesystem, "retries"):
+        filesystem.retries = 1
     path = path.rstrip("/")
     if not path and scheme in _OBJECT_STORES:
         raise _invalid(text, f"a URL with a bucket, {scheme}://bucket/path")
@@ -604,7 +599,11 @@ def make_directory(directory: Location, *, exist_ok: bool = True, parents: bool 
             mode = _PRIVATE_DIRECTORY if private else _ANY_DIRECTORY
             if parents:
                 _make_parents(directory.path, mode)
-            _make_locally(directory.path, mode, exist_ok=exist_ok)
+            try:
+                os.mkdir(directory.path, mode)
+            except FileExistsError:
+                if not exist_ok or not os.path.isdir(directory.path):
+                    raise
             return
         if not exist_ok and exists(directory):
             raise FileExistsError(directory.path)
@@ -623,14 +622,6 @@ def _make_parents(path: str, mode: int) -> None:
         # Another process may make the same directory.
         with suppress(FileExistsError):
             os.mkdir(directory, mode)
-
-
-def _make_locally(path: str, mode: int, *, exist_ok: bool) -> None:
-    try:
-        os.mkdir(path, mode)
-    except FileExistsError:
-        if not exist_ok or not os.path.isdir(path):
-            raise
 
 
 def check_bucket(location: Location) -> None:

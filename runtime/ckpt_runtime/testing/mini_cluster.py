@@ -27,7 +27,13 @@ from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_values import OperationKind, OperationStatus, RunRequest
+from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
+    OperationKind,
+    OperationStatus,
+    RunRequest,
+    SavepointRequest,
+)
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
 from ckpt_runtime.network.tls import rest_context
@@ -131,9 +137,9 @@ class MiniCluster:
 
     rest_url = ""
     time_limit: ClassVar[Callable[[float], float]] = staticmethod(lambda seconds: seconds)
-    """Returns how long a call may take whose limit is so many seconds. Tests raise it on busy machines."""
+    """Returns how long a call with this limit in seconds may take. Tests make it longer on busy machines."""
     deadline: ClassVar[Callable[[float], Callable[[], bool]]] = staticmethod(_deadline)
-    """Begins a wait of at most so many seconds, and returns what says whether they are over. Tests may raise it too."""
+    """Begins a wait of at most this many seconds, and returns a function that says whether they are over."""
 
     def __init__(
         self,
@@ -295,11 +301,9 @@ class MiniCluster:
         savepoint_format: SavepointFormat = SavepointFormat.NATIVE,
     ) -> str:
         """Take a savepoint, or stop with one and wait for the job's clean-up; returns its URL."""
-        if stop:
-            work = self.dispatcher.stop_with_savepoint(job_id, str(directory), savepoint_format, drain, None)
-        else:
-            work = self.dispatcher.trigger_savepoint(job_id, str(directory), savepoint_format, False, None)
-        trigger_id = self.call(work)
+        ends = AfterSavepoint.DRAIN if drain else AfterSavepoint.STOP
+        request = SavepointRequest(str(directory), ends if stop else AfterSavepoint.CONTINUE, savepoint_format)
+        trigger_id = self.call(self.dispatcher.take_savepoint(job_id, request))
         outcome: list[OperationStatus] = []
 
         def done() -> bool:

@@ -331,7 +331,7 @@ class JobMaster:
         graph = self.stored_graph
         self.claims = claims
         self.taken_over = earlier is not None
-        self.mode = mode = RecoveryClaimMode.NO_CLAIM if claims is None else RecoveryClaimMode.CLAIM
+        self.mode = RecoveryClaimMode.NO_CLAIM if claims is None else RecoveryClaimMode.CLAIM
         self.origin = origin if origin is None or claims is None else origin.claimed()
         self.ended: JobStatus | None = None
         self.stopped_at: str | None = None
@@ -358,38 +358,46 @@ class JobMaster:
         self._requests = 0
         storage = CheckpointStorage(ROOT, self.job_id)
         savepoint = None if history.checkpoints else self.origin
-        recovered = [entry.checkpoint for entry in history.checkpoints]
         self.shell = StrictShell(
-            JobSubmission(
-                job_id=self.job_id,
-                graph=graph,
-                defaults=_NO_OPTIONS,
-                own=OwnConfiguration(_NO_OPTIONS),
-                archive=b"",
-                program_id="",
-                entry="",
-                arguments=(),
-                default_checkpoint_directory=ROOT,
-                savepoint=savepoint,
-                claim_mode=RecoveryClaimMode(mode.value),
-                claims=claims,
-                record=self.record,
-                history=history,
-                submitted_at_ms=world.wall_ms(-1),
-            ),
-            JobCore(
-                JobPlan(graph, _NO_OPTIONS, configuration, savepoint, mode),
-                self.machine,
-                self.coordinator,
-                overrides,
-                history.savepoint_id,
-                max(recovered, key=lambda checkpoint: checkpoint.id, default=None),
-            ),
+            self._submission(history, savepoint),
+            self._core(history, savepoint, overrides),
             self.host,
             storage,
             TaskGateway(b""),
         )
         world.files.make_directories(storage.shared.path)
+
+    def _submission(self, history: JobHistory, savepoint: CompletedCheckpoint | None) -> JobSubmission:
+        return JobSubmission(
+            job_id=self.job_id,
+            graph=self.stored_graph,
+            defaults=_NO_OPTIONS,
+            own=OwnConfiguration(_NO_OPTIONS),
+            archive=b"",
+            program_id="",
+            entry="",
+            arguments=(),
+            default_checkpoint_directory=ROOT,
+            savepoint=savepoint,
+            claim_mode=self.mode,
+            claims=self.claims,
+            record=self.record,
+            history=history,
+            submitted_at_ms=self.world.wall_ms(-1),
+        )
+
+    def _core(
+        self, history: JobHistory, savepoint: CompletedCheckpoint | None, overrides: CheckpointOverrides
+    ) -> JobCore:
+        recovered = [entry.checkpoint for entry in history.checkpoints]
+        return JobCore(
+            JobPlan(self.stored_graph, _NO_OPTIONS, self.submitted, savepoint, self.mode),
+            self.machine,
+            self.coordinator,
+            overrides,
+            history.savepoint_id,
+            max(recovered, key=lambda checkpoint: checkpoint.id, default=None),
+        )
 
     def _history(self, earlier: JobMaster | None) -> JobHistory:
         """What is recorded, as ``known_jobs.py`` reads it."""

@@ -30,7 +30,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
         (timedelta(seconds=2), 2000),
     ],
 )
-def test_durations(value: Any, expected: int) -> None:
+def test_durations_are_read_in_every_form(value: Any, expected: int) -> None:
     assert arguments.millis("x", value) == expected
 
 
@@ -89,7 +89,7 @@ def test_a_job_is_an_id_or_a_name(value: Any, expected: str) -> None:
     assert arguments.job(value) == expected
 
 
-def test_moments() -> None:
+def test_moments_are_read_in_every_form() -> None:
     moment = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     forms = (moment, moment.isoformat(), "2026-01-02T04:04:05+01:00", 1_767_323_045_000, "1767323045000")
     assert {arguments.epoch_millis("x", form) for form in forms} == {1_767_323_045_000}
@@ -102,7 +102,7 @@ def test_text_that_a_template_makes_of_none_counts_as_not_given() -> None:
     assert [arguments.optional_text("x", value) for value in (None, "", " ", "None", " a ")] == [None] * 4 + ["a"]
 
 
-def test_times_to_wait() -> None:
+def test_times_to_wait_are_read_in_every_form() -> None:
     assert arguments.seconds("x", timedelta(minutes=1)) == 60.0
     assert arguments.seconds("x", 0) == 0.0
     assert [arguments.seconds("x", value) for value in (5, "5", "5 s", "5000 ms")] == [5.0] * 4

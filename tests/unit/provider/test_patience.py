@@ -240,7 +240,7 @@ def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
         gateway.move(job_id, JobStatus.FINISHED)
         raise JobTerminated(job_id, JobStatus.FINISHED)
 
-    monkeypatch.setattr(gateway, "stop_with_savepoint", too_late)
+    monkeypatch.setattr(gateway, "take_savepoint", too_late)
     assert finish(operators(pipeline)["stop"], task.context())["savepoint_path"].startswith("file:/data/savepoint-")
 
 

@@ -59,7 +59,7 @@ def test_deferred_sensor_keeps_its_execution_timeout_and_can_be_retried(
         finish(sensor, task.context())
 
 
-def test_soft_fail_skips(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_sensor_with_soft_fail_skips_instead_of_failing(job_manager: JobManager, task: Task, finish: Finish) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSkipException):
         finish(sensor, task.context())
@@ -113,7 +113,9 @@ def test_sensor_refuses_a_mode_together_with_deferral() -> None:
 
 @pytest.mark.row("air.2")
 @BOTH
-def test_any_completed_checkpoint(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_any_completed_checkpoint_satisfies_the_sensor(
+    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
+) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
     result = finish(sensor, task.context())

@@ -23,7 +23,14 @@ from ckpt_runtime.contract.checkpoints import (
     VertexCheckpoint,
 )
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, CheckpointNotFound, NotFound, OperationKind
+from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
+    CheckpointKind,
+    CheckpointNotFound,
+    NotFound,
+    OperationKind,
+    SavepointRequest,
+)
 from ckpt_runtime.rest import checkpoint_answers
 from ckpt_runtime.rest.exchange import BadRequest, TheDispatcher, flink_router, now_ms
 from ckpt_runtime.rest.openapi import errors, json_body
@@ -204,10 +211,9 @@ async def trigger_savepoint(
 ) -> Triggered:
     """Trigger a savepoint."""
     directory = await _directory(body.directory, job_id, dispatcher, "target-directory")
-    trigger_id = await dispatcher.trigger_savepoint(
-        job_id, directory, body.savepoint_format, body.cancel_job, body.trigger_id, requester, condition
-    )
-    return Triggered(trigger_id)
+    then = AfterSavepoint.CANCEL if body.cancel_job else AfterSavepoint.CONTINUE
+    wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
+    return Triggered(await dispatcher.take_savepoint(job_id, wanted))
 
 
 @savepoints.post("/jobs/{jobid}/stop", status_code=202, responses=_TRIGGER, openapi_extra=_STOP_BODY)
@@ -220,10 +226,9 @@ async def stop(
 ) -> Triggered:
     """Stop a job with a savepoint."""
     directory = await _directory(body.directory, job_id, dispatcher, "targetDirectory")
-    trigger_id = await dispatcher.stop_with_savepoint(
-        job_id, directory, body.savepoint_format, body.drain, body.trigger_id, requester, condition
-    )
-    return Triggered(trigger_id)
+    then = AfterSavepoint.DRAIN if body.drain else AfterSavepoint.STOP
+    wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
+    return Triggered(await dispatcher.take_savepoint(job_id, wanted))
 
 
 @savepoints.get("/jobs/{jobid}/savepoints/{triggerid}", responses=_READ)

@@ -137,75 +137,12 @@ def test_alignment_of_all_channels():
     assert handler.pending_checkpoint is None
 
 
-def test_a_single_input_triggers_at_once():
-    handler = BarrierHandler([A])
-    assert feed(handler, received(A, 1)) == [
-        BlockChannel(A),
-        triggered(1),
-        AllBarriersReceived(1, 0),
-        ResumeChannels((A,)),
-    ]
-
-
-def test_an_obsolete_barrier_blocks_nothing():
-    handler = BarrierHandler([A, B])
-    assert feed(handler, received(A, 2), received(B, 1)) == []
-    assert feed(handler, received(B, 2), received(B, 2)) == []
-    assert handler.blocked_channels == ()
-
-
-def test_a_newer_barrier_gives_up_what_its_channel_has_not_shown():
-    handler = BarrierHandler([A, B])
-    assert feed(handler, received(A, 1), received(B, 2)) == [
-        ResumeChannels((A,)),
-        BlockChannel(B),
-        AbortCheckpoint(1, SUBSUMED),
-    ]
-    assert feed(handler, received(A, 2))[1] == triggered(2)
-
-
-def test_cancel_of_the_pending_one():
-    handler = BarrierHandler([A, B])
-    assert feed(handler, received(A, 1), CancelBarrierReceived(B, 1)) == [
-        ResumeChannels((A,)),
-        AbortCheckpoint(1, CANCELLED),
-    ]
-    assert feed(handler, received(B, 1)) == []
-    assert feed(handler, CancelBarrierReceived(A, 1)) == []
-
-
-def test_cancel_of_one_that_has_not_begun():
-    handler = BarrierHandler([A, B])
-    assert feed(handler, received(A, 1), CancelBarrierReceived(B, 3)) == [
-        ResumeChannels((A,)),
-        AbortCheckpoint(1, SUBSUMED),
-        AbortCheckpoint(3, CANCELLED),
-    ]
-    assert feed(handler, received(A, 3)) == []
-
-
 def test_an_old_cancel_changes_nothing_but_what_it_has_passed():
     handler = BarrierHandler([A, B, C])
     feed(handler, received(A, 5))
     assert feed(handler, CancelBarrierReceived(B, 4)) == []
     assert handler.pending_checkpoint == 5
     assert feed(handler, announced(B, 7, LATER), CancelBarrierReceived(C, 6)) == []
-
-
-def test_an_ended_channel_counts_as_aligned():
-    handler = BarrierHandler([A, B])
-    handler.handle(received(A, 1), at(0))
-    assert handler.handle(EndOfPartitionReceived(B), at(3)) == [
-        triggered(1, 3),
-        AllBarriersReceived(1, 3),
-        ResumeChannels((A,)),
-    ]
-    assert handler.handle(received(A, 2), at(4))[1] == triggered(2)
-
-
-def test_channels_that_ended_before_are_not_waited_for():
-    handler = BarrierHandler([A, B])
-    assert triggered(1) in feed(handler, EndOfPartitionReceived(A), received(B, 1))
 
 
 @pytest.mark.parametrize(
@@ -292,20 +229,6 @@ def test_unaligned_starts_at_the_first_announcement():
     assert handler.handle(received(C, 1, UNALIGNED), at(8)) == [StopRecording(1, C), AllBarriersReceived(1, 8)]
     assert feed(handler, received(A, 1, UNALIGNED)) == []
     assert handler.collecting_checkpoints == ()
-
-
-def test_unaligned_starts_at_the_first_barrier_that_was_never_announced():
-    handler = BarrierHandler([A, B])
-    assert feed(handler, received(A, 1, UNALIGNED)) == [
-        BlockChannel(A),
-        turned(1, recording=(B,)),
-        ResumeChannels((A,)),
-    ]
-
-
-def test_all_barriers_announced_need_no_recording():
-    handler = BarrierHandler([A])
-    assert feed(handler, announced(A, 1)) == [turned(1, captured=(A,)), AllBarriersReceived(1, 0)]
 
 
 @pytest.mark.row("76.4")

@@ -49,7 +49,7 @@ def test_summaries_interpolate_as_measured():
     assert math.isnan(empty.p50)
 
 
-def test_a_pending_checkpoint():
+def test_a_pending_checkpoint_is_in_progress_until_its_deadline():
     tracker = CheckpointStatsTracker()
     pending(tracker, 1)
     (stats,) = tracker.snapshot().history
@@ -133,7 +133,7 @@ def test_checkpoint_of_an_earlier_leader_shows_whether_it_reuses_files():
         assert (stats.checkpointed_size, stats.reused_size) == sizes
 
 
-def test_a_failed_checkpoint():
+def test_a_failed_checkpoint_keeps_what_had_been_acknowledged():
     tracker = CheckpointStatsTracker()
     pending(tracker, 1)
     tracker.report_subtask(1, "a", ack(0, 1_101, 530))
@@ -146,7 +146,7 @@ def test_a_failed_checkpoint():
     assert stats.vertices["b"].subtasks[0].aborted
 
 
-def test_counts():
+def test_counts_follow_the_ends_of_checkpoints():
     tracker = CheckpointStatsTracker()
     pending(tracker, 1)
     pending(tracker, 2)
@@ -185,7 +185,7 @@ def test_history_is_bounded_and_newest_first_and_the_latest_outlive_it():
     assert snapshot.latest_completed.id == 7
 
 
-def test_discarded():
+def test_a_discarded_checkpoint_is_marked_wherever_it_is_shown():
     tracker = CheckpointStatsTracker()
     for number in (1, 2):
         pending(tracker, number)

@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     StateFile,
     SubtaskState,
 )
+from ckpt_runtime.checkpoint.completion import ABORTED_REMEMBERED
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
@@ -193,6 +194,16 @@ class TestAborts:
         assert failed == dict.fromkeys(["first", "second"], Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         assert driver.coordinator.pending_ids == ()
 
+    def test_aborted_checkpoints_are_remembered_in_bounded_number(self):
+        driver = Driver(tolerable_failed_checkpoints=10**6).run()
+        for checkpoint_id in range(1, ABORTED_REMEMBERED + 2):
+            driver.trigger()
+            driver.step(on.Declined(checkpoint_id, driver.executions[0], Reason.CHECKPOINT_DECLINED))
+            driver.step(on.CleanupDone(checkpoint_id))
+        late = state_with_file("late")
+        assert driver.ack(1, driver.executions[0], state=late) == []
+        assert driver.ack(2, driver.executions[0], state=late) == [out.DiscardState(2, "dir/2", late)]
+
     def test_a_decline_of_an_unknown_task_is_ignored(self):
         driver = Driver().run()
         driver.trigger()
@@ -345,6 +356,18 @@ class TestRetention:
         assert [entry.checkpoint.id for entry in driver.coordinator.retained] == [2, 3]
         history = {stats.id: stats.discarded for stats in driver.coordinator.statistics().history}
         assert history == {1: True, 2: False, 3: False}
+
+    def test_snapshots_that_a_restore_may_need_are_known_until_their_pointers_are_removed(self):
+        driver = Driver().run()
+        driver.complete()
+        driver.trigger()
+        assert driver.coordinator.referenced == ("dir/1", "dir/2")
+        driver.ack_all(2)
+        driver.step(on.MetadataWritten(2))
+        driver.step(on.StoreAdded(2))
+        assert driver.coordinator.referenced == ("dir/2", "dir/1")
+        driver.step(on.StoreRemoved(1))
+        assert driver.coordinator.referenced == ("dir/2",)
 
     def test_cleaning_holds_back_triggers(self):
         driver = Driver(max_concurrent=1, tolerable_failed_checkpoints=9).run()
@@ -624,6 +647,16 @@ class TestRestore:
         driver.step(on.StoreFailed(1, "no"))
         assert driver.last == [out.RestoreFailed("x", "no")]
         assert driver.coordinator.state is CoordinatorState.CREATED
+
+    @pytest.mark.parametrize("stored", [True, False])
+    def test_the_end_of_the_job_waits_for_the_pointer_of_its_savepoint(self, stored):
+        driver = Driver()
+        driver.step(on.RestoreRequested("x", self.a_savepoint()))
+        driver.step(on.Shutdown("SUSPENDED"))
+        assert not driver.of(out.ShutdownComplete)
+        driver.step(on.StoreAdded(1) if stored else on.StoreFailed(1, "no"))
+        assert driver.last == [out.ShutdownComplete()]
+        assert len(driver.coordinator.retained) == stored
 
     def test_recovered_checkpoints_beat_the_savepoint_and_move_the_counter(self):
         driver = Driver().run()

@@ -65,7 +65,9 @@ def test_threads_and_logs_of_all_processes_or_of_a_named_one_are_shown(
     assert "Task manager 9-9 not found" in capsys.readouterr().err
 
 
-def test_list(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_active_jobs_and_with_a_all_jobs(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     gateway.add_job("1" * 32, "done")
     gateway.move("1" * 32, JobStatus.FINISHED)
     assert ckpt("list") == 0
@@ -80,7 +82,9 @@ def test_list(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "No running jobs.\n"
 
 
-def test_info(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_shows_state_checkpoints_settings_and_failures_of_a_job(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     job = gateway.jobs[JOB]
     _, path = gateway.complete_checkpoint(job)
     job.overrides = CheckpointOverrides(timeout_ms=900_000)
@@ -109,7 +113,7 @@ def test_info_shows_how_far_pending_checkpoints_have_come(
         assert part in line
 
 
-def test_health(
+def test_health_shows_the_verdict_with_its_reasons(
     ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "now_ms", lambda: gateway.now)
@@ -126,7 +130,9 @@ def test_health(
 
 
 @pytest.mark.row("203.14")
-def test_rescale(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rescale_sets_the_named_vertices_and_a_number_alone_all_others(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     def parallelism() -> list[int]:
         return [vertex.parallelism for vertex in gateway.jobs[JOB].graph.vertices]
 
@@ -162,7 +168,9 @@ def test_vertices_that_are_not_named_keep_their_bounds(
     assert [(its.lower, its.upper) for its in declared.values()] == [(1, 8), (2, 2), (1, 8)]
 
 
-def test_cancel(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_waits_for_the_end_and_conflicts_with_a_finished_job(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ckpt("cancel", JOB, "--wait", "--wait-timeout", "10 s") == 0
     assert gateway.jobs[JOB].status is JobStatus.CANCELED
     assert "is canceled" in capsys.readouterr().out
@@ -181,7 +189,9 @@ def test_a_stop_names_the_incarnation_that_it_means(
     assert gateway.conditions == [Precondition(incarnation=3)]
 
 
-def test_holding_a_program(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_is_held_and_released_by_its_owner(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = StoredPipeline("0" * 32 + "_p", "job.py", gateway.now)
     gateway.pipelines[program.id] = program
     assert ckpt("program", "hold", program.id, "--owner", "me") == 0
@@ -191,7 +201,9 @@ def test_holding_a_program(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.Capt
     assert gateway.pipelines[program.id].holds == {}
 
 
-def test_cancel_and_retain(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cancel_with_retain_names_the_retained_checkpoint(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     gateway.complete_checkpoint(gateway.jobs[JOB])
     assert ckpt("cancel", JOB, "--retain", "--wait", "--wait-timeout", "10 s") == 0
     assert "Retained: file:" in capsys.readouterr().out
@@ -204,7 +216,7 @@ def test_cancel_and_retain(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("option", "written"), [("native", "NATIVE"), ("canonical", "CANONICAL"), ("CANONICAL", "CANONICAL")]
 )
-def test_savepoint_and_stop(
+def test_savepoint_and_stop_print_the_paths_of_the_wanted_format(
     ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], option: str, written: str
 ) -> None:
     assert ckpt("savepoint", JOB, "/s", "--type", option) == 0
@@ -236,7 +248,9 @@ def test_savepoint_command_shows_the_progress(
     assert "taking a savepoint: 0 of 6 subtasks, 3.0 MiB so far" in capsys.readouterr().err
 
 
-def test_savepoint_disposal(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_savepoint_is_disposed_of_once_and_without_a_job(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ckpt("savepoint", "-d", "file:/s/one") == 0
     assert gateway.disposed == ["file:/s/one"]
     assert ckpt("savepoint", "-d", "file:/s/one") == 1
@@ -245,7 +259,9 @@ def test_savepoint_disposal(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.Cap
     assert ckpt("savepoint") == 2
 
 
-def test_checkpoint(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoint_waits_and_prints_the_id_or_the_failure(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ckpt("checkpoint", JOB, "--full") == 0
     assert "Checkpoint 1 is completed." in capsys.readouterr().out
     assert ckpt("checkpoint", JOB, "--json") == 0
@@ -270,7 +286,9 @@ def test_detached_operations_print_their_trigger_id(
 
 @pytest.mark.row("571.1")
 @pytest.mark.row("571.8")
-def test_patch_checkpoint_config(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_patch_checkpoint_config_changes_what_its_options_name(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     command = ("patch-checkpoint-config", JOB)
     assert ckpt(*command, "--timeout", "15 min") == 0
     assert gateway.jobs[JOB].overrides == CheckpointOverrides(timeout_ms=900_000)
@@ -406,7 +424,9 @@ def test_unknown_and_malformed_jobs(ckpt: Ckpt, capsys: pytest.CaptureFixture[st
         assert ckpt(command, bad) == 2
 
 
-def test_json_errors(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_json_objects_with_the_exit_code_if_json_is_wanted(
+    ckpt: Ckpt, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert ckpt("info", UNKNOWN, "--json") == 4
     captured = capsys.readouterr()
     assert json.loads(captured.err) == {"error": f"Job {UNKNOWN} not found", "exit_code": 4}
@@ -454,7 +474,9 @@ def test_plan_ends_with_1_when_the_snapshot_would_be_refused(
     assert "sink: Writer  2" in capsys.readouterr().out
 
 
-def test_events(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_prints_a_line_for_each_until_the_named_jobs_end(
+    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
     """One line for each, up to the end of the jobs that were named."""
     announcer = JobAnnouncer(JOB, gateway.events.publish)
     job = gateway.jobs[JOB]

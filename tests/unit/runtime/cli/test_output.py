@@ -18,18 +18,18 @@ from ckpt_runtime.client.errors import CkptApiError, CkptClientError, Unreachabl
         (125_000, "2 min 5 s"), (12_000_000, "3 h 20 min"),
     ],
 )  # fmt: skip
-def test_durations(millis: int | None, text: str) -> None:
+def test_durations_are_shown_in_their_largest_units(millis: int | None, text: str) -> None:
     assert duration_text(millis) == text
 
 
 @pytest.mark.parametrize(
     ("size", "text"), [(None, "-"), (-1, "-"), (0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (2**50, "1024.0 TiB")]
 )
-def test_sizes(size: int | None, text: str) -> None:
+def test_sizes_are_shown_with_binary_units(size: int | None, text: str) -> None:
     assert size_text(size) == text
 
 
-def test_times() -> None:
+def test_times_are_shown_to_the_second_and_unknown_ones_as_a_dash() -> None:
     assert time_text(-1) == time_text(None) == "-"
     assert len(time_text(1_795_197_699_641)) == 19
 
@@ -53,7 +53,7 @@ def test_progress_without_a_terminal_is_a_line_for_each_change(capsys: pytest.Ca
     assert capsys.readouterr().err == "CREATED\nRUNNING\n"
 
 
-def test_exit_codes() -> None:
+def test_each_kind_of_error_has_its_exit_code() -> None:
     assert code_of(CommandError("x", ExitCode.CONFLICT)) is ExitCode.CONFLICT
     assert code_of(Unreachable("u", "r")) is ExitCode.UNREACHABLE
     assert code_of(CkptApiError(500, [])) is ExitCode.SERVER_ERROR

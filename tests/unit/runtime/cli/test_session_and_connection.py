@@ -120,7 +120,9 @@ def test_a_session_file_that_others_can_write_is_refused(secured: str, session_f
     assert main(["list"]) == 2
 
 
-def test_status(secured: str, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_shows_the_session_without_its_token(
+    secured: str, session_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     write_session(session_file, record(secured, "secret"))
     assert main(["session", "status"]) == 0
     assert "6 free of 8" in capsys.readouterr().out

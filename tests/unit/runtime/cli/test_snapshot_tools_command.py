@@ -45,7 +45,9 @@ def printed(capsys: pytest.CaptureFixture[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_list(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_shows_snapshots_and_those_that_cannot_be_read(
+    savepoint: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     broken = savepoint.parent / "broken"
     broken.mkdir()
     (broken / "_metadata").write_bytes(b"garbage")
@@ -70,7 +72,7 @@ def test_list_of_a_directory_without_snapshots_is_empty(tmp_path: Path, capsys: 
         assert "there is no directory" in capsys.readouterr().err
 
 
-def test_show(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_describes_the_states_of_a_snapshot(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "show", str(savepoint), "--json"]) == 0
     document = printed(capsys)
     assert document["written_by"] == "0.1.0"
@@ -89,7 +91,7 @@ def test_names_out_of_a_snapshot_do_nothing_to_a_terminal(savepoint: Path, capsy
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_verify(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_the_file_and_state_of_a_damage(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["snapshot", "verify", str(savepoint)]) == 0
     assert capsys.readouterr().out == f"{savepoint.as_uri()} is complete and intact.\n"
     file = damage(savepoint)
@@ -109,7 +111,9 @@ def test_verify_of_a_missing_or_damaged_snapshot_fails(savepoint: Path, capsys: 
     assert "_metadata" in capsys.readouterr().err
 
 
-def test_copy(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_copy_makes_a_whole_snapshot_or_none(
+    savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     target = tmp_path / "copy"
     assert main(["snapshot", "copy", str(savepoint), str(target), "--json"]) == 0
     assert printed(capsys)["location"] == target.as_uri()
@@ -133,7 +137,7 @@ def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsy
     assert not (tmp_path / "other").exists()
 
 
-def test_convert(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_writes_either_format_into_a_new_directory(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     canonical, native = savepoint.parent / "canonical", savepoint.parent / "native"
     assert main(["snapshot", "convert", str(savepoint), str(canonical), "--format", "canonical", "--json"]) == 0
     document = printed(capsys)

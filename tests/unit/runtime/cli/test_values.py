@@ -15,7 +15,7 @@ from ckpt_runtime.cli.main import main
     ("text", "millis"),
     [("10 s", 10_000), ("10s", 10_000), ("1500ms", 1_500), ("5 min", 300_000), ("0", 0), (None, None)],
 )
-def test_durations(text: str | None, millis: int | None) -> None:
+def test_durations_are_read_with_any_unit(text: str | None, millis: int | None) -> None:
     assert framework.duration_ms("--timeout", text) == millis
     assert framework.timeout_s("--timeout", text) == (None if millis is None else millis / 1000)
 

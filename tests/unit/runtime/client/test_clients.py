@@ -78,7 +78,7 @@ def test_both_clients_have_every_call_with_its_signature() -> None:
             assert method.__doc__
 
 
-def test_reading(client: Both, gateway: FakeGateway) -> None:
+def test_both_clients_read_every_answer(client: Both, gateway: FakeGateway) -> None:
     job = gateway.jobs[JOB]
     _, path = gateway.complete_checkpoint(job)
     pending = gateway.start_checkpoint(job)
@@ -127,7 +127,7 @@ def test_a_pipeline_from_upload_to_end(client: Both, gateway: FakeGateway, tmp_p
 
 
 @pytest.mark.row("571.1")
-def test_checkpoint_configuration(client: Both) -> None:
+def test_checkpoint_configuration_is_patched_read_and_reset(client: Both) -> None:
     patch = CheckpointConfigPatch(interval_ms=5000, unaligned=True)
     assert client.patch_checkpoint_config(JOB, patch).interval_ms == 5000
     config = client.checkpoint_config(JOB)
@@ -136,7 +136,7 @@ def test_checkpoint_configuration(client: Both) -> None:
 
 
 @pytest.mark.row("203.14")
-def test_rescale(client: Both, gateway: FakeGateway) -> None:
+def test_rescale_waits_for_the_new_parallelism_and_reports_a_refusal(client: Both, gateway: FakeGateway) -> None:
     present = client.resource_requirements(JOB)
     assert set(present.values()) == {2}
     client.rescale(JOB, {**present, VERTICES[1]: (1, 4)}, timeout_s=180)
@@ -156,7 +156,7 @@ def test_settings_are_those_of_the_engine() -> None:
     assert patch.to_json() == dict.fromkeys(PATCHABLE, 1)
 
 
-def test_operations(client: Both, gateway: FakeGateway) -> None:
+def test_operations_are_triggered_polled_and_waited_for(client: Both, gateway: FakeGateway) -> None:
     trigger = client.trigger_checkpoint(JOB, full=True)
     assert not client.operation_status("checkpoint", trigger, JOB).done
     assert client.wait_for_operation("checkpoint", trigger, JOB, timeout_s=180).checkpoint_id == 1
@@ -173,7 +173,7 @@ def test_operations(client: Both, gateway: FakeGateway) -> None:
     assert client.wait_for_state(JOB, {"FINISHED"}, timeout_s=180) == "FINISHED"
 
 
-def test_errors_by_status(client: Both, gateway: FakeGateway) -> None:
+def test_each_status_has_its_error(client: Both, gateway: FakeGateway) -> None:
     with pytest.raises(NotFound, match="not found") as error:
         client.job_details("0" * 32)
     assert error.value.status == 404

@@ -185,7 +185,7 @@ def test_text_that_is_not_utf8_can_be_sent() -> None:
         ("127.0.0.1:8081", "http://127.0.0.1:8081"),
     ],
 )  # fmt: skip
-def test_urls(given: str, url: str) -> None:
+def test_addresses_are_completed_to_urls(given: str, url: str) -> None:
     assert normalise_url(given) == url
 
 

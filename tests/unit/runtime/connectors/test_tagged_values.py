@@ -156,7 +156,7 @@ def test_values_come_back_as_they_were(value: Any) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )  # fmt: skip
-def test_kinds(value: Any) -> None:
+def test_values_of_every_kind_come_back_as_they_were(value: Any) -> None:
     again = round_trip(value)
     assert type(again) is type(value)
     assert again == value

@@ -40,7 +40,7 @@ def test_a_pipeline_that_prints_much_is_planned(tmp_path: Path) -> None:
     assert plan(tmp_path, noise) is None
 
 
-def test_memory(tmp_path: Path) -> None:
+def test_planning_that_needs_too_much_memory_fails_and_names_the_option(tmp_path: Path) -> None:
     failure = plan(tmp_path, "self = bytearray(1 << 30)", memory_bytes=256 << 20)
     assert failure is not None
     assert failure.type == "MemoryError"

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind
+from ckpt_runtime.jobmaster import job_record, known_jobs, snapshot_deletions, storage_effects
+from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, CheckpointKind, SavepointRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
@@ -24,7 +23,7 @@ from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(storage_effects, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
@@ -86,7 +85,7 @@ async def canceled_with_savepoint(world: World, directory: Path) -> str:
     """The location of a savepoint whose job is over, with everything of its own."""
     job = world.start_job()
     await world.running(job)
-    done = await job.trigger_savepoint(str(directory / "savepoints"), SavepointFormat.NATIVE, cancel_job=True)
+    done = await job.take_savepoint(SavepointRequest(str(directory / "savepoints"), AfterSavepoint.CANCEL))
     await world.status(job, JobStatus.CANCELED)
     assert done.location is not None
     await world.until(lambda: not (directory / "checkpoints" / JOB).exists())

@@ -13,11 +13,10 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.jobmaster.gateway_values import NotReady
+from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, NotReady, SavepointRequest
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
@@ -447,7 +446,7 @@ class TestStopWithSavepoint:
             await checkpoint(job)
             workers = world.active()
             stopping = asyncio.create_task(
-                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
+                job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"), AfterSavepoint.STOP))
             )
             await world.until(lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in workers))
             await world.until(lambda: list(store.pointers(JOB).list()) == [2])
@@ -492,7 +491,7 @@ class TestStopWithSavepoint:
             workers = world.active()
             monkeypatch.setattr(versioned_document, "publish", unsure)
             stopping = asyncio.create_task(
-                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=False)
+                job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"), AfterSavepoint.STOP))
             )
             await world.until(lambda: len(refused) > 10)
             assert all(worker.peer.of(NotifyCheckpointComplete) == [] for worker in workers)

@@ -16,10 +16,15 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway_values import CheckpointKind, InvalidRequest, OperationStatus
+from ckpt_runtime.jobmaster.gateway_values import (
+    AfterSavepoint,
+    CheckpointKind,
+    InvalidRequest,
+    OperationStatus,
+    SavepointRequest,
+)
 from ckpt_runtime.jobmaster.job_host import LoopHost
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import JobRecord
@@ -430,7 +435,7 @@ class TestFailures:
     async def savepoint(world: World) -> CompletedCheckpoint:
         job = world.start_job()
         await world.running(job)
-        done = await job.trigger_savepoint(str(world.directory / "savepoints"), SavepointFormat.NATIVE, True)
+        done = await job.take_savepoint(SavepointRequest(str(world.directory / "savepoints"), AfterSavepoint.CANCEL))
         await world.status(job, JobStatus.CANCELED)
         await world.until(lambda: not (world.directory / "checkpoints" / JOB).exists())
         assert done.location is not None
@@ -486,14 +491,14 @@ class TestCheckpoints:
             with pytest.raises(OperationFailure, match="Not all required tasks"):
                 await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             with pytest.raises(OperationFailure, match="not running"):
-                await job.stop_with_savepoint(str(tmp_path), SavepointFormat.NATIVE, drain=False)
+                await job.take_savepoint(SavepointRequest(str(tmp_path), AfterSavepoint.STOP))
 
     async def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
         async with World.start(tmp_path) as world:
             job = world.start_job()
             await world.running(job)
             stopping = asyncio.create_task(
-                job.stop_with_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, drain=True)
+                job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"), AfterSavepoint.DRAIN))
             )
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             assert not stopping.done()
@@ -515,7 +520,7 @@ class TestCheckpoints:
             targets.append(directory)
             if len(targets) == 1:
                 raise OperationFailure("the directory cannot be written")
-            return await job.stop_with_savepoint(directory, SavepointFormat.NATIVE, drain=False)
+            return await job.take_savepoint(SavepointRequest(directory, AfterSavepoint.STOP))
 
         async with World.start(tmp_path) as world:
             target = str(tmp_path / "savepoints")
@@ -538,7 +543,7 @@ class TestCheckpoints:
 
         async def stop(job: JobMaster, directory: str) -> OperationStatus:
             stops.append(directory)
-            return await job.stop_with_savepoint(directory, SavepointFormat.NATIVE, drain=False)
+            return await job.take_savepoint(SavepointRequest(directory, AfterSavepoint.STOP))
 
         async with World.start(tmp_path) as world:
             limited = world.submission(execution__stop_after="1 h", **RESTARTING)
@@ -563,14 +568,13 @@ class TestCheckpoints:
             await world.running(job)
             target = str(tmp_path / "savepoints")
             first, second = (
-                asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
-                for _ in range(2)
+                asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP))) for _ in range(2)
             )
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             with pytest.raises(OperationFailure, match="Another stop is in progress"):
-                await job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=True)
+                await job.take_savepoint(SavepointRequest(target, AfterSavepoint.DRAIN))
             second.cancel()
-            third = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            third = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
             await asyncio.sleep(0)
             for worker in world.active():
                 worker.state(TaskState.FINISHED)
@@ -582,7 +586,7 @@ class TestCheckpoints:
             job = world.start_job(**RESTARTING)
             await world.running(job)
             target = str(tmp_path / "savepoints")
-            stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            stopping = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
             world.active()[0].fail("commit", only="k")
             with pytest.raises(OperationFailure, match=r"savepoint: .*savepoint-"):
@@ -596,7 +600,7 @@ class TestCheckpoints:
             job = world.start_job()
             await world.running(job)
             target = str(tmp_path / "savepoints")
-            stopping = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
+            stopping = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
             await world.until(lambda: bool(job._stopping))
             stopping.cancel()
             job.suspend()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointConfigurationError, CheckpointOverrides, OverridesChange
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, OverridesChange
 from ckpt_runtime.checkpoint.executions import TaskState
-from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
@@ -31,6 +31,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     JobTerminated,
     NotReady,
     RescaleInProgress,
+    SavepointRequest,
     UpdateInProgress,
 )
 from ckpt_runtime.jobmaster.job_master import JobMaster
@@ -39,9 +40,7 @@ from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, Failur
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.network.control_messages import (
-    CancelDeployment,
     DeclineCheckpoint,
-    NotifyCheckpointComplete,
     TriggerCheckpoint,
     WorkerCommand,
 )
@@ -279,12 +278,12 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
         with monkeypatch.context() as patch:
             if crash_at == "the first file":
                 patch.setattr(world.slots.workers[0], "behaviour", writes_and_says_nothing)
-                taken = job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taken = job.take_savepoint(SavepointRequest(str(savepoints)))
                 taking = asyncio.ensure_future(taken)
                 await world.until(lambda: savepoints.exists() and "state-0" in files_in(savepoints))
             else:
                 patch.setattr(DurableRecord, "settle_savepoint", dies)
-                taken = job.trigger_savepoint(str(savepoints), SavepointFormat.NATIVE, cancel_job=False)
+                taken = job.take_savepoint(SavepointRequest(str(savepoints)))
                 taking = asyncio.ensure_future(taken)
                 await world.until(lambda: savepoints.exists() and METADATA_NAME in files_in(savepoints))
             await crash(job)
@@ -316,7 +315,7 @@ async def test_a_driver_that_was_paused_while_it_wrote_a_savepoints_metadata_doe
         job = world.submit_durably(driver(tmp_path))
         await world.running(job)
         monkeypatch.setattr(storage_effects, "write_metadata", pauses)
-        taken = job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False)
+        taken = job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints")))
         taking = asyncio.ensure_future(taken)
         await world.until(paused.is_set)
         later = driver(tmp_path, 2)
@@ -344,7 +343,7 @@ async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, 
         await world.running(job)
         world.on_message = declines
         taken = await asyncio.gather(
-            job.trigger_savepoint(str(tmp_path / "savepoints"), SavepointFormat.NATIVE, cancel_job=False),
+            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))),
             return_exceptions=True,
         )
         assert isinstance(taken[0], OperationFailure) == (end == "aborted")
@@ -755,123 +754,6 @@ class TestPatch:
                 await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
             assert store.jobs.get(JOB).checkpoint_overrides is None
 
-    async def test_overrides_that_cannot_be_read_are_not_dropped(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await crash(job)
-            spoilt = {JOB_CHECKPOINT_OVERRIDES: '{"futureField": 1}'}
-            store.jobs.update(JOB, lambda present: replace(present, configuration=spoilt))
-            submission = submission_found_by(driver(tmp_path, 2))
-            with pytest.raises(CheckpointConfigurationError, match="futureField"):
-                JobMaster(submission, world.slot_pool, world.pool)
-
-
-class TestZombie:
-    """A driver that does not know yet that another one leads."""
-
-    async def test_driver_without_its_lease_completes_no_checkpoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path), execution__checkpointing__tolerable_failed_checkpoints="9")
-            await world.running(job)
-            first = await checkpoint(job)
-            world.ignored = (TriggerCheckpoint,)
-            late = asyncio.create_task(checkpoint(job))
-            await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
-            submission = submission_found_by(driver(tmp_path, 2))
-            assert [entry.checkpoint.id for entry in submission.history.checkpoints] == [first]
-            for worker in world.active():
-                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
-            with pytest.raises(OperationFailure, match="shutdown"):
-                await late
-            with pytest.raises(NotReady, match="another driver is the leader"):
-                await job.patch_checkpoint_config(PATCH)
-            for worker in world.active():
-                assert [message.checkpoint_id for message in worker.peer.of(NotifyCheckpointComplete)] == [first]
-            with pytest.raises(OperationFailure, match="shutdown"):
-                await checkpoint(job)
-
-    async def test_driver_without_its_lease_ends_no_job_although_its_fence_is_late(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
-            assert found_by(driver(tmp_path, 2)).submission is not None
-            for worker in world.active():
-                worker.state(TaskState.FINISHED)
-            await world.status(job, JobStatus.SUSPENDED)
-            assert set(job.executions.counts()) == {"FINISHED"}
-            assert store.results.list_ids() == []
-            again = found_by(driver(tmp_path, 3))
-            assert again.submission is not None
-            assert again.result is None
-
-    async def test_driver_deletes_nothing_after_its_fence_is_closed(self, tmp_path: Path) -> None:
-        leads = [True]
-
-        def fence() -> None:
-            if not leads:
-                raise NotLeaderError("another driver leads", "x")
-
-        async with World.start(tmp_path) as world:
-            store = HaStore(str(tmp_path / "ha"), fence=fence, epoch=1)
-            job = world.submit_durably(store)
-            await world.running(job)
-            await checkpoint(job)
-            leads.clear()
-            job.cancel()
-            await world.until(lambda: all(worker.peer.of(CancelDeployment) for worker in world.active()))
-            with pytest.raises(OperationFailure):
-                await checkpoint(job)
-            assert names(tmp_path) == ["chk-1"]
-            found = found_by(driver(tmp_path, 2))
-            assert found.result is None
-            await world.status(job, JobStatus.SUSPENDED)
-
-
-class TestStop:
-    """What a stop's savepoint holds is committed: no driver resumes from anything older."""
-
-    async def stopping(self, world: World, job: JobMaster) -> asyncio.Task[Any]:
-        """All tasks have acknowledged the savepoint, none has ended."""
-        await world.running(job)
-        await checkpoint(job)
-        target = str(world.directory / "savepoints")
-        task = asyncio.create_task(job.stop_with_savepoint(target, SavepointFormat.NATIVE, drain=False))
-        await world.until(lambda: all(len(worker.peer.of(TriggerCheckpoint)) == 2 for worker in world.active()))
-        return task
-
-    async def test_next_driver_continues_a_stop_after_a_crash_behind_the_savepoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            stopping = await self.stopping(world, job)
-            await world.until(
-                lambda: all(len(worker.peer.of(NotifyCheckpointComplete)) == 2 for worker in world.active())
-            )
-            await crash(job)
-            with pytest.raises(OperationFailure):
-                await stopping
-            (savepoint,) = (tmp_path / "savepoints").iterdir()
-            recovered = await taken_over(world, driver(tmp_path, 2))
-            assert world.active()[0].deployment.snapshot_directory == f"file://{savepoint}"
-            assert await checkpoint(recovered) == 3
-            await world.until(lambda: names(tmp_path) == ["chk-3"])
-            assert (savepoint / "_metadata").exists()
-
-    async def test_driver_that_has_lost_the_leadership_commits_nothing(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            world.on_message = lambda worker, message: (
-                isinstance(message, TriggerCheckpoint) and message.options.properties.type == "SYNC_SAVEPOINT"
-            )
-            stopping = await self.stopping(world, job)
-            find_jobs(driver(tmp_path, 2), Configuration())
-            for worker in world.active():
-                worker.acknowledge(worker.peer.of(TriggerCheckpoint)[-1])
-            with pytest.raises(OperationFailure, match="shutdown"):
-                await stopping
-            assert all(len(worker.peer.of(NotifyCheckpointComplete)) == 1 for worker in world.active())
-
 
 class TestResults:
     async def test_a_cancelled_job_is_listed_by_the_next_driver_and_keeps_what_it_retains(self, tmp_path: Path) -> None:
@@ -1061,20 +943,6 @@ class TestUnreadable:
 
             monkeypatch.setattr(known_jobs, "open_snapshot", refuse)
             assert found_by(driver(tmp_path, 2)).failure is None
-
-
-async def test_driver_that_has_lost_the_leadership_acknowledges_no_submission(tmp_path: Path) -> None:
-    """Its successor may have looked for jobs before this one was stored: no driver would run it."""
-    stores: list[HaStore] = []
-
-    def fence() -> None:
-        if stores and stores[0].jobs.list_ids():
-            raise NotLeaderError("another driver leads", "x")
-
-    async with World.start(tmp_path) as world:
-        stores.append(driver(tmp_path))
-        with pytest.raises(NotReady, match="may not run it: another driver leads"):
-            world.submit_durably(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1))
 
 
 async def test_a_job_id_that_is_taken_is_not_taken_over(tmp_path: Path) -> None:

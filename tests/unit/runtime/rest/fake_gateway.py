@@ -71,6 +71,7 @@ from ckpt_runtime.version import VERSION
 START_MS = 1_795_197_699_641
 VERTICES = tuple(vertex_id_of(uid) for uid in ("src", "count", "sink"))
 PARALLELISM = 2
+STOPS = (g.AfterSavepoint.STOP, g.AfterSavepoint.DRAIN)
 PROCESS = ProcessFigures(memory=300, memory_limit=1000, cpu_ns=5, cpu_load=0.25, threads=9)
 CLUSTER = Configuration({"execution.checkpointing.num-retained": "2"})
 
@@ -601,55 +602,24 @@ class FakeGateway:
 
         return self._start(g.OperationKind.CHECKPOINT, job_id, trigger_id, run)
 
-    def _savepoint(
-        self, job_id: str, kind: CheckpointType, savepoint_format: SavepointFormat, then: JobStatus | None
-    ) -> g.OperationStatus:
+    async def take_savepoint(self, job_id: str, request: g.SavepointRequest) -> str:
+        self._job(job_id)
+        self.requesters.append(request.requester)
+        if request.then in STOPS:
+            self.conditions.append(request.condition)
+        return self._start(
+            g.OperationKind.SAVEPOINT, job_id, request.trigger_id, lambda: self._savepoint(job_id, request)
+        )
+
+    def _savepoint(self, job_id: str, request: g.SavepointRequest) -> g.OperationStatus:
         if self.savepoint_failure is not None:
             return g.OperationStatus(True, failure=self.savepoint_failure)
-        _, path = self.complete_checkpoint(self.jobs[job_id], kind, savepoint_format.value)
-        if then is not None:
-            self.move(job_id, then)
+        stops = request.then in STOPS
+        kind = CheckpointType.SYNC_SAVEPOINT if stops else CheckpointType.SAVEPOINT
+        _, path = self.complete_checkpoint(self.jobs[job_id], kind, request.format.value)
+        if request.then is not g.AfterSavepoint.CONTINUE:
+            self.move(job_id, JobStatus.FINISHED if stops else JobStatus.CANCELED)
         return g.OperationStatus(True, location=path)
-
-    async def trigger_savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        savepoint_format: SavepointFormat,
-        cancel_job: bool,
-        trigger_id: str | None,
-        requester: str | None = None,
-        condition: g.Precondition = g.ANY_JOB,
-    ) -> str:
-        self._job(job_id)
-        self.requesters.append(requester)
-        then = JobStatus.CANCELED if cancel_job else None
-        return self._start(
-            g.OperationKind.SAVEPOINT,
-            job_id,
-            trigger_id,
-            lambda: self._savepoint(job_id, CheckpointType.SAVEPOINT, savepoint_format, then),
-        )
-
-    async def stop_with_savepoint(
-        self,
-        job_id: str,
-        directory: str,
-        savepoint_format: SavepointFormat,
-        drain: bool,
-        trigger_id: str | None,
-        requester: str | None = None,
-        condition: g.Precondition = g.ANY_JOB,
-    ) -> str:
-        self._job(job_id)
-        self.requesters.append(requester)
-        self.conditions.append(condition)
-        return self._start(
-            g.OperationKind.SAVEPOINT,
-            job_id,
-            trigger_id,
-            lambda: self._savepoint(job_id, CheckpointType.SYNC_SAVEPOINT, savepoint_format, JobStatus.FINISHED),
-        )
 
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         def run() -> g.OperationStatus:

@@ -43,7 +43,7 @@ def assert_4xx(response: Any, status: int | None = None) -> None:
 
 @pytest.mark.parametrize("bad", BAD_IDS)
 @pytest.mark.parametrize("prefix", ["", "/v1"])
-def test_malformed_job_ids(send: Send, bad: str, prefix: str) -> None:
+def test_malformed_job_ids_are_refused(send: Send, bad: str, prefix: str) -> None:
     for method, rest in [("GET", ""), ("GET", "/status"), ("POST", "/stop"), ("PATCH", "/checkpoints/configuration")]:
         assert_4xx(send(method, f"{prefix}/jobs/{bad}{rest}", **({"content": b"{}"} if method != "GET" else {})))
 
@@ -81,7 +81,7 @@ def test_the_message_repeats_the_path_as_it_was_sent(send: Send) -> None:
 
 @pytest.mark.parametrize("path", ["savepoints", "stop"])
 @pytest.mark.parametrize("value", DIRECTORIES, ids=lambda value: repr(value)[:30])
-def test_bad_directories(send: Send, gateway: FakeGateway, path: str, value: Any) -> None:
+def test_bad_directories_are_refused_and_start_nothing(send: Send, gateway: FakeGateway, path: str, value: Any) -> None:
     field = "target-directory" if path == "savepoints" else "targetDirectory"
     assert_4xx(send("POST", f"/jobs/{JOB}/{path}", json={field: value}), 400)
     assert not gateway.operations
@@ -95,7 +95,9 @@ def test_bad_directories(send: Send, gateway: FakeGateway, path: str, value: Any
         {"formatType": "NATIVE", "type": "canonical"}, {"targetDirectory": "/other"}, {"formatType": "ﬁ"},
     ],
 )  # fmt: skip
-def test_bad_savepoint_fields(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
+def test_bad_savepoint_fields_are_refused_and_start_nothing(
+    send: Send, gateway: FakeGateway, body: dict[str, Any]
+) -> None:
     assert_4xx(send("POST", f"/jobs/{JOB}/savepoints", json={"target-directory": "/s", **body}), 400)
     assert not gateway.operations
 
@@ -106,7 +108,7 @@ def test_incremental_checkpoints_cannot_be_asked_for(send: Send) -> None:
 
 
 @pytest.mark.parametrize("value", ["abc", "-1", "1e3", "1.0", "9" * 20, "%31%00", "١"])
-def test_bad_checkpoint_ids(send: Send, value: str) -> None:
+def test_bad_checkpoint_ids_are_refused(send: Send, value: str) -> None:
     assert_4xx(send("GET", f"/jobs/{JOB}/checkpoints/details/{value}"), 400)
 
 
@@ -115,7 +117,7 @@ def test_a_huge_checkpoint_id_is_only_unknown(send: Send) -> None:
 
 
 @pytest.mark.parametrize("query", ["maxExceptions=0", "maxExceptions=x", "maxExceptions=1e3", "maxExceptions=99999999"])
-def test_bad_query_parameters(send: Send, query: str) -> None:
+def test_bad_query_parameters_are_refused(send: Send, query: str) -> None:
     assert_4xx(send("GET", f"/jobs/{JOB}/exceptions?{query}"), 400)
     assert_4xx(send("GET", f"/jobs/{JOB}/vertices/{VERTICES[0]}/subtasks/metrics?get=a&agg=median"), 400)
 
@@ -131,7 +133,7 @@ def test_bad_query_parameters(send: Send, query: str) -> None:
         {"flinkConfiguration": {"bad.option": "1"}},
     ],
 )  # fmt: skip
-def test_bad_run_requests(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
+def test_bad_run_requests_are_refused_and_start_nothing(send: Send, gateway: FakeGateway, body: dict[str, Any]) -> None:
     stored = send("POST", "/jars/upload", files={"jarfile": ("a.py", b"x")}).json()["filename"].split("/")[-1]
     assert_4xx(send("POST", f"/jars/{stored}/run", json=body), 400)
     assert list(gateway.jobs) == [JOB]

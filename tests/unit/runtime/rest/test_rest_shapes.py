@@ -183,7 +183,7 @@ def test_every_measure_of_a_subtask_is_shown(send: Send, gateway: FakeGateway) -
     assert {name: part["max"] for name, part in summary["checkpoint_duration"].items()} == shown["checkpoint"]
 
 
-def test_durations_of_states() -> None:
+def test_each_entered_state_lasts_until_the_next_one() -> None:
     times = {ExecutionState.CREATED: 10, ExecutionState.RUNNING: 25, ExecutionState.DEPLOYING: 15}
     subtask = SubtaskDetails(0, 0, ExecutionState.RUNNING, "h:1", "a", 15, -1, times)
     lasted = {"CREATED": 5, "DEPLOYING": 10, "RUNNING": 75}
@@ -267,14 +267,14 @@ def test_metrics_without_all_measurements_are_not_complete() -> None:
     assert answers.io_metrics([]).read_bytes_complete is False
 
 
-def test_distributions() -> None:
+def test_distributions_have_nearest_rank_quantiles() -> None:
     assert to_builtins(answers.distribution([])) == dict.fromkeys(QUANTILES, 0)
     assert to_builtins(answers.distribution([4, 1, 3, 2])) == {
         "min": 1, "max": 4, "avg": 2, "sum": 10, "median": 2, "p25": 1, "p75": 3, "p95": 4,
     }  # fmt: skip
 
 
-def test_metric_aggregations() -> None:
+def test_metrics_are_aggregated_over_those_that_have_them() -> None:
     (found,) = parameters.aggregated([{"a": 1}, {"a": 3}, {"b": 9}], ["a", "x", "a"], parameters.AGGREGATIONS)
     assert to_builtins(found) == {"id": "a", "min": 1.0, "max": 3.0, "avg": 2.0, "sum": 4.0, "skew": 50.0}
     assert text_of(3.0) == "3"

@@ -39,7 +39,7 @@ def chain(*parallelism: int, kind: Partitioning = Partitioning.HASH) -> JobGraph
 
 @pytest.mark.parametrize("state", JobState)
 @pytest.mark.parametrize("what", ["parallelism", "configuration"])
-def test_state_and_what(state: JobState, what: str) -> None:
+def test_plan_can_be_replaced_in_some_states_and_others_are_named(state: JobState, what: str) -> None:
     if state in REPLACEABLE:
         check_replaceable(state, what)
     else:

@@ -137,7 +137,7 @@ def test_a_slice_with_nulls() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.uint16(), pa.int32(), pa.uint64(), pa.date32()], ids=str)
-def test_other_integers(kind: pa.DataType) -> None:
+def test_keys_of_every_integer_type_have_slots(kind: pa.DataType) -> None:
     index = key_index(pa.schema([("key", kind)]))
     rows = pa.array([n % 100 for n in range(5_000)]).cast(pa.int32()).cast(kind)
     assert index.slots_of([rows]).tolist() == [n % 100 for n in range(5_000)]
@@ -145,7 +145,7 @@ def test_other_integers(kind: pa.DataType) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_any_mixture(seed: int) -> None:
+def test_index_agrees_with_a_dictionary_for_any_mixture_of_keys(seed: int) -> None:
     draw = random.Random(seed)
     model = Model()
     for _ in range(12):

@@ -71,12 +71,6 @@ class TestSnapshot:
         bench.put(0, kit.barrier(1, timestamp=5_000)).run()
         assert bench.host.snapshots[0][2].start_delay_ms == 0
 
-    def test_an_older_barrier_takes_no_snapshot_and_unblocks_its_channel(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, kit.barrier(2)).put(1, kit.barrier(1), kit.rows(5), kit.barrier(2)).run()
-        assert bench.host.snapshot_ids == [2]
-        assert [5] in bench.out.elements
-
     def test_a_newer_checkpoint_subsumes_the_one_being_aligned(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         two = kit.barrier(2)
@@ -147,12 +141,6 @@ class TestAbort:
         bench.put(0, kit.barrier(1), kit.rows(10)).put(1, CancelCheckpoint(1)).run()
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
         assert bench.out.elements == [CancelCheckpoint(1), [10]]
-        assert bench.host.snapshots == []
-
-    def test_barrier_after_its_own_cancellation_is_obsolete(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, CancelCheckpoint(1)).put(1, kit.barrier(1), kit.rows(4)).run()
-        assert bench.out.elements == [CancelCheckpoint(1), [4]]
         assert bench.host.snapshots == []
 
     def test_a_checkpoint_aborted_before_its_barriers_is_not_taken(self, kit: TaskKit) -> None:
@@ -318,11 +306,6 @@ class TestEndOfData:
         with pytest.raises(RuntimeError, match="complete of op0"):
             bench.subtask.notify_complete(1)
         assert bench.host.states == []
-
-    def test_an_ended_channel_counts_as_aligned(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, kit.barrier(1)).put(1, EndOfData(True), EndOfPartition()).run()
-        assert bench.host.snapshot_ids == [1]
 
 
 class TestNoFinalCheckpoint:

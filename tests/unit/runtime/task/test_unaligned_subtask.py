@@ -152,14 +152,6 @@ class TestTurning:
         assert inputs(bench, kit) == {1: [[12]]}
         assert bench.subtask.wait_ms() is None
 
-    def test_checkpoint_whose_barriers_arrive_in_time_stays_aligned(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        one = kit.unaligned(1, timeout_ms=100)
-        bench.put(0, kit.rows(1), one).put(1, kit.rows(2), one).run()
-        assert inputs(bench, kit) == {}
-        assert bench.out.elements[-1] == one
-        assert not bench.host.snapshots[0][2].unaligned
-
     @pytest.mark.row("76.9")
     def test_announcement_waits_for_an_earlier_savepoint(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
@@ -186,26 +178,6 @@ class TestTurning:
         kept = inputs(bench, kit)
         assert sum(map(len, kept.values())) == 2
         assert bench.host.snapshot_ids == [1]
-
-    @pytest.mark.row("76.1")
-    def test_a_bound_of_nothing_is_full_alignment(self, kit: TaskKit) -> None:
-        wire = kit.Wire()
-        bench = kit.Bench(channels=2, wires=[wire]).open()
-        one = kit.unaligned(1, limit=0)
-        bench.put(0, kit.rows(1), Watermark(4), one).put(1, kit.rows(2), Watermark(4), one).run()
-        wire.grant(5)
-        bench.run()
-        assert bench.host.written[0].in_flight.is_empty
-        assert wire.take()[-1] == one
-
-    def test_slow_clock_does_not_delay_a_subtask_of_an_unaligned_checkpoint(self, kit: TaskKit) -> None:
-        wire = kit.Wire()
-        bench = kit.Bench(wires=[wire]).open()
-        bench.put(0, kit.rows(1)).run()
-        bench.put(0, kit.rows(2), kit.unaligned(1, timestamp=9_000)).run()
-        assert bench.host.snapshot_ids == [1]
-        assert inputs(bench, kit) == {0: [[2]]}
-        assert outputs(bench, kit) == {0: [[1]]}
 
 
 class TestOutputs:
@@ -409,15 +381,6 @@ class TestAbort:
         assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_ON_CANCELLATION_BARRIER")]
         assert bench.out.elements == [one]
         assert not bench.subtask.checkpoints.records
-
-    def test_a_newer_barrier_says_that_an_older_one_never_comes(self, kit: TaskKit) -> None:
-        bench = kit.Bench(channels=2).open()
-        bench.put(0, kit.unaligned(1)).run()
-        bench.put(1, kit.rows(1), kit.unaligned(2)).run()
-        bench.put(0, kit.unaligned(2)).run()
-        assert bench.host.declined == [(1, "CHECKPOINT_DECLINED_SUBSUMED")]
-        assert bench.host.snapshot_ids == [2]
-        assert inputs(bench, kit) == {1: [[1]]}
 
 
 class TestMeasures:
