@@ -164,9 +164,7 @@ async def test_files_of_an_aborted_checkpoint_are_deleted_with_the_next_one_also
         assert bench.names() == ["chk-2"]
 
 
-async def test_abort_does_not_delete_files_that_a_later_checkpoint_refers_to(
-    tmp_path: Path,
-) -> None:
+async def test_abort_does_not_delete_files_that_a_later_checkpoint_refers_to(tmp_path: Path) -> None:
     async with opened(tmp_path, max_concurrent=2, tolerable_failed_checkpoints=5) as bench:
         first = await checkpoint(bench, [rows(1)], [])
         number, options = await bench.trigger()

@@ -672,9 +672,7 @@ ALIGNED = JobVertex("s", (OperatorNode("orders.reader", "orders", "range_reader"
 
 
 @pytest.mark.row("ends.3")
-async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_sources(
-    tmp_path: Path,
-) -> None:
+async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_sources(tmp_path: Path) -> None:
     async with World.start(tmp_path) as world:
         job = world.start_job(graph=JobGraph("job", (ALIGNED,), ()))
         await world.running(job)

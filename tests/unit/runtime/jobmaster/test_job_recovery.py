@@ -39,11 +39,7 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
-from ckpt_runtime.network.control_messages import (
-    DeclineCheckpoint,
-    TriggerCheckpoint,
-    WorkerCommand,
-)
+from ckpt_runtime.network.control_messages import DeclineCheckpoint, TriggerCheckpoint, WorkerCommand
 from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
@@ -343,8 +339,7 @@ async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, 
         await world.running(job)
         world.on_message = declines
         taken = await asyncio.gather(
-            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))),
-            return_exceptions=True,
+            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))), return_exceptions=True
         )
         assert isinstance(taken[0], OperationFailure) == (end == "aborted")
         if end == "aborted":
