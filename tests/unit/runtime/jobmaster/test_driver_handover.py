@@ -15,7 +15,6 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, NotReady, SavepointRequest
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
@@ -329,33 +328,6 @@ class TestLeftovers:
             assert await checkpoint(recovered) == 3
             await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
-
-    async def test_listing_of_unavailable_storage_is_repeated(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        find, errors = storage_effects.find_leftovers, [StorageError("away", "x")] * 3
-
-        def refuse(*arguments: Any) -> Any:
-            if errors:
-                raise errors.pop()
-            return find(*arguments)
-
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
-            await checkpoint(job)
-            await crash(job)
-            (tmp_path / "checkpoints" / JOB / "chk-2").mkdir()
-            driver(tmp_path).counters(JOB).reserve_checkpoint(2)
-            monkeypatch.setattr(storage_effects, "find_leftovers", refuse)
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
-            await world.until(lambda: not errors)
-            await checkpoint(recovered)
-            await checkpoint(recovered)
-            await world.until(lambda: names(tmp_path) == ["chk-4"])
 
 
 class TestDirectoryOfAnEndedJob:
