@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.unit.provider.conftest import Task, run_to_end
 
 UNKNOWN = "2" * 32
@@ -47,7 +47,7 @@ def _filled(value: Any, directory: Path) -> Any:
     return str(directory / value[1:]) if isinstance(value, str) and value.startswith("@") else value
 
 
-PROGRAM = {"pipeline": str(PIPELINES), "entry": "sequence:pipeline"}
+PROGRAM = {"pipeline": str(program_of("sequence")), "entry": "sequence:pipeline"}
 SAVEPOINTS = {"target_directory": "@savepoints"}
 DRILL = Asked("operators.drill.RestoreDrillOperator", PROGRAM | {"directory": "@savepoints"}, "latest_of")
 """It means a job of the catalogue, which may have ended long ago."""

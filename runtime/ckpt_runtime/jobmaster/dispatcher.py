@@ -476,6 +476,10 @@ class Dispatcher:
         """The reports of the progress of a job's queries, oldest first."""
         return await self._job(job_id).progress()
 
+    async def processed_all(self, job_id: str, since: int | None) -> tuple[int, bool]:
+        """See :meth:`JobMaster.processed_all`. Raises JobTerminated as well."""
+        return await self._living_job(job_id).processed_all(since)
+
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
     ) -> CheckpointStats | None:

@@ -47,9 +47,12 @@ class Fence:
 
     def __init__(self) -> None:
         self.error: StorageError | None = None
+        self.refused = 0
+        """How often it was raised."""
 
     def __call__(self) -> None:
         if self.error is not None:
+            self.refused += 1
             raise self.error
 
     def close_after(self, monkeypatch: pytest.MonkeyPatch, document: str, error: StorageError) -> None:
@@ -124,7 +127,8 @@ class TestFormerLeader:
             await world.until(lambda: fence.error is not None)
             monkeypatch.undo()
             make_hasty(monkeypatch)
-            await asyncio.sleep(0.01)
+            refused = fence.refused
+            await world.until(lambda: fence.refused > refused + 1)  # the driver has looked again, and waits again
             assert not pending.done()
             fence.error = None
             assert await pending == 1
