@@ -171,6 +171,9 @@ class Operator(ABC):
     bad_rows_dropped: int = 0
     """Rows that were left out since ``open`` because an expression failed for them; read by the heartbeat."""
 
+    looks: int = 0
+    """How often a source has looked for rows since ``open`` and found none."""
+
     state_operator: str = ""
     """Spark's name of the operator, if it keeps state of keys."""
 
@@ -270,6 +273,7 @@ class Operator(ABC):
             updated=self.rows_updated,
             removed=self.rows_removed,
             bad=self.bad_rows_dropped,
+            looks=self.looks,
             pending=self.pending_rows,
         )
 

@@ -295,8 +295,10 @@ class JobCore:
         A job's own checkpoint may lack operators of the savepoint it began with; this was decided at submission. Raises
         StateAssignmentError if the states do not fit.
         """
-        allowed = self.plan.allow_non_restored_state or self.plan.savepoint is not checkpoint
-        assignment = assign_states(checkpoint, graph or self.graph, allowed)
+        first = self.plan.savepoint is checkpoint
+        allowed = self.plan.allow_non_restored_state or not first
+        graph = graph or self.graph
+        assignment = assign_states(checkpoint, graph, allowed, graph.anew if first else frozenset())
         return RestoredState(
             checkpoint.id,
             checkpoint.directory,

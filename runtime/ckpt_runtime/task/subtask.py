@@ -444,6 +444,7 @@ class Subtask:
         self._source_idle_until = None
         match source.poll() if self._poll_size is None else self._poll_slice(source, self._poll_size):
             case SourceStatus.NOTHING_AVAILABLE:
+                source.looks += 1
                 self._source_idle_until = monotonic + source.idle_ms()
                 return False
             case SourceStatus.END_OF_INPUT:
