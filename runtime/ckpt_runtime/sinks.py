@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -59,10 +59,15 @@ class Transaction:
     ``writer_id`` is the sink of one job. Two jobs that were started from one savepoint have the same sink id and the
     same checkpoint ids, but different writer ids; the output that the savepoint itself covers has one writer id in both
     of them. Within one writer id, commits have growing checkpoint ids.
+
+    ``batch_id`` counts the commits of a sink from 0, without gaps, as Spark counts the micro-batches of a query. It is
+    part of the sink's state, so that it continues in a job that starts from a snapshot: two jobs that start from one
+    savepoint use the same numbers. It is None if each subtask commits for itself.
     """
 
     writer_id: str
     checkpoint_id: int
+    batch_id: int | None = field(default=None, compare=False)
 
     @property
     def id(self) -> str:

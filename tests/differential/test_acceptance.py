@@ -22,6 +22,7 @@ from tests.support.pipelines import (
     acceptance_aggregations,
     acceptance_deduplication,
     acceptance_joins,
+    acceptance_mixed,
     acceptance_processors,
     acceptance_sql,
 )
@@ -30,7 +31,10 @@ from tests.support.pipelines.acceptance import PROGRAMS, Program
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-FAMILIES = (acceptance_aggregations, acceptance_deduplication, acceptance_joins, acceptance_processors, acceptance_sql)
+FAMILIES = (
+    *(acceptance_aggregations, acceptance_deduplication, acceptance_joins),
+    *(acceptance_mixed, acceptance_processors, acceptance_sql),
+)
 """The modules that fill ``PROGRAMS``."""
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]

@@ -222,6 +222,7 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     cluster.wait_for_status(start(0, savepoint), JobStatus.FINISHED)
     ids = sorted(int(directory.name) for directory in (output / "batches").iterdir())
     assert len(ids) > 3
+    assert ids == list(range(len(ids)))
     wanted = spark.read.schema(batch_functions.SCHEMA).parquet(source)
     wanted = wanted.selectExpr("*", "n * 2 AS twice", "upper(name) AS shout")
     found = spark.read.parquet(*(str(output / "batches" / str(id_)) for id_ in ids))

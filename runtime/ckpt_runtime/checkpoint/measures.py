@@ -16,6 +16,8 @@ from ckpt_runtime.graph.schema import NonNegative
 
 Combine = Callable[[str, Sequence[bytes]], bytes]
 """Combines what an ``observe`` of that uid has observed in several intervals."""
+ENOUGH_LOOKS = 2
+"""Of so many looks in an interval, the last one began in it."""
 MOST_INTERVALS = 16
 """Maximum number of intervals that a subtask keeps apart. Beyond it the oldest ones are combined."""
 
@@ -41,6 +43,8 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     ``watermark`` are those at the end of the interval; an operator without state has none. ``observed`` are partial
     results of ``observe``. ``pending`` is the number of rows that a source knows to wait. ``reached`` and ``latest``
     are the offsets of a source's partitions, by topic, behind the rows that it has read and behind those that exist.
+    ``looks`` counts how often a source has looked for rows and found none. ``uncommitted``: a sink still has output to
+    commit.
     """
 
     uid: str
@@ -51,6 +55,8 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     updated: NonNegative = 0
     removed: NonNegative = 0
     bad: NonNegative = 0
+    looks: NonNegative = 0
+    uncommitted: bool = False
     stored_rows: NonNegative | None = None
     stored_bytes: NonNegative | None = None
     watermark: int | None = None
@@ -78,7 +84,7 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
         )
 
 
-_COUNTS = ("rows_in", "rows_out", "late", "updated", "removed", "bad")
+_COUNTS = ("rows_in", "rows_out", "late", "updated", "removed", "bad", "looks")
 
 
 class Interval(Struct, frozen=True):

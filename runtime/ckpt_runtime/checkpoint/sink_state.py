@@ -20,6 +20,8 @@ SINK_ID = "sink"
 PENDING = "pending"
 MESSAGES = "messages"
 """Name of a single committer's list state. An item holds the committables of a checkpoint as texts, by subtask."""
+NEXT_BATCH = "next batch"
+"""Name of a single committer's list state. Its item is the batch id of the first checkpoint that has none yet."""
 DRILL_MARK = "restore-drill"
 """Marks the state of every sink of a restore drill: no job may start from the drill's checkpoints."""
 
@@ -44,12 +46,14 @@ class SinkLineage:
 
     ``sink_id`` is kept across restores, also by another job. ``ended_jobs`` wrote under it and no longer do: their
     hidden files that the restored snapshot does not cover are orphaned. A savepoint of the current job, up to number
-    ``savepoint_id``, covers files that may be newer than the restored checkpoint.
+    ``savepoint_id``, covers files that may be newer than the restored checkpoint. ``continues``: the sink is one of the
+    restored snapshot's.
     """
 
     sink_id: str
     ended_jobs: tuple[str, ...] = ()
     savepoint_id: int = 0
+    continues: bool = False
 
 
 def new_sink_id(seed: str, uid: str) -> str:

@@ -6,8 +6,9 @@ StateAssignmentOperation and VertexFinishedStateChecker (FLIP-147).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from ckpt_runtime.checkpoint.channel_state_assignment import (
@@ -25,7 +26,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     OperatorSubtaskState,
 )
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, Partitioning
+from ckpt_runtime.graph.job_graph import WATERMARK, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 
 
@@ -105,14 +106,18 @@ class _OperatorState:
 
 
 def assign_states(
-    checkpoint: CompletedCheckpoint, graph: JobGraph, allow_non_restored_state: bool = False
+    checkpoint: CompletedCheckpoint,
+    graph: JobGraph,
+    allow_non_restored_state: bool = False,
+    anew: frozenset[str] = frozenset(),
 ) -> StateAssignment:
-    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``.
+    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``, without that of operators in ``anew``.
 
     Every subtask gets the whole keyed handles that overlap its key groups; the reader clips them. Raises a
     :class:`StateAssignmentError` when the checkpoint does not fit.
     """
-    operators = _states_by_uid(checkpoint)
+    checkpoint = _without(checkpoint, anew)
+    operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
     _check_all_restored(operators, graph, allow_non_restored_state)
     finished = _finished_vertices(operators, graph)
@@ -139,6 +144,24 @@ def restored_max_parallelism(checkpoint: CompletedCheckpoint) -> dict[str, int]:
     return found
 
 
+def _without(checkpoint: CompletedCheckpoint, uids: frozenset[str]) -> CompletedCheckpoint:
+    """The checkpoint as it would be without these operators; a vertex goes with all of its operators."""
+    if not uids:
+        return checkpoint
+    gone = {vertex.id for vertex in checkpoint.vertices if uids.issuperset(vertex.operator_uids)}
+    return replace(
+        checkpoint,
+        edges=tuple(edge for edge in checkpoint.edges if not gone & {edge.source, edge.target}),
+        vertices=tuple(vertex for vertex in checkpoint.vertices if vertex.id not in gone),
+        states={
+            key: replace(state, operators={uid: own for uid, own in state.operators.items() if uid not in uids})
+            for key, state in checkpoint.states.items()
+            if key[0] not in gone
+        },
+        finished=frozenset(key for key in checkpoint.finished if key[0] not in gone),
+    )
+
+
 def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]:
     operators: dict[str, _OperatorState] = {}
     for vertex in checkpoint.vertices:
@@ -153,6 +176,24 @@ def _states_by_uid(checkpoint: CompletedCheckpoint) -> dict[str, _OperatorState]
             for uid, operator_state in (state.operators if state is not None else {}).items():
                 operators[uid].subtasks[index] = operator_state
     return operators
+
+
+def _with_known_watermarks(operators: Mapping[str, _OperatorState], graph: JobGraph) -> Mapping[str, _OperatorState]:
+    """The states, those of watermarks without given uids under the uids that these have now.
+
+    Earlier versions derived them from the positions in the program, which ascend as the numbers of today do.
+    """
+    nodes = (node for vertex in graph.vertices for node in vertex.operators)
+    wanted = sorted((node.uid for node in nodes if node.kind == WATERMARK and not node.uid_given), key=_number)
+    found = sorted((uid for uid in operators if re.fullmatch(rf"{WATERMARK}-[0-9]+", uid)), key=_number)
+    if len(wanted) != len(found):
+        return operators
+    renamed = dict(zip(found, wanted, strict=True))
+    return {renamed.get(uid, uid): state for uid, state in operators.items()}
+
+
+def _number(uid: str) -> int:
+    return int(re.findall("[0-9]+", uid)[0])
 
 
 def _check_parallelism(operators: Mapping[str, _OperatorState], graph: JobGraph) -> None:

@@ -203,7 +203,7 @@ class CheckpointingOptions:
         "Directory (path or URL) in which the runs of one program continue each other: a job writes its checkpoints "
         "there instead of in `execution.checkpointing.dir`, keeps the last one however it ends, and, unless a snapshot "
         "is given, starts from the newest one that it finds there, with CLAIM. A program whose triggers are all "
-        "availableNow or once sets it to the `checkpointLocation` of its first query. It needs "
+        "availableNow or once sets it to the first `checkpointLocation` of its queries. It needs "
         "`execution.checkpointing.checkpoints-after-tasks-finish` false, and refuses `execution.stop-after`; that of "
         "the session has no effect on it.",
         changeability=Changeability.NEVER,
@@ -309,10 +309,7 @@ CHECKPOINT_SETTINGS = (
         "min_pause_ms", CheckpointingOptions.MIN_PAUSE, "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)
     ),
     CheckpointSetting(
-        "max_concurrent",
-        CheckpointingOptions.MAX_CONCURRENT_CHECKPOINTS,
-        "maxConcurrentCheckpoints",
-        (1, MAX_INT),
+        "max_concurrent", CheckpointingOptions.MAX_CONCURRENT_CHECKPOINTS, "maxConcurrentCheckpoints", (1, MAX_INT)
     ),
     CheckpointSetting(
         "tolerable_failed_checkpoints",
@@ -321,17 +318,11 @@ CHECKPOINT_SETTINGS = (
         (0, MAX_INT),
     ),
     CheckpointSetting(
-        "aligned_timeout_ms",
-        CheckpointingOptions.ALIGNED_TIMEOUT,
-        "alignedCheckpointTimeout",
-        (0, MAX_MILLISECONDS),
+        "aligned_timeout_ms", CheckpointingOptions.ALIGNED_TIMEOUT, "alignedCheckpointTimeout", (0, MAX_MILLISECONDS)
     ),
     CheckpointSetting("unaligned_enabled", CheckpointingOptions.UNALIGNED, "unalignedEnabled"),
     CheckpointSetting(
-        "max_inflight_data_bytes",
-        CheckpointingOptions.MAX_INFLIGHT_DATA,
-        "maxInflightDataBytes",
-        (1, MAX_LONG),
+        "max_inflight_data_bytes", CheckpointingOptions.MAX_INFLIGHT_DATA, "maxInflightDataBytes", (1, MAX_LONG)
     ),
     CheckpointSetting("incremental", CheckpointingOptions.INCREMENTAL),
     CheckpointSetting("rescue_enabled", CheckpointingOptions.RESCUE_ENABLED),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import logging
 import uuid
 import zipfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -32,8 +33,13 @@ from ckpt_runtime.jobmaster.gateway_values import (
     RunRequest,
     SavepointRequest,
 )
+from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.scheduler.job_status import JobStatus
 
+logger = logging.getLogger(__name__)
+
+_LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
+"""Between checkpoints that show whether sources have looked for data in vain."""
 _MODULE = "connect_query"
 _PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
 
@@ -137,6 +143,24 @@ class Queries:
             return False
         finally:
             stop_listening()
+
+    async def process_all(self, query: Query) -> None:
+        """Waits until all data that exists now has been processed and committed, or until the query has ended.
+
+        Raises QueryFailedError if it fails.
+        """
+        since, pause_s = None, _LEAST_PAUSE_S
+        while True:
+            try:
+                taken, processed = await self._dispatcher.processed_all(query.job_id, since)
+                if processed:
+                    return
+                since = taken if since is None else since
+            except (JobTerminated, OperationFailure) as error:
+                logger.debug("query %s: %s", query.id, error)
+            if await self.wait([query], pause_s):
+                return
+            pause_s = min(2 * pause_s, _GREATEST_PAUSE_S)
 
     async def stop(self, query: Query) -> None:
         """Ends a query, with a savepoint if the session is configured so, and waits for its end.

@@ -32,7 +32,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, ListenerBus, started_event
-from ckpt_runtime.frontend.batch_writers import MEMORY_CHECKPOINT, MEMORY_VIEW
+from ckpt_runtime.frontend.batch_writers import MEMORY_BATCH, MEMORY_VIEW
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -109,11 +109,7 @@ class ConnectServer:
     """``spark`` returns Spark's own service and blocks until it runs; the first request for Spark calls it."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        configuration: Configuration,
-        token: str | None,
-        spark: Callable[[], SparkService],
+        self, dispatcher: Dispatcher, configuration: Configuration, token: str | None, spark: Callable[[], SparkService]
     ) -> None:
         self._configuration = configuration
         self._authorization = None if token is None else f"Bearer {token}".encode()
@@ -345,9 +341,9 @@ class ConnectServer:
         empty = Command()
         empty.create_dataframe_view.name = view
         empty.create_dataframe_view.is_global = empty.create_dataframe_view.replace = True
-        empty.create_dataframe_view.input.local_relation.schema = kind.add(MEMORY_CHECKPOINT, LongType()).json()
+        empty.create_dataframe_view.input.local_relation.schema = kind.add(MEMORY_BATCH, LongType()).json()
         named = Command()
-        names = ", ".join(f"`{name.replace('`', '``')}`" for name in kind.names if name != MEMORY_CHECKPOINT)
+        names = ", ".join(f"`{name.replace('`', '``')}`" for name in kind.names if name != MEMORY_BATCH)
         table = start.query_name.replace("`", "``")
         named.sql_command.input.sql.query = (
             f"CREATE OR REPLACE TEMPORARY VIEW `{table}` AS SELECT {names} FROM global_temp.{view}"
@@ -383,11 +379,7 @@ class ConnectServer:
             case "await_termination":
                 result.await_termination.terminated = await queries.wait([query], _seconds(command.await_termination))
             case "process_all_available":
-                raise PlanError(
-                    "processAllAvailable",
-                    "a job cannot know whether it has read all available data: use trigger(availableNow=True) and "
-                    "awaitTermination()",
-                )
+                await queries.process_all(query)
             case "explain":
                 start = session.starts[query.id]
                 result.explain.result = await session.explained(start, extended=command.explain.extended)

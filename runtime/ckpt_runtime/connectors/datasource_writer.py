@@ -1,12 +1,12 @@
 """PySpark ``DataSource`` stream writers, unchanged and without a JVM: writers write, one committer commits.
 
 A checkpoint takes the role of Spark's micro-batch: ``write`` is called once per subtask and checkpoint with the rows
-since the last one, its message goes to the committer before the barrier, and ``commit(messages, batchId=checkpoint
-id)`` follows the completion. A commit may be repeated after a failure with the same id and messages, as in Spark. When
-committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can cover. They do not
-call it when a checkpoint is aborted, because a later one covers its messages, nor while the outcome of a checkpoint is
-unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the barrier, and with None
-if it raised or was interrupted.
+since the last one, its message goes to the committer before the barrier, and ``commit(messages, batchId)`` follows the
+completion; batch ids count commits from 0. A commit may be repeated after a failure with the same id and messages, as
+in Spark. When committer and writers close, they call ``abort(messages, batchId)`` for messages that no snapshot can
+cover. They do not call it when a checkpoint is aborted, because a later one covers its messages, nor while the outcome
+of a checkpoint is unknown. A writer aborts its unfinished ``write``: with the message if it had returned before the
+barrier, and with None if it raised or was interrupted.
 """
 
 from __future__ import annotations
@@ -208,7 +208,8 @@ class _EpochWriter(SinkWriter):
     def close(self) -> None:
         """Aborts a ``write`` that no barrier has ended (returned, raised or running), since no snapshot covers it.
 
-        The batch id is that of the last barrier plus one: no checkpoint of this attempt completes from there on.
+        A subtask does not know the number of commits, which is never greater than that of checkpoints. So the batch id
+        is that of the last barrier plus one: greater than those of all committed batches.
         """
         if self._epoch is None:
             return
@@ -230,12 +231,12 @@ class _MessageCommitter(SinkCommitter):
 
     def commit(self, transaction: Transaction, committables: Sequence[Any]) -> CommitOutcome:
         writer = self._new_writer(self._schema)
-        writer.commit(self._decoded(committables, writer), transaction.checkpoint_id)
+        writer.commit(self._decoded(committables, writer), transaction.batch_id)
         return CommitOutcome.COMMITTED
 
     def abort(self, transaction: Transaction, committables: Sequence[Any]) -> None:
         writer = self._new_writer(self._schema)
-        writer.abort(self._decoded(committables, writer), transaction.checkpoint_id)
+        writer.abort(self._decoded(committables, writer), transaction.batch_id)
 
     def _decoded(self, texts: Sequence[str | None], writer: Any) -> list[Any]:
         if self._values is None:

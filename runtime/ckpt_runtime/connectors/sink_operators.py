@@ -15,9 +15,11 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
+from msgspec.structs import replace as changed
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
-from ckpt_runtime.checkpoint.sink_state import MESSAGES, PENDING, SINK_ID
+from ckpt_runtime.checkpoint.measures import OperatorMeasures
+from ckpt_runtime.checkpoint.sink_state import MESSAGES, NEXT_BATCH, PENDING, SINK_ID
 from ckpt_runtime.connectors.datasource_rows import restored_items, versioned
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA
@@ -44,11 +46,15 @@ class _StoredPending(msgspec.Struct, Generic[C]):
 
 
 class _StoredMessages(msgspec.Struct):
-    """The stored form: a text for each writing subtask, or None for a subtask that wrote nothing."""
+    """The stored form: a text for each writing subtask, or None for a subtask that wrote nothing.
+
+    Versions before batch ids used the checkpoint's id as that of the batch.
+    """
 
     checkpoint: NonNegative
     messages: tuple[tuple[NonNegative, str | None], ...]
     writer: str | None = None
+    batch: NonNegative | None = None
 
 
 def sink_context(context: OperatorContext) -> SinkContext:
@@ -203,6 +209,9 @@ class CommittingSinkOperator(_WriterOperator):
     def has_commits_left(self) -> bool:
         return self._committer is not None and self._committer.is_busy
 
+    def measured(self) -> OperatorMeasures:
+        return changed(super().measured(), uncommitted=bool(self._pending))
+
     def close(self) -> None:
         try:
             super().close()
@@ -237,12 +246,17 @@ class CommittingSinkOperator(_WriterOperator):
 
 
 class CommitterOperator(Operator):
-    """Commits the output that the writers of a sink have prepared, in the order of checkpoints; parallelism 1."""
+    """Commits the output that the writers of a sink have prepared, in the order of checkpoints; parallelism 1.
+
+    A checkpoint with output gets the next batch id when a snapshot or a commit needs it. Ids are state, so a restored
+    job repeats those of the checkpoints that it commits again.
+    """
 
     def __init__(self, sink: Sink, schema: pa.Schema) -> None:
         self._sink = sink
         self._schema = schema
         self._messages: dict[Transaction, list[tuple[int, str | None]]] = {}
+        self._next_batch = 0
         self._taken: set[int] = set()
         """The snapshots that a restore may use, as far as this operator knows."""
         self._committer: SinkCommitter | None = None
@@ -251,9 +265,14 @@ class CommitterOperator(Operator):
         """Commits the output that the restored snapshot covers, even if it was committed before."""
         super().open(context, output)
         self._place = sink_context(context)
-        self._taken = {context.restored_checkpoint_id or 0}
+        restored = context.restored_checkpoint_id or 0
+        self._taken = {restored}
         for item in restored_items(context, MESSAGES, _StoredMessages):
-            self._messages[self._transaction(item.checkpoint, item.writer)] = list(item.messages)
+            batch_id = item.checkpoint if item.batch is None else item.batch
+            self._messages[self._transaction(item.checkpoint, item.writer, batch_id)] = list(item.messages)
+        # A sink that a version without batch ids has stored has used the ids of checkpoints so far.
+        used = restored if context.sink is not None and context.sink.continues else -1
+        self._next_batch = max(context.operator_state.restored(NEXT_BATCH, NonNegative), default=used + 1)
         self._commit_up_to(max((known.checkpoint_id for known in self._messages), default=0))
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -269,11 +288,13 @@ class CommitterOperator(Operator):
             {
                 "checkpoint": known.checkpoint_id,
                 "writer": known.writer_id,
+                "batch": known.batch_id,
                 "messages": [list(entry) for entry in self._messages[known]],
             }
             for known in self._ordered()
         ]
         self.context.operator_state.put(MESSAGES, versioned(items))
+        self.context.operator_state.put(NEXT_BATCH, [self._next_batch])
         self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -282,6 +303,9 @@ class CommitterOperator(Operator):
     def notify_aborted(self, checkpoint_id: int) -> None:
         """Keeps the checkpoint's committables for a later checkpoint."""
         self._taken.discard(checkpoint_id)
+
+    def measured(self) -> OperatorMeasures:
+        return changed(super().measured(), uncommitted=bool(self._messages))
 
     def close(self) -> None:
         """Aborts committables that no restore can use, in checkpoint order; tries all, then raises the first error."""
@@ -315,7 +339,14 @@ class CommitterOperator(Operator):
         return self._committer
 
     def _ordered(self) -> list[Transaction]:
-        return sorted(self._messages, key=lambda known: known.checkpoint_id)
+        """All checkpoints with output, in their order, each with its batch id."""
+        ordered = sorted(self._messages, key=lambda known: known.checkpoint_id)
+        for index, known in enumerate(ordered):
+            if known.batch_id is None:
+                ordered[index] = replace(known, batch_id=self._next_batch)
+                self._messages[ordered[index]] = self._messages.pop(known)
+                self._next_batch += 1
+        return ordered
 
     def _decoded(self, known: Transaction) -> list[Any]:
         """The committables of a checkpoint. Raises CorruptStateError for a text that the sink cannot decode."""
@@ -332,8 +363,10 @@ class CommitterOperator(Operator):
                 ) from error
         return committables
 
-    def _transaction(self, checkpoint_id: int, writer_id: str | None = None) -> Transaction:
-        return Transaction(writer_id or f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id)
+    def _transaction(
+        self, checkpoint_id: int, writer_id: str | None = None, batch_id: int | None = None
+    ) -> Transaction:
+        return Transaction(writer_id or f"{self._place.sink_id}-{self._place.job_id}", checkpoint_id, batch_id)
 
 
 def _grouped(pending: list[tuple[Transaction, Any]]) -> list[tuple[Transaction, list[Any]]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
 from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, WaitingInput
 
 _TAKE_EVERY_MS = 10
@@ -72,6 +73,11 @@ class SplitHost(Operator):
         else:
             self._dealt_out = max(self._dealt_out, timestamp_ms)
         self.pass_ends_on()
+
+    def measured(self) -> OperatorMeasures:
+        if not self.reads:
+            self.looks += ENOUGH_LOOKS  # without splits there is nothing to look at
+        return super().measured()
 
     def on_processing_time(self, now_ms: int) -> None:
         wait_ms = None

@@ -269,6 +269,7 @@ class SplitReaderOperator(SplitHost):
             self._pacer.spend(len(rows.bad) + (0 if rows.batch is None else rows.batch.num_rows))
         self._count_pending(now=rows is None or rows.ended)
         if rows is None:
+            self.looks += 1
             if not self._reader.holds_event_time:
                 if self._in_range and not self.has_work_left:
                     self._in_range = False

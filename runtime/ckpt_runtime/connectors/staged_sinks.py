@@ -1,12 +1,12 @@
 """``foreachBatch`` and ``foreach``: functions of the program get the rows of each completed checkpoint.
 
 The rows of a checkpoint are staged in hidden files, like those of a file sink. When the checkpoint has completed, the
-function is called with the rows and the checkpoint's id; when it has returned, the files are deleted. After a failure
-in between, it is called again with the same id and rows. A missing file therefore means that the function has returned:
-files are deleted only then, or when no snapshot covers them.
+function is called with the rows and an id; when it has returned, the files are deleted. After a failure in between, it
+is called again with the same id and rows. A missing file therefore means that the function has returned: files are
+deleted only then, or when no snapshot covers them.
 
-``foreachBatch`` is called in one place, in the order of checkpoints, with a frame of the session's own Spark.
-``foreach`` is called in each subtask, row by row.
+``foreachBatch`` is called in one place, in the order of checkpoints, with a frame of the session's own Spark and the
+batch id of the commit. ``foreach`` is called in each subtask, row by row, with the checkpoint's id.
 
 Formats of Spark's batch writer are written in the same way: Spark writes the rows of a checkpoint to a hidden directory
 of the attempt, next to the visible files. When Spark has returned, the directory is renamed to mark it as complete.
@@ -192,7 +192,7 @@ class _BatchCommitter(_StagedCommitter):
 
     def _call(self, transaction: Transaction, files: Sequence[PendingFile]) -> None:
         if self._files is None:
-            self._function.call(self._frame(files), transaction.checkpoint_id)
+            self._function.call(self._frame(files), transaction.batch_id)
         else:
             self._files.publish(transaction, lambda: self._frame(files))
 

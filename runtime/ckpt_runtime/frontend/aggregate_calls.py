@@ -52,8 +52,8 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     settings: dict[str, Any] = {"aggregate": True}
     settings |= {key: value for key, read in _ASKED.get(name, {}).items() if (value := read(jvm)) is not None}
     if name == "ListAgg":
-        settings |= _separator(jvm, arguments)
-        arguments = arguments[:1]
+        arguments, listed = _listed(jvm, arguments)
+        settings |= listed
     if expression.isDistinct() and name not in _SAME_WHEN_DISTINCT:
         name, arguments, distinct = _of_distinct(name, arguments)
         settings |= distinct
@@ -63,9 +63,10 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
         arguments, settings["precision"] = (_hashed(arguments[0]),), _precision(jvm.relativeSD())
         settings[TABLES] = _tables(settings["precision"])
     if name in ("Percentile", "PercentileDisc"):
-        if name == "Percentile" and (not isinstance(arguments[2], Literal) or arguments[2].value != "1"):
-            raise UnsupportedExpressionError("percentile with a frequency")
-        settings["percentages"], arguments = _percentages(arguments[1]), arguments[:1]
+        settings["percentages"] = _percentages(arguments[1])
+        if name == "Percentile" and not (isinstance(arguments[2], Literal) and arguments[2].value == "1"):
+            arguments, settings["weighted"] = (_as_one((arguments[0], arguments[2])),), True
+        arguments = arguments[:1]
     if name == "ApproximatePercentile":
         settings["percentages"], settings["accuracy"] = _percentages(arguments[1]), _constant(arguments[2])
         arguments = arguments[:1]
@@ -88,8 +89,8 @@ def _of_distinct(name: str, arguments: tuple[Expression, ...]) -> tuple[str, tup
     return name, arguments, {"distinct": True}
 
 
-def _as_one(arguments: tuple[Expression, ...]) -> Expression:
-    """The arguments of a count of distinct values as one: a struct, which is null if one of them is."""
+def _as_one(arguments: tuple[Expression, ...], required: int | None = None) -> Expression:
+    """Several arguments as one: a struct, which is null if one of the first ``required`` is; None means all."""
     if len(arguments) == 1:
         return arguments[0]
     fields = [
@@ -98,13 +99,16 @@ def _as_one(arguments: tuple[Expression, ...]) -> Expression:
     named = [part for at, each in enumerate(arguments) for part in (Literal(str(at), "string"), each)]
     kind: SparkType = {"type": "struct", "fields": fields}
     struct: Expression = Call("CreateNamedStruct", tuple(named), kind)
-    for each in arguments:
+    for each in arguments[:required]:
         struct = Call("If", (Call("IsNull", (each,), "boolean"), Literal(None, kind), struct), kind)
     return struct
 
 
-def _separator(jvm: Any, arguments: tuple[Expression, ...]) -> dict[str, Any]:
-    """The settings of ``listagg``: its separator (hexadecimal digits for binaries) and the order of its own values."""
+def _listed(jvm: Any, arguments: tuple[Expression, ...]) -> tuple[tuple[Expression, ...], dict[str, Any]]:
+    """The argument and the settings of ``listagg``: its separator (hexadecimal digits for binaries), and its order.
+
+    If it is not ordered by its own values alone, the argument is a struct of the value and what orders it.
+    """
     separator = arguments[1]
     while isinstance(separator, Call) and separator.function == "Cast":
         separator = separator.arguments[0]
@@ -115,9 +119,14 @@ def _separator(jvm: Any, arguments: tuple[Expression, ...]) -> dict[str, Any]:
     if orders.size():
         [order, *more] = [orders.apply(at) for at in range(orders.size())]
         if more or not order.child().semanticEquals(jvm.child()):
-            raise UnsupportedExpressionError("listagg", "WITHIN GROUP can only order by the values themselves")
+            settings["orders"] = [
+                [str(each.direction().toString()).lower(), str(each.nullOrdering().toString()).lower()]
+                for each in (order, *more)
+            ]
+            by = tuple(each.arguments[0] for each in arguments[2:] if isinstance(each, Call))
+            return (_as_one((arguments[0], *by), 1),), settings
         settings["order"] = str(order.direction().toString()).lower()
-    return settings
+    return arguments[:1], settings
 
 
 def _only_if(condition: Expression, argument: Expression) -> Expression:

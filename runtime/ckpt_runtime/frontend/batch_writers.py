@@ -13,8 +13,8 @@ SPARK_FILES = frozenset({"csv", "json", "orc", "text", "xml"})
 """File formats that the engine writes with Spark's batch writer."""
 MEMORY_VIEW = "ckptmemoryview"
 """The option with which the Connect endpoint names the view that a query with format ``memory`` fills."""
-MEMORY_CHECKPOINT = "$checkpoint"
-"""The column of such a view that holds the checkpoint of each row."""
+MEMORY_BATCH = "$batch"
+"""The column of such a view that holds the batch id of each row."""
 _MOST_MEMORY_BYTES = 64 << 20
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ class SparkWrite:
     columns: tuple[str, ...] = ()
     path: str = ""
 
-    def __call__(self, frame: Any, checkpoint_id: int) -> None:
+    def __call__(self, frame: Any, batch_id: int) -> None:
         """Appends the rows to the existing ones."""
         self._writer(frame).mode("append").save()
 
@@ -49,14 +49,14 @@ class SparkWrite:
 class MemoryTable:
     """Keeps the rows of a query in the memory of Spark's driver, as a global view that its clients can read.
 
-    The view has the rows' columns and :data:`MEMORY_CHECKPOINT`. ``whole``: each batch replaces the rows.
+    The view has the rows' columns and :data:`MEMORY_BATCH`. ``whole``: each batch replaces the rows.
     """
 
     view: str
     whole: bool
 
-    def __call__(self, frame: Any, checkpoint_id: int) -> None:
-        """Adds the rows; rows of the same checkpoint, from an earlier call, are replaced.
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        """Adds the rows; rows of the same batch, from an earlier call, are replaced.
 
         Raises MemoryTableError for more rows than a table may have.
         """
@@ -65,10 +65,10 @@ class MemoryTable:
 
         name = f"global_temp.{self.view}"
         session = frame.sparkSession
-        marked = frame.withColumn(MEMORY_CHECKPOINT, F.lit(checkpoint_id).cast("bigint"))
+        marked = frame.withColumn(MEMORY_BATCH, F.lit(batch_id).cast("bigint"))
         rows = marked.toArrow()
         if not self.whole and session.catalog.tableExists(name):
-            kept = session.table(name).where(F.col(MEMORY_CHECKPOINT) != checkpoint_id)
+            kept = session.table(name).where(F.col(MEMORY_BATCH) != batch_id)
             rows = pa.concat_tables([kept.toArrow(), rows.cast(kept.toArrow().schema)])
         if rows.nbytes > _MOST_MEMORY_BYTES:
             raise MemoryTableError(
@@ -96,7 +96,7 @@ class Console:
         values = parse_options("console", known, options)
         return cls(values["numRows"], values["truncate"], names)
 
-    def __call__(self, frame: Any, checkpoint_id: int) -> None:
+    def __call__(self, frame: Any, batch_id: int) -> None:
         line = "-" * 43
         frame = frame.toDF(*self.names) if self.names else frame
-        logger.info("\n%s\nBatch: %d\n%s\n%s", line, checkpoint_id, line, frame._show_string(self.rows, self.truncate))
+        logger.info("\n%s\nBatch: %d\n%s\n%s", line, batch_id, line, frame._show_string(self.rows, self.truncate))

@@ -5,7 +5,7 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -323,14 +323,18 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
     return to_arrow_schema(source.schema)
 
 
-def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve) -> None:
+def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, anew: Collection[int] = ()) -> None:
     """Adds the operators of all queries that a program started. Common parts of several of them are computed once.
 
-    Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
+    ``anew`` are the numbers of those that begin anew with each run; they share nothing with the others. Raises
+    PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
-    shared = Shared()
-    for query in capture.queries:
-        QueryMapper(capture, plan, resolve, shared).add(query)
+    continuing, beginning = Shared(), Shared()
+    for number, query in enumerate(capture.queries):
+        before = len(plan.nodes)
+        QueryMapper(capture, plan, resolve, beginning if number in anew else continuing).add(query)
+        for node in plan.nodes[before:]:
+            node.begins_anew = number in anew
 
 
 @dataclass(slots=True)

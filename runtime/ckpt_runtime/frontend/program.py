@@ -123,7 +123,7 @@ def set_options(starts: Sequence[Any], options: JobOptions) -> None:
     If all triggers end with the data that is there, event time does not end with it, as in Spark: rows and timers that
     the watermark has not reached stay in state.
 
-    Such a program also continues where its last run ended, if its queries have a ``checkpointLocation``.
+    Such a program also continues where its last run ended, if queries have a ``checkpointLocation``.
 
     ``starts`` are Spark's requests. Raises PlanError for an interval that Spark refuses, or that the engine cannot
     keep, and for locations with which a program cannot continue.
@@ -148,23 +148,40 @@ def set_options(starts: Sequence[Any], options: JobOptions) -> None:
 
 
 def _location(starts: Sequence[Any]) -> str | None:
-    """The directory in which the runs of a program continue each other: the ``checkpointLocation`` of its first query.
+    """The directory in which the runs of a program continue each other: the first ``checkpointLocation`` of a query.
 
-    None if no query has one. All queries are one job with one state, so either all have one or none.
+    None if no query has one. As in Spark, those to some sinks may lack one.
     """
-    found = [_given_location(start) for start in starts]
-    given = [str(location) for location in found if location]
+    given = [str(location) for start in starts if (location := _given_location(start))]
     if not given:
         return None
-    if len(given) < len(found):
-        raise PlanError(
-            "option 'checkpointLocation'",
-            "the queries of a program are one job, which continues as a whole: set it for all of them, or for none",
-        )
+    for start in starts:
+        if not _given_location(start) and not _may_begin_anew(start):
+            name = start.query_name or start.format or "parquet"
+            raise PlanError(
+                "option 'checkpointLocation'",
+                f"query {name!r} has none, and others have one: set it for this query, too; only queries to "
+                f"{', '.join(sorted(_BEGIN_ANEW))}, foreach and foreachBatch begin anew with each run",
+            )
     for location in given:
         if given.count(location) > 1:
             raise PlanError("option 'checkpointLocation'", f"{location!r} is that of two queries; give each its own")
     return given[0]
+
+
+_BEGIN_ANEW = frozenset({"console", "memory", "noop"})
+"""Formats for which Spark itself makes a location that ends with the query."""
+
+
+def _may_begin_anew(start: Any) -> bool:
+    return start.HasField("foreach_batch") or start.HasField("foreach_writer") or start.format.lower() in _BEGIN_ANEW
+
+
+def begin_anew(starts: Sequence[Any]) -> list[int]:
+    """The numbers of the queries that begin anew with each run, while others of the program continue."""
+    if not all(start.available_now or start.once for start in starts) or not any(map(_given_location, starts)):
+        return []
+    return [at for at, start in enumerate(starts) if not _given_location(start)]
 
 
 def _given_location(start: Any) -> str | None:
@@ -259,9 +276,9 @@ def load_plan(
         else:
             _function(_import_module(directory, module_name), module_name, function_name)(spark, *args)
     capture.require_answers()
-    add_queries(capture, plan, classes.resolve)
     starts = [query.start for query in capture.queries]
     set_options(starts, options)
+    add_queries(capture, plan, classes.resolve, begin_anew(starts))
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(

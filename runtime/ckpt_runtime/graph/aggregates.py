@@ -45,13 +45,10 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(_is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
-
-
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether Arrow's kernels can order and distinguish values of the type."""
-    return _is_fixed(kind) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+    tests = (_is_number, pa.types.is_boolean, pa.types.is_temporal, pa.types.is_string, pa.types.is_binary)
+    return any(test(kind) for test in tests)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:
@@ -94,6 +91,22 @@ def _plain(types: Types) -> bool:
 
 def _texts(types: Types) -> bool:
     return bool(pa.types.is_string(types[0]) or pa.types.is_binary(types[0]))
+
+
+def _listed_texts(types: Types) -> bool:
+    """Also structs of a text and what orders it."""
+    kind = types[0]
+    if not pa.types.is_struct(kind):
+        return _texts(types)
+    return _texts((kind.field(0).type,)) and all(_is_ordered(each.type) for each in kind)
+
+
+def _weighted_numbers(types: Types) -> bool:
+    """Also structs of a number and how often it counts."""
+    kind = types[0]
+    if not pa.types.is_struct(kind):
+        return _numbers_of_64_bits(types)
+    return _numbers_of_64_bits((kind.field(0).type,)) and bool(pa.types.is_integer(kind.field(1).type))
 
 
 def _ordered_by(types: Types) -> bool:
@@ -156,12 +169,12 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "RegrSlope": _F("comoments", _doubles, "the slope of the line that fits pairs best"),
     "RegrIntercept": _F("comoments", _doubles, "where that line crosses zero"),
     "RegrR2": _F("comoments", _doubles, "the share of the variance that the line explains"),
-    "ListAgg": _F("concatenated", _texts, "all texts that are not null, with a separator between them"),
+    "ListAgg": _F("concatenated", _listed_texts, "all texts that are not null, with a separator between them"),
     "CollectList": _F("list", _anything, "all values that are not null, in the order in which they came"),
     "CollectSet": _F("set", _collected, "the distinct values that are not null, in the order in which they came"),
     "CountDistinct": _F("set", _ordered, "the number of distinct values that are not null"),
     "HyperLogLogPlusPlus": _F("registers", _anything, "Spark's estimate of the number of distinct values"),
-    "Percentile": _F("percentile", _numbers_of_64_bits, "the exact percentile, interpolated between neighbours"),
+    "Percentile": _F("percentile", _weighted_numbers, "the exact percentile, interpolated between neighbours"),
     "PercentileDisc": _F(
         "percentile", _numbers_of_64_bits, "the first value in order that the given share of values does not exceed"
     ),

@@ -19,6 +19,7 @@ from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
 from ckpt_runtime.graph.job_graph import (
+    WATERMARK,
     JobEdge,
     JobGraph,
     JobVertex,
@@ -279,6 +280,7 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
         name=f"{node.name or _format_name(spec.format)} commit",
         parallelism=1,
         chaining=Chaining.NEVER,
+        begins_anew=node.begins_anew,
     )
 
 
@@ -329,9 +331,10 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
 def _derived_uid(node: LogicalNode, position: int, unnamed: Counter[str], taken: set[str]) -> str:
     """The uid of a node without one: with state its number among those of its kind, else its position.
 
-    As in Spark, operators without state may be added and removed in front of one with state, which keeps it.
+    As in Spark, operators without state may be added and removed in front of one with state, which keeps it. A
+    watermark keeps the time that it has reached.
     """
-    if node.stateful:
+    if node.stateful or node.kind == WATERMARK:
         position = unnamed[node.kind]
         unnamed[node.kind] += 1
     uid = f"{node.kind}-{position}"
@@ -504,4 +507,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
         alignment_group=_alignment_group(node.spec),
         observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
+        begins_anew=node.begins_anew,
     )

@@ -62,12 +62,7 @@ from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner, PlanPreview
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
-from ckpt_runtime.jobmaster.request_checks import (
-    check_target,
-    completed_like,
-    like,
-    with_recovery_options,
-)
+from ckpt_runtime.jobmaster.request_checks import check_target, completed_like, like, with_recovery_options
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences
@@ -475,6 +470,10 @@ class Dispatcher:
     async def progress(self, job_id: str) -> list[dict[str, Any]]:
         """The reports of the progress of a job's queries, oldest first."""
         return await self._job(job_id).progress()
+
+    async def processed_all(self, job_id: str, since: int | None) -> tuple[int, bool]:
+        """See :meth:`JobMaster.processed_all`. Raises JobTerminated as well."""
+        return await self._living_job(job_id).processed_all(since)
 
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB

@@ -487,6 +487,14 @@ class JobMaster:
     def result(self) -> ExecutionResult:
         return self.view.result()
 
+    async def processed_all(self, since: int | None) -> tuple[int, bool]:
+        """Takes a checkpoint. Returns its id, and whether all data that existed at an earlier one is committed by now.
+
+        Raises OperationFailure, also while the job does not run.
+        """
+        taken = (await self._trigger(CheckpointProperties(), None)).checkpoint_id
+        return taken, since is not None and self._shell.progress.has_processed_all(since)
+
     async def progress(self) -> list[dict[str, Any]]:
         """The reports of the progress of all queries, oldest first."""
         return await asyncio.to_thread(self._shell.progress.reports)
@@ -507,9 +515,7 @@ class JobMaster:
 
 
 def create_job_core(
-    submission: JobSubmission,
-    ids: CheckpointIdCounter,
-    on_checkpoint: Callable[[CheckpointStats], None] | None = None,
+    submission: JobSubmission, ids: CheckpointIdCounter, on_checkpoint: Callable[[CheckpointStats], None] | None = None
 ) -> JobCore:
     """Creates the core of a new job, or of one that this driver recovers.
 

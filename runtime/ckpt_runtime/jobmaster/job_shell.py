@@ -19,25 +19,20 @@ from functools import partial
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.events import TimerId
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import CpuPinning, SecurityOptions, TaskManagerOptions
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.failure_report import report_of, summary_of
 from ckpt_runtime.frontend.spark_connect import spark_url
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
-from ckpt_runtime.jobmaster.job_host import (
-    JobHost,
-    JobSlots,
-    JobTimers,
-    Pool,
-    Result,
-    SupervisedHost,
-    raised,
-)
+from ckpt_runtime.jobmaster.job_host import JobHost, JobSlots, JobTimers, Pool, Result, SupervisedHost, raised
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView, KeptFailures
@@ -419,13 +414,19 @@ class JobShell:
             deployment=self._host.next_deployment(),
             attempt=order.attempt,
             restored=order.restored,
-            sinks=sink_lineages(order.graph, submission.seed, order.lineage, submission.ended_jobs, order.savepoint_id),
+            sinks=self._sink_lineages(order.graph, order.lineage, order.savepoint_id),
         )
         crash_point("deploy-before")
         program = Program(submission.program_id, submission.entry, submission.arguments)
         self._tasks.deploy(slots, JobDescriptor(submission.job_id, order.graph, program), deployments)
         self._announcer.report(self.view.deployed, slots)
         self._alignment = AlignmentGroups(order.graph.alignment_groups)
+
+    def _sink_lineages(
+        self, graph: JobGraph, lineage: CompletedCheckpoint | None, savepoint_id: int
+    ) -> dict[str, SinkLineage]:
+        of = self._submission
+        return sink_lineages(graph, of.seed, lineage, of.ended_jobs, savepoint_id, of.job_id)
 
     def _cancel_tasks(self, executions: tuple[ExecutionId, ...]) -> None:
         by_slot: dict[int, list[ExecutionId]] = {}
@@ -661,7 +662,7 @@ class JobShell:
         if self._ends_as is None or not self._ends_as.is_globally_terminal or known.is_fenced:
             self.storage.close()
             return
-        lineages = sink_lineages(known.graph, submission.seed, known.lineage, submission.ended_jobs, known.savepoint_id)
+        lineages = self._sink_lineages(known.graph, known.lineage, known.savepoint_id)
         outputs = sink_outputs(submission.job_id, known.graph, lineages)
         self.storage.finish(keeps_nothing=keeps_nothing, outputs=outputs, savepoint_id=known.savepoint_id)
 

@@ -11,13 +11,14 @@ import uuid
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.executions import SubtaskKey
-from ckpt_runtime.checkpoint.measures import EventTimes, Interval, OperatorMeasures
+from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, EventTimes, Interval, OperatorMeasures
 from ckpt_runtime.graph.job_graph import JobGraph, OperatorNode
 from ckpt_runtime.graph.schema import decoded
 from ckpt_runtime.graph.specs import ObserveSpec
@@ -53,6 +54,9 @@ class OperatorTotals:
     pending: int | None = None
     reached: Offsets = field(default_factory=dict)
     latest: Offsets = field(default_factory=dict)
+    looks: int | None = None
+    """Those of the subtask that has looked least often."""
+    uncommitted: bool = False
 
     def and_(self, more: OperatorMeasures) -> OperatorTotals:
         """With those of a subtask."""
@@ -76,6 +80,8 @@ class OperatorTotals:
             _sum(self.pending, more.pending),
             _merged(self.reached, more.reached),
             _merged(self.latest, more.latest),
+            min(*_known(self.looks), more.looks, more.looks),
+            self.uncommitted or more.uncommitted,
         )
 
 
@@ -92,6 +98,9 @@ def _known(value: int | None) -> tuple[int, ...]:
 def _sum(first: int | None, second: int | None) -> int | None:
     known = (*_known(first), *_known(second))
     return sum(known) if known else None
+
+
+_ENDED = OperatorTotals(looks=ENOUGH_LOOKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,19 @@ class JobProgress:
         if any(measures.rows_out or measures.rows_in for interval in left for measures in interval.operators):
             self.completed(max(interval.checkpoint_id for interval in left), now_ms, now_ms, graph)
 
+    def has_processed_all(self, since: int) -> bool:
+        """Whether all data that existed at a completed checkpoint has been processed and committed by now.
+
+        Behind the checkpoint, no rows have come out of a source or into a sink, and each source has looked for some
+        twice without finding any: the second time it began to look after the checkpoint.
+        """
+        still = [*takewhile(lambda known: known.id > since and not _moves(known), reversed(self._checkpoints))]
+        if not still or any(totals.uncommitted for totals in still[0].totals.values()):
+            return False
+        # A subtask that has ended sends no measures.
+        looks = {uid: [known.totals.get(uid, _ENDED).looks or 0 for known in still] for uid in _reading(still[0].graph)}
+        return all(sum(each) >= ENOUGH_LOOKS for each in looks.values())
+
     def reports(self) -> list[dict[str, Any]]:
         """The reports of all queries, oldest first. Blocks while it computes what frames have observed."""
         found = {known.id: self._reports.get(known.id) or tuple(self._texts(known)) for known in [*self._checkpoints]}
@@ -177,7 +199,22 @@ class JobProgress:
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
-    return replace(measures, stored_rows=None, stored_bytes=None, pending=None, reached={}, latest={})
+    return replace(
+        measures, stored_rows=None, stored_bytes=None, pending=None, reached={}, latest={}, uncommitted=False
+    )
+
+
+def _reading(graph: JobGraph) -> list[str]:
+    return [
+        node.uid for vertex in graph.vertices for node in vertex.operators if node.kind in (*_SOURCES, "enumerator")
+    ]
+
+
+def _moves(checkpoint: _Checkpoint) -> bool:
+    """Whether rows have come out of a source, or into a sink, before a checkpoint and behind the one before it."""
+    nothing, totals = OperatorTotals(), checkpoint.totals
+    out = (totals.get(uid, nothing).rows_out for uid in _reading(checkpoint.graph))
+    return any(out) or any(totals.get(uid, nothing).rows_in for uid in checkpoint.graph.sinks)
 
 
 def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:
@@ -222,10 +259,7 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
 
 
 def _source(
-    node: OperatorNode,
-    totals: Mapping[str, OperatorTotals],
-    seconds: float,
-    before: Mapping[str, Offsets],
+    node: OperatorNode, totals: Mapping[str, OperatorTotals], seconds: float, before: Mapping[str, Offsets]
 ) -> dict[str, Any]:
     """A source. Its offsets are None if it has none, as the start is in the first report of a job."""
     read = totals[node.uid]

@@ -270,7 +270,7 @@ class JobCore:
         # During the write, the job may have been cancelled or another attempt may have begun.
         if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
             plan = self.plan
-            request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
+            request = checkpoint_on.RestoreRequested(f"restore-{event.attempt}", plan.savepoint, plan.restore_mode)
             self._to_coordinator(request)
 
     def _on_attempt_not_recorded(self, event: core.AttemptNotRecorded) -> None:
@@ -295,8 +295,10 @@ class JobCore:
         A job's own checkpoint may lack operators of the savepoint it began with; this was decided at submission. Raises
         StateAssignmentError if the states do not fit.
         """
-        allowed = self.plan.allow_non_restored_state or self.plan.savepoint is not checkpoint
-        assignment = assign_states(checkpoint, graph or self.graph, allowed)
+        first = self.plan.savepoint is checkpoint
+        allowed = self.plan.allow_non_restored_state or not first
+        graph = graph or self.graph
+        assignment = assign_states(checkpoint, graph, allowed, graph.anew if first else frozenset())
         return RestoredState(
             checkpoint.id,
             checkpoint.directory,
@@ -656,10 +658,6 @@ class JobCore:
                 self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
         self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
         self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
-
-
-def _restore_id(attempt: int) -> str:
-    return f"restore-{attempt}"
 
 
 def _attempt_of(request_id: str) -> int:

@@ -165,11 +165,19 @@ def sink_lineages(
     restored: CompletedCheckpoint | None,
     ended_jobs: tuple[str, ...] = (),
     savepoint_id: int = 0,
+    job_id: str = "",
 ) -> dict[str, SinkLineage]:
-    """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none."""
+    """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none.
+
+    A sink that begins anew continues with the ids of its own job alone.
+    """
     known = {} if restored is None else restored_sink_ids(restored)
+    if restored is not None and restored.job_id != job_id:
+        known = {uid: sink_id for uid, sink_id in known.items() if uid not in graph.anew}
     return {
-        uid: SinkLineage(known.get(sink) or new_sink_id(seed, sink), ended_jobs if sink in known else (), savepoint_id)
+        uid: SinkLineage(known[sink], ended_jobs, savepoint_id, continues=True)
+        if sink in known
+        else SinkLineage(new_sink_id(seed, sink), (), savepoint_id)
         for uid, sink in graph.sinks.items()
     }
 

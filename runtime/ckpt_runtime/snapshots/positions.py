@@ -16,12 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    OperatorListState,
-    OperatorSubtaskState,
-    SubtaskState,
-)
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
 from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition
@@ -124,12 +119,10 @@ def _set(
     for key, state in states.items():
         if key[0] == vertex.id and uid in state.operators:
             operator = state.operators[uid]
-            lists = tuple(_with_item(listed, item) for listed in operator.lists)
+            lists = tuple(
+                replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed for listed in operator.lists
+            )
             states[key] = replace(state, operators={**state.operators, uid: replace(operator, lists=lists)})
-
-
-def _with_item(listed: OperatorListState, item: dict[str, Any]) -> OperatorListState:
-    return replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed
 
 
 def _without_splits(operator: OperatorSubtaskState, *, but_ended: bool) -> OperatorSubtaskState:

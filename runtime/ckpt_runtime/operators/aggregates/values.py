@@ -9,7 +9,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ckpt_runtime.graph.aggregates import GroupAggregate
-from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, joined, ranks, taken
+from ckpt_runtime.operators.aggregates.accumulator import (
+    AggregateFailedError,
+    GroupAccumulator,
+    Rows,
+    array_of,
+    joined,
+    ranks,
+    taken,
+)
 from ckpt_runtime.operators.aggregates.numbers import picked_rows
 from ckpt_runtime.state import columns
 from ckpt_runtime.state.arrays import read_only
@@ -138,28 +146,53 @@ class Concatenated(Listed):
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         lists = self._filled(stored[0])
-        if order := self.aggregate.settings.get("order"):
-            lists = _sorted_within(lists, descending=order == "descending")
-        separator = self.aggregate.settings["separator"]
-        kind = self.inputs[0]
+        settings = self.aggregate.settings
+        if order := settings.get("order"):
+            lists = _sorted_within(lists, [_in_order(pc.list_flatten(lists), order)])
+        if orders := settings.get("orders"):
+            [values, *by] = pc.list_flatten(lists).flatten()
+            ordered = [_in_order(each, *how) for each, how in zip(by, orders, strict=True)]
+            lists = _sorted_within(lists, ordered, values)
+        separator, kind = settings["separator"], lists.type.value_type
         texts = lists.cast(pa.list_(pa.string())) if pa.types.is_string(kind) else lists
         glue = pa.scalar(separator if pa.types.is_string(kind) else bytes.fromhex(separator), kind)
         whole = pc.binary_join(texts, glue)
         return pc.if_else(pc.equal(pc.list_value_length(lists), 0), None, whole).cast(self.aggregate.result)
 
 
-def _sorted_within(lists: pa.Array, *, descending: bool) -> pa.Array:
-    """The same lists with their elements in order."""
-    values = pc.list_flatten(lists)
-    order = ranks(values)
-    rows = np.lexsort((-order if descending else order, pc.list_parent_indices(lists).to_numpy()))
+def _in_order(values: pa.Array, direction: str, nulls: str = "") -> AnyArray:
+    """Numbers that ascend in the order of Spark's ``SORT BY``. Nulls are least, unless ``nulls`` says otherwise."""
+    order = ranks(values) + 1
+    missing = np.asarray(values.is_null())
+    order[missing] = 0
+    if direction == "descending":
+        order = -order
+    if nulls:
+        order[missing] = len(values) + 1 if nulls == "nullslast" else -len(values) - 1
+    return order
+
+
+def _sorted_within(lists: pa.Array, orders: list[AnyArray], values: pa.Array | None = None) -> pa.Array:
+    """Lists whose elements, or these ``values`` beside them, are sorted by the first order, then by the next ones."""
+    values = pc.list_flatten(lists) if values is None else values
+    rows = np.lexsort((*reversed(orders), pc.list_parent_indices(lists).to_numpy()))
     lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False)
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), values.take(pa.array(rows)), type=lists.type)
+    return pa.ListArray.from_arrays(pa.array(offsets), values.take(pa.array(rows)))
 
 
 class Percentiles(Listed):
-    """Exact percentiles of numbers: one, or an array of several. They lie between values, or are one of these."""
+    """Exact percentiles of numbers: one, or an array of several. They lie between values, or are one of these.
+
+    With the setting ``weighted``, values are structs of a number and how often it counts.
+    """
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        if self.aggregate.settings.get("weighted"):
+            least = pc.min(columns.plain(new.columns[0]).flatten()[1]).as_py()
+            if least is not None and least < 0:
+                raise AggregateFailedError(f"aggregate {self.aggregate.name!r}: frequency {least} is negative")
+        return super().combined(groups, old, new)
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         settings = self.aggregate.settings
@@ -168,45 +201,59 @@ class Percentiles(Listed):
         lists = self._filled(stored[0])
         lengths = pc.list_value_length(lists).to_numpy(zero_copy_only=False).astype(np.int64)
         parents = np.repeat(np.arange(len(lengths)), lengths)
-        values = pc.list_flatten(lists).cast(pa.float64()).to_numpy(zero_copy_only=False)
+        flat = pc.list_flatten(lists)
+        counts: AnyArray | None = None
+        if settings.get("weighted"):
+            [flat, frequencies] = flat.flatten()
+            counts = frequencies.cast(pa.int64()).to_numpy(zero_copy_only=False)
+            lengths = np.zeros_like(lengths)
+            np.add.at(lengths, parents, counts)
+        values = flat.cast(pa.float64()).to_numpy(zero_copy_only=False)
         order = np.lexsort((values, parents))
         starts = np.cumsum(lengths) - lengths
         if settings.get("descending"):
             order = order[np.repeat(2 * starts + lengths - 1, lengths) - np.arange(len(values))]
+        values, ends = values[order], None if counts is None else np.cumsum(counts[order])
         exists = (lengths > 0).astype(np.uint8)
         of_share = self._chosen if self.aggregate.function == "PercentileDisc" else self._interpolated
-        results = [of_share(values[order], starts, lengths, float(share)) for share in shares]
+        results = [of_share(values, ends, starts, lengths, float(share)) for share in shares]
         if not isinstance(wanted, list):
             return array_of(pa.float64(), results[0], exists)
-        flat = pa.array(np.stack(results, axis=1).reshape(-1))
         offsets = pa.array(np.arange(len(lengths) + 1, dtype=np.int32) * len(shares))
-        arrays = pa.ListArray.from_arrays(offsets, flat)
+        arrays = pa.ListArray.from_arrays(offsets, pa.array(np.stack(results, axis=1).reshape(-1)))
         return pc.if_else(pa.array(exists.astype(bool)), arrays, pa.scalar(None, arrays.type)).cast(
             self.aggregate.result
         )
 
     @staticmethod
-    def _interpolated(values: AnyArray, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
+    def _interpolated(
+        values: AnyArray, ends: AnyArray | None, starts: AnyArray, lengths: AnyArray, share: float
+    ) -> AnyArray:
         """Interpolates as Spark does: between the two nearest values, weighted by their distances to the position."""
         if not len(values):
             return np.zeros(len(starts))
         place = np.maximum(lengths - 1, 0) * share
         lower, higher = np.floor(place), np.ceil(place)
-        last = len(values) - 1
-        low = values[np.minimum(starts + lower.astype(np.int64), last)]
-        high = values[np.minimum(starts + higher.astype(np.int64), last)]
+        low = _at(values, ends, starts + lower.astype(np.int64))
+        high = _at(values, ends, starts + higher.astype(np.int64))
         between = (higher - place) * low + (place - lower) * high
         result: AnyArray = np.where((lower == higher) | (low == high), low, between)
         return result
 
     @staticmethod
-    def _chosen(values: AnyArray, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
+    def _chosen(values: AnyArray, ends: AnyArray | None, starts: AnyArray, lengths: AnyArray, share: float) -> AnyArray:
         """The first value whose place among all values is at least their number times the share, rounded up."""
         if not len(values):
             return np.zeros(len(starts))
         places = starts + np.maximum(np.ceil(lengths * share).astype(np.int64), 1) - 1
-        result: AnyArray = values[np.minimum(places, len(values) - 1)]
-        return result
+        return _at(values, ends, places)
+
+
+def _at(values: AnyArray, ends: AnyArray | None, places: AnyArray) -> AnyArray:
+    """The values at places; ``ends`` are the places behind each value, if values count more than once."""
+    rows = places if ends is None else np.searchsorted(ends, places, side="right")
+    result: AnyArray = values[np.minimum(rows, len(values) - 1)]
+    return result
 
 
 class Ranked(Listed):

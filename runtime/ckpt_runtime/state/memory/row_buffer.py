@@ -14,6 +14,7 @@ segments has cost about as much as that. A snapshot shares the segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,16 @@ import pyarrow.compute as pc
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.arrays import read_only
-from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
+from ckpt_runtime.state.columns import (
+    AnyArray,
+    arrow_from_numpy,
+    bytes_array,
+    bytes_column,
+    int64_column,
+    is_bytes_like,
+    plain,
+    unsigned_values,
+)
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
 from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
@@ -33,13 +43,22 @@ from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import RowBufferSpec
 from ckpt_runtime.state.stored_rows import ROW, StateWriter
 
-_MERGED_ROWS = 1 << 17
+_MERGED_ROWS = 1 << 16
 _MERGED_BYTES = 1 << 28
 _SMALL_ROWS, _SMALL_BYTES = 1 << 13, 1 << 20
 """A segment of fewer rows and bytes is merged with others of its size without being read."""
 _AT_ONCE = 8
 _READS_OF_COPY = 16
 """Reading from so many segments costs about as much as copying one of 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The wanted rows of one segment: their numbers inside of it, and their places in the result."""
+
+    segment: pa.RecordBatch
+    places: AnyArray
+    inside: AnyArray
 
 
 class RowSegments:
@@ -49,7 +68,7 @@ class RowSegments:
         self.schema = schema
         self.rows = 0
         self._segments: list[pa.RecordBatch] = []
-        self._ends: AnyArray = np.empty(0, dtype=np.int64)
+        self._ends: AnyArray = read_only(np.empty(0, dtype=np.int64))
         self._reads = 0
 
     @property
@@ -77,10 +96,10 @@ class RowSegments:
         if merges:
             self._number()
         else:
-            self._ends = np.append(self._ends, self.rows)
+            self._ends = read_only(np.append(self._ends, np.int64(self.rows)))
 
     def _number(self) -> None:
-        self._ends = np.cumsum([segment.num_rows for segment in self._segments])
+        self._ends = read_only(np.cumsum([segment.num_rows for segment in self._segments], dtype=np.int64))
 
     def _merge(self) -> None:
         """Merges segments up to the greatest size."""
@@ -102,39 +121,55 @@ class RowSegments:
         if len(self._segments) == 1:
             indices = arrow_from_numpy(pa.int32(), rows)
             return [pc.take(self._segments[0].column(index), indices, boundscheck=False) for index in wanted]
-        owners = np.searchsorted(self._ends, rows, side="right").astype(np.uint32)
-        order = np.argsort(owners, kind="stable")
-        read, starts = np.unique(owners[order], return_index=True)
-        parts: list[tuple[pa.RecordBatch, AnyArray, AnyArray]] = []
-        for number, places in zip(read.tolist(), np.split(order, starts[1:]), strict=False):
-            segment = self._segments[number]
-            first = self._ends[number] - segment.num_rows
-            parts.append((segment, places, (rows[places] - first).astype(np.int32)))
-        inverse = np.empty(len(rows), dtype=np.int32)
-        inverse[order] = np.arange(len(rows), dtype=np.int32)
-        taken = [self._gathered(index, parts, inverse) for index in wanted]
+        bounds = np.zeros(len(self._segments) + 1, dtype=np.int64)
+        places, inside = np.empty(len(rows), dtype=np.int32), np.empty(len(rows), dtype=np.int32)
+        kernels.order_by_segment(read_only(rows.astype(np.int32, copy=False)), self._ends, bounds, places, inside)
+        parts = [
+            _Part(segment, read_only(places[start:end]), read_only(inside[start:end]))
+            for segment, start, end in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
+            if start < end
+        ]
+        taken = [self._gathered(index, parts, len(rows)) for index in wanted]
         self._reads += len(parts)
         if self._reads > _READS_OF_COPY * len(self._segments):
             self._reads = 0
             self._merge()
         return taken
 
-    def _gathered(
-        self, index: int, parts: list[tuple[pa.RecordBatch, AnyArray, AnyArray]], inverse: AnyArray
-    ) -> pa.Array:
-        """One column: plain numbers are written to their places; other values are taken by segment, then reordered."""
-        views = [unsigned_values(segment.column(index)) for segment, _, _ in parts]
-        if views and all(view is not None for view in views):
-            out = np.empty(len(inverse), dtype=views[0].dtype)  # type: ignore[union-attr]
-            for view, (_, places, inside) in zip(views, parts, strict=True):
-                out[places] = view[inside]  # type: ignore[index]
-            return arrow_from_numpy(self.schema.field(index).type, out)
+    def _gathered(self, index: int, parts: list[_Part], rows: int) -> pa.Array:
+        """One column: plain numbers and bytes are written to their places; other values are taken, then reordered."""
+        kind = self.schema.field(index).type
+        found = [part.segment.column(index) for part in parts]
+        views = [unsigned_values(column) for column in found]
+        if parts and all(view is not None for view in views):
+            out = np.empty(rows, dtype=views[0].dtype)  # type: ignore[union-attr]
+            for view, part in zip(views, parts, strict=True):
+                kernels.gather(view, part.inside, part.places, out)
+            return arrow_from_numpy(kind, out)
+        if parts and is_bytes_like(kind) and not any(column.null_count for column in found):
+            return self._gathered_bytes(kind, found, parts, rows)
         taken = [
-            pc.take(segment.column(index), arrow_from_numpy(pa.int32(), inside), boundscheck=False)
-            for segment, _, inside in parts
+            pc.take(column, arrow_from_numpy(pa.int32(), part.inside), boundscheck=False)
+            for column, part in zip(found, parts, strict=True)
         ]
-        whole = pa.concat_arrays(taken) if taken else pa.nulls(0, self.schema.field(index).type)
-        return whole if len(taken) == 1 else pc.take(whole, arrow_from_numpy(pa.int32(), inverse), boundscheck=False)
+        whole = pa.concat_arrays(taken) if taken else pa.nulls(0, kind)
+        if len(taken) < 2:
+            return whole
+        inverse = np.empty(rows, dtype=np.int32)
+        inverse[np.concatenate([part.places for part in parts])] = np.arange(rows, dtype=np.int32)
+        return pc.take(whole, arrow_from_numpy(pa.int32(), inverse), boundscheck=False)
+
+    @staticmethod
+    def _gathered_bytes(kind: pa.DataType, found: list[pa.Array], parts: list[_Part], rows: int) -> pa.Array:
+        views = [bytes_column(plain(column)) for column in found]
+        ends = np.zeros(rows + 1, dtype=np.int64)
+        for view, part in zip(views, parts, strict=True):
+            kernels.gather_lengths(view.offsets, part.inside, part.places, ends)
+        np.cumsum(ends, out=ends)
+        out = np.empty(int(ends[-1]), dtype=np.uint8)
+        for view, part in zip(views, parts, strict=True):
+            kernels.gather_bytes(view.offsets, view.data, part.inside, part.places, read_only(ends), out)
+        return bytes_array(kind, ends, out)
 
 
 def _level(segment: pa.RecordBatch) -> int | None:

@@ -82,6 +82,43 @@ def items(assignment, index, uid="a", vertex_id="v-a"):
     return [] if state is None else [item for entry in state.lists for item in entry.items]
 
 
+def watermarks(*uids):
+    """A vertex for each uid, which the compiler has derived."""
+    made = [vertex(uid, 1, kind="watermark") for uid in uids]
+    return [replace(each, operators=(replace(each.operators[0], uid_given=False),)) for each in made]
+
+
+@pytest.mark.parametrize("now", [("watermark-0", "watermark-1"), ("watermark-2", "watermark-10")])
+def test_watermarks_without_given_uids_keep_their_order(now):
+    """Snapshots of earlier versions have positions in the program in their uids."""
+    old = watermarks("watermark-10", "watermark-1")
+    reached = (OperatorListState("watermark", SPLIT, ({"ms": each.operators[0].uid},)) for each in old)
+    states = {
+        (each.id, 0): SubtaskState({each.operators[0].uid: OperatorSubtaskState(lists=(state,))})
+        for each, state in zip(old, reached, strict=True)
+    }
+    assigned = assign_states(checkpoint_of(old, states), graph_of(*watermarks(*now)))
+    assert [items(assigned, 0, uid, f"v-{uid}") for uid in now] == [[{"ms": "watermark-1"}], [{"ms": "watermark-10"}]]
+    with pytest.raises(NonRestoredStateError, match="watermark-1'"):
+        assign_states(checkpoint_of(old, states), graph_of(*watermarks("watermark-10")))
+
+
+def test_operators_that_begin_anew_get_no_state_and_the_others_all_of_theirs():
+    old = [vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 1)]
+    of = {uid: OperatorSubtaskState(lists=(OperatorListState("s", SPLIT, (uid,)),)) for uid in ("kept", "a", "b")}
+    states = {("v-kept", 0): SubtaskState({"kept": of["kept"]}), ("v-a", 0): SubtaskState({"a": of["a"], "b": of["b"]})}
+    checkpoint = checkpoint_of(old, states, [("v-ended", 0)])
+    graph = graph_of(vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 2))
+    anew = assign_states(checkpoint, graph, anew=frozenset({"a", "b", "ended"}))
+    assert [items(anew, 0, uid, at) for uid, at in (("kept", "v-kept"), ("a", "v-a"), ("b", "v-a"))] == [
+        ["kept"],
+        [],
+        [],
+    ]
+    assert anew.finished_vertices == frozenset()
+    assert items(assign_states(checkpoint, graph), 0, "b", "v-a") == ["b"]
+
+
 @given(st.integers(1, 40), st.integers(1, 40), st.sampled_from([40, 128, 1_000]))
 def test_every_key_group_reaches_exactly_its_owner(before, after, max_parallelism):
     checkpoint = keyed_checkpoint(before, max_parallelism)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,13 @@ from msgspec import convert, to_builtins
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState, OperatorStateMode
+from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.connectors.datasource_writer import DataSourceSink
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.connectors.tagged_values import ValueNotCarriedError
 from ckpt_runtime.state.errors import StateSchemaError
 from ckpt_runtime.structured_log import JsonLines, about
-from tests.unit.runtime.connectors.harness import Collector, context, opened, snapshot_of
+from tests.unit.runtime.connectors.harness import SINK, Collector, context, opened, snapshot_of
 from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, ArrowFiles, Files, Seen, Tasks
 
 
@@ -37,11 +39,12 @@ class Sink:
         state: Any = (),
         restored: int | None = None,
         attempt: int = 0,
+        sink: SinkLineage = SINK,
         **options: Any,
     ) -> None:
         given = {"directory": str(world), **{key: str(value) for key, value in options.items()}}
         self.committer = CommitterOperator(DataSourceSink(source, given), ARROW_SCHEMA)
-        opened(self.committer, context(uid="out.committer", state=state, restored=restored))
+        opened(self.committer, context(uid="out.committer", state=state, restored=restored, sink=sink))
         self.writers = [PreparingSinkOperator(DataSourceSink(source, given)) for _ in range(2)]
         for subtask, writer in enumerate(self.writers):
             output = Collector(lambda batch: self.committer.process_batch(batch, 0))
@@ -72,13 +75,13 @@ def test_a_checkpoint_is_one_batch(tmp_path: Path) -> None:
     sink.writers[1].process_batch(rows(5), 0)
     assert batches(tmp_path) == []
     sink.committer.notify_complete(5)
-    assert (batches(tmp_path), batch(tmp_path, 5)) == (["batch-5"], [1, 2, 3, 4])
+    assert (batches(tmp_path), batch(tmp_path, 0)) == (["batch-0"], [1, 2, 3, 4])
     sink.checkpoint(6)
     sink.committer.notify_complete(6)
-    assert batch(tmp_path, 6) == [5]
+    assert batch(tmp_path, 1) == [5]
     sink.checkpoint(7)
     sink.committer.notify_complete(7)
-    assert batches(tmp_path) == ["batch-5", "batch-6"]
+    assert batches(tmp_path) == ["batch-0", "batch-1"]
 
 
 def test_a_completion_commits_earlier_batches_first_and_an_abort_nothing(tmp_path: Path) -> None:
@@ -88,7 +91,7 @@ def test_a_completion_commits_earlier_batches_first_and_an_abort_nothing(tmp_pat
         sink.checkpoint(checkpoint_id)
     sink.committer.notify_aborted(1)
     sink.committer.notify_complete(2)
-    assert batches(tmp_path) == ["batch-1", "batch-2"]
+    assert batches(tmp_path) == ["batch-0", "batch-1"]
 
 
 def test_a_restore_commits_what_it_covers_and_may_be_repeated(tmp_path: Path) -> None:
@@ -98,7 +101,46 @@ def test_a_restore_commits_what_it_covers_and_may_be_repeated(tmp_path: Path) ->
     state = json_round_trip(sink.checkpoint(4))
     for _ in range(2):
         Sink(tmp_path, state=state, restored=4)
-        assert (batches(tmp_path), batch(tmp_path, 4)) == (["batch-4"], [1, 2])
+        assert (batches(tmp_path), batch(tmp_path, 0)) == (["batch-0"], [1, 2])
+
+
+@pytest.mark.row("io.2")
+def test_batch_ids_begin_with_0_and_continue_after_a_restore_without_gaps(tmp_path: Path) -> None:
+    """A restored job repeats the id of what is pending in the snapshot, and does not skip those of later ones."""
+    sink = Sink(tmp_path)
+    for checkpoint_id in (3, 7):
+        sink.writers[0].process_batch(rows(checkpoint_id), 0)
+        state = json_round_trip(sink.checkpoint(checkpoint_id))
+        sink.committer.notify_complete(checkpoint_id)
+    sink.checkpoint(8)
+    sink.writers[0].process_batch(rows(9), 0)
+    sink.checkpoint(9)
+    (tmp_path / "batch-1").unlink()
+    again = Sink(tmp_path, state=state, restored=7, sink=replace(SINK, continues=True))
+    assert batch(tmp_path, 1) == [7]
+    again.checkpoint(8)
+    again.committer.notify_complete(8)
+    again.writers[1].process_batch(rows(10), 0)
+    again.checkpoint(9)
+    again.committer.notify_complete(9)
+    assert [batch(tmp_path, number) for number in range(3)] == [[3], [7], [10]]
+
+
+@pytest.mark.row("io.2")
+@pytest.mark.parametrize("continues", [False, True])
+def test_batch_ids_continue_above_those_of_a_snapshot_that_has_none(tmp_path: Path, continues: bool) -> None:
+    """Earlier versions used the ids of checkpoints; a sink that was added to the program begins with 0."""
+    sink = Sink(tmp_path)
+    sink.writers[0].process_batch(rows(1), 0)
+    sink.checkpoint(4)
+    sink.writers[0].process_batch(rows(2), 0)
+    [messages] = [state for state in json_round_trip(sink.checkpoint(6)) if state.name == "messages"]
+    old = replace(messages, items=tuple({k: v for k, v in item.items() if k != "batch"} for item in messages.items))
+    again = Sink(tmp_path, state=[old] if continues else [], restored=6, sink=replace(SINK, continues=continues))
+    again.writers[0].process_batch(rows(3), 0)
+    again.checkpoint(7)
+    again.committer.notify_complete(7)
+    assert batches(tmp_path) == (["batch-4", "batch-6", "batch-7"] if continues else ["batch-0"])
 
 
 def staged(world: Path) -> list[str]:
@@ -123,8 +165,8 @@ def test_output_that_no_snapshot_covers_is_aborted_when_the_job_ends(tmp_path: P
     sink.writers[1].prepare_snapshot(6)
     assert len(staged(tmp_path)) == 3
     sink.committer.close()
-    assert aborted(tmp_path) == ["5", "6"]
-    assert (staged(tmp_path), batches(tmp_path)) == (committed, ["batch-4"])
+    assert aborted(tmp_path) == ["1", "2"]
+    assert (staged(tmp_path), batches(tmp_path)) == (committed, ["batch-0"])
 
 
 def test_output_that_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> None:
@@ -138,7 +180,7 @@ def test_output_that_a_snapshot_may_cover_is_never_aborted(tmp_path: Path) -> No
     sink.committer.close()
     assert aborted(tmp_path) == []
     Sink(tmp_path, state=state, restored=5)
-    assert (batch(tmp_path, 4), batch(tmp_path, 5)) == ([1], [2])
+    assert (batch(tmp_path, 0), batch(tmp_path, 1)) == ([1], [2])
 
 
 def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> None:
@@ -159,7 +201,7 @@ def test_a_failed_commit_of_what_was_restored_is_not_aborted(tmp_path: Path) -> 
 def test_messages_of_a_write_before_the_barrier_are_aborted_when_the_job_ends(
     tmp_path: Path, restored: int | None
 ) -> None:
-    """As a batch that cannot complete: the checkpoint behind the last barrier. What went in front of one is left."""
+    """As a batch that cannot complete, with an id above all committed ones. What went in front of a barrier is left."""
     sink = Sink(tmp_path, restored=restored, rows=1)
     for writer in sink.writers:
         writer.process_batch(rows(1, 2), 0)
@@ -243,7 +285,7 @@ def test_an_arrow_writer_gets_batches(tmp_path: Path) -> None:
     sink.writers[1].process_batch(rows(3), 0)
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
-    assert (tmp_path / "arrow-1").read_text() == "2"
+    assert (tmp_path / "arrow-0").read_text() == "2"
 
 
 def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -> None:
@@ -252,7 +294,7 @@ def test_rows_after_write_has_returned_are_dropped_as_in_spark(tmp_path: Path) -
         sink.writers[0].process_batch(rows(n), 0)
     sink.checkpoint(1)
     sink.committer.notify_complete(1)
-    assert (tmp_path / "arrow-1").read_text() == "1"
+    assert (tmp_path / "arrow-0").read_text() == "1"
 
 
 OF_FILES: dict[str, pa.Array] = {
@@ -309,14 +351,15 @@ def test_object_that_is_not_a_writer_is_refused_by_its_type(tmp_path: Path) -> N
 
 def test_a_task_attempt_id_is_unique_over_subtasks_checkpoints_and_attempts(tmp_path: Path) -> None:
     told: list[list[int]] = []
+    state = ()
     for attempt in range(2):
-        sink = Sink(tmp_path, Tasks, attempt=attempt)
-        for checkpoint_id in (3 * attempt + 1, 3 * attempt + 2):
+        sink = Sink(tmp_path, Tasks, attempt=attempt, state=state)
+        for checkpoint_id in (2 * attempt + 1, 2 * attempt + 2):
             for subtask, writer in enumerate(sink.writers):
                 writer.process_batch(rows(*range(subtask + 1)), 0)
-            sink.checkpoint(checkpoint_id)
+            state = sink.checkpoint(checkpoint_id)
             sink.committer.notify_complete(checkpoint_id)
-            told += json.loads((tmp_path / f"told-{checkpoint_id}").read_text())
+            told += json.loads((tmp_path / f"told-{checkpoint_id - 1}").read_text())
     assert [entry[:2] for entry in told] == [[0, 0], [1, 0]] * 2 + [[0, 1], [1, 1]] * 2
     ids = [task_attempt for _, _, task_attempt, _, _ in told]
     assert len(set(ids)) == 8
@@ -328,7 +371,7 @@ def test_messages_carry_what_json_lacks_and_a_restore_reads_them(tmp_path: Path)
     sink = Sink(tmp_path, Tasks)
     sink.writers[1].process_batch(rows(1, 2), 0)
     Sink(tmp_path, Tasks, state=json_round_trip(sink.checkpoint(4)), restored=4)
-    [[partition, attempt, _, count, odd]] = json.loads((tmp_path / "told-4").read_text())
+    [[partition, attempt, _, count, odd]] = json.loads((tmp_path / "told-0").read_text())
     assert (partition, attempt, count, odd) == (1, 0, 2, 2)
 
 

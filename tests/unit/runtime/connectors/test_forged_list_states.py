@@ -37,7 +37,7 @@ from tests.unit.runtime.connectors.split_jobs import Job, States
 from tests.unit.runtime.connectors.user_data_sources import ARROW_SCHEMA, Counting, Files
 
 SPLIT = {"version": 2, "sequence": 4, "number": 1, "partition": "p", "rows": 3, "digest": "d"}
-MESSAGES = {"version": 2, "checkpoint": 3, "messages": [[0, None], [1, None]]}
+MESSAGES = {"version": 2, "checkpoint": 3, "messages": [[0, None], [1, None]], "batch": 2}
 OFFSET = {"version": 2, "offset": '{"n": 4}', "splits": 7, "ended_in": None, "planned": True}
 
 CONNECTORS: dict[str, tuple[Callable[[Path], Operator], dict[str, list[Any]]]] = {
@@ -59,7 +59,7 @@ CONNECTORS: dict[str, tuple[Callable[[Path], Operator], dict[str, list[Any]]]] =
     ),
     "committer": (
         lambda path: CommitterOperator(DataSourceSink(Files, {"directory": str(path)}), ARROW_SCHEMA),
-        {"messages": [MESSAGES]},
+        {"messages": [MESSAGES], "next batch": [4]},
     ),
     "verify": (
         lambda path: VerifySink(SinkSpec("verify", {"report": str(path), "row": "row"})),

@@ -98,15 +98,15 @@ def test_checkpoints_complete_while_the_function_runs_and_beyond_the_limit_no_ro
         assert job.full == (False, False)
     job.checkpoint(3)  # without rows there is no call
     job.checkpoint(4, 4)
-    until(lambda: function.calls == [(1, [1])])
+    until(lambda: function.calls == [(0, [1])])
     assert job.full == (True, True)
     function.returns.release()
-    until(lambda: function.calls[1:] == [(2, [2])])
+    until(lambda: function.calls[1:] == [(1, [2])])
     until(lambda: job.full == (False, False))
     assert job.committer.has_commits_left
     function.returns.release(2)
     until(lambda: not job.committer.has_commits_left)
-    assert function.calls == [(1, [1]), (2, [2]), (4, [4])]
+    assert function.calls == [(0, [1]), (1, [2]), (2, [4])]
     job.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -127,7 +127,7 @@ def test_calls_that_have_not_returned_are_made_again_with_the_same_ids_and_rows(
     again.returns.release(9)
     restored = Job(tmp_path, again, attempt=1, state=state, restored=3)
     until(lambda: not restored.committer.has_commits_left)
-    assert again.calls == [(2, [2]), (3, [3])]
+    assert again.calls == [(1, [2]), (2, [3])]
     restored.close()
     assert list(tmp_path.iterdir()) == []
     function.error = SystemExit()  # ends the thread of the first attempt
@@ -143,7 +143,7 @@ def test_failure_of_a_call_is_raised_and_no_later_call_is_made(function: Functio
     function.returns.release(2)
     with pytest.raises(ValueError, match="the table is locked"):
         until(lambda: job.committer.on_processing_time(0) is not None)
-    assert [batch_id for batch_id, _ in function.calls] == [1]
+    assert [batch_id for batch_id, _ in function.calls] == [0]
     job.close()
     assert len(list(tmp_path.iterdir())) == 2
 
@@ -159,4 +159,4 @@ def test_closing_waits_for_the_call_in_progress_and_makes_no_other(function: Fun
     function.returns.release(2)
     closing.join(patient(60))
     assert not closing.is_alive()
-    assert [batch_id for batch_id, _ in function.calls] == [1]
+    assert [batch_id for batch_id, _ in function.calls] == [0]

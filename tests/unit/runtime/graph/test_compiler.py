@@ -204,6 +204,14 @@ def test_a_derived_uid_stays_when_operators_without_state_are_added_in_front() -
     assert {uid for chain in chains(compile_plan(more)) for uid in chain} == {*with_state, "filter-1", "filter-3"}
 
 
+def test_watermarks_without_uids_are_numbered_because_they_keep_a_time() -> None:
+    plan = LogicalPlan("job")
+    read = operator(plan, source(plan, None))
+    timed = plan.add(LogicalNode(WatermarkSpec("t", 5), (LogicalInput(read, FORWARD),), SCHEMA))
+    sink(plan, timed)
+    assert "watermark-0" in {uid for chain in chains(compile_plan(plan)) for uid in chain}
+
+
 def test_a_derived_uid_never_takes_a_given_one() -> None:
     plan = LogicalPlan("job")
     sink(plan, operator(plan, source(plan, None), uid="source-0"))

@@ -112,6 +112,43 @@ def test_interval_that_an_earlier_checkpoint_has_reported_is_not_reported_again(
     assert complete(progress, 2, [[read(1, 30), read(2, 5)]], written(2, 1, 4))["numInputRows"] == 5
 
 
+def looked(checkpoint_id: int, *looks: int, rows: int = 0) -> list[list[Interval]]:
+    """What the source's subtasks measure when they have looked so often for rows, and have read so many."""
+    return [[Interval(checkpoint_id, (OperatorMeasures("in", rows_out=rows, looks=each),))] for each in looks]
+
+
+def emptied(checkpoint_id: int, rows: int = 0, *, uncommitted: bool = False) -> Interval:
+    return Interval(checkpoint_id, (OperatorMeasures("out-sink", rows_in=rows, uncommitted=uncommitted),))
+
+
+def test_all_data_is_processed_when_sources_have_looked_in_vain_and_sinks_have_committed() -> None:
+    progress = JobProgress(JOB, 0)
+    steps = [
+        (looked(1, 9, 9), emptied(1), False),  # the checkpoint after which data counts
+        (looked(2, 1, 5), emptied(2), False),  # a subtask has looked once
+        (looked(3, 1, 1, rows=1), emptied(3), False),  # one has found rows
+        (looked(4, 1, 1), emptied(4, 2), False),  # rows have come to the sink
+        (looked(5, 1, 2), emptied(5), False),
+        (looked(6, 1, 0), emptied(6), False),
+        (looked(7, 1, 1), emptied(7, uncommitted=True), False),
+        (looked(8, 1, 1), emptied(8), True),
+    ]
+    for id_, (reads, writes, processed) in enumerate(steps, 1):
+        complete(progress, id_, reads, writes)
+        assert progress.has_processed_all(1) == processed, id_
+    assert not progress.has_processed_all(7)
+
+
+def test_subtasks_that_have_ended_have_no_more_data() -> None:
+    progress = JobProgress(JOB, 0)
+    for subtask, intervals in enumerate(looked(1, 0, 0, rows=3)):
+        progress.ended((SOURCE, subtask), intervals)
+    complete(progress, 2, [], emptied(2, 6))
+    assert not progress.has_processed_all(1)
+    complete(progress, 3, [], emptied(3))
+    assert progress.has_processed_all(1)
+
+
 def test_new_attempt_reports_nothing_of_the_one_before_it() -> None:
     progress = JobProgress(JOB, 0)
     complete(progress, 5, [[read(5, 1)]])

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.operators.aggregates.accumulator import Rows, ranks
+from ckpt_runtime.graph.aggregates import GroupAggregate
+from ckpt_runtime.operators.aggregates.accumulator import AggregateFailedError, Rows, ranks
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
 from tests.support.groups import aggregate
 
@@ -132,3 +133,48 @@ def test_percentiles_and_modes_take_the_values_that_the_order_says(
     nothing = Rows(np.empty(0, np.uint32), [pa.nulls(0, field.type) for field in accumulator.stored])
     stored = accumulator.combined(3, nothing, Rows(groups, [pa.array(values, pa.int64())]))
     assert accumulator.result(stored).to_pylist() == wanted
+
+
+def of_one_group(one: GroupAggregate, values: list[Any], kind: pa.DataType) -> Any:
+    """The result over the values, the first two of which are stored first."""
+    accumulator = accumulator_for(one, pa.schema([("row", kind)]))
+    rows = pa.array(values, kind)
+    nothing = Rows(np.empty(0, np.uint32), [pa.nulls(0, field.type) for field in accumulator.stored])
+    stored = accumulator.combined(1, nothing, Rows(np.zeros(2, np.uint32), [rows.slice(0, 2)]))
+    old, new = Rows(np.zeros(1, np.uint32), stored), Rows(np.zeros(len(rows) - 2, np.uint32), [rows.slice(2)])
+    [result] = accumulator.result(accumulator.combined(1, old, new)).to_pylist()
+    return result
+
+
+LISTED = pa.struct([("t", pa.string()), ("a", pa.float64()), ("b", pa.int32())])
+"""A text, and two columns that order it."""
+
+
+@pytest.mark.parametrize(
+    ("orders", "wanted"),
+    [
+        ([["ascending", "nullsfirst"], ["ascending", "nullsfirst"]], "xdacb"),
+        ([["ascending", "nullslast"], ["descending", "nullslast"]], "dcabx"),
+        ([["descending", "nullslast"], ["ascending", "nullslast"]], "bacdx"),
+        ([["descending", "nullsfirst"], ["descending", "nullsfirst"]], "xbcad"),
+    ],
+)
+def test_texts_are_listed_in_the_order_of_other_columns(orders: list[list[str]], wanted: str) -> None:
+    values = [("a", 1.0, 1), ("x", None, 1), ("b", math.nan, None), None, ("c", 1.0, 2), ("d", -math.inf, 7)]
+    rows = [None if value is None else dict(zip("tab", value, strict=True)) for value in values]
+    one = aggregate("ListAgg", "row", result=pa.string(), settings={"separator": "", "orders": orders})
+    assert of_one_group(one, rows, LISTED) == wanted
+
+
+def test_percentiles_with_frequencies_are_those_of_repeated_values() -> None:
+    choice, kind = Random(5), pa.struct([("v", pa.int32()), ("n", pa.int64())])
+    settings = {"percentages": [0.0, 0.1, 0.3, 0.5, 0.99, 1.0]}
+    weighted = aggregate("Percentile", "row", result=pa.list_(pa.float64()), settings={**settings, "weighted": True})
+    plain = aggregate("Percentile", "row", result=pa.list_(pa.float64()), settings=settings)
+    for most in (0, 1, 5):
+        rows = [{"v": choice.randrange(9), "n": choice.randrange(most + 1)} for _ in range(12)]
+        repeated = [None, None, *(row["v"] for row in rows for _ in range(row["n"]))]
+        assert of_one_group(weighted, [*rows, None], kind) == of_one_group(plain, repeated, pa.int32())
+    assert of_one_group(weighted, [{"v": 7, "n": 1 << 40}, {"v": 1, "n": 1}, None], kind) == [1.0, *[7.0] * 5]
+    with pytest.raises(AggregateFailedError, match="frequency -1 is negative"):
+        of_one_group(weighted, [{"v": 7, "n": -1}, None, None], kind)
