@@ -174,7 +174,7 @@ def _to_string(source: SparkType, zone: datetime.tzinfo) -> Callable[[Value], Va
         return _decoded
     if source == "date":
         return lambda value: pc.strftime(value, format="%Y-%m-%d")
-    if isinstance(source, str) and source.startswith("interval"):
+    if source == "interval":
         raise UnsupportedExpressionError(f"a cast from {source} to string")
     return per_row(lambda value: texts.value_text(value, source, zone), pa.string())
 
