@@ -24,7 +24,7 @@ from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, p
 from benchmarks.nexmark.chart import write_chart
 from benchmarks.nexmark.expected import EVENTS, Expected
 from benchmarks.nexmark.flink.peer import CHECKED_EVENTS, CHECKED_PER_S, FlinkPeer
-from benchmarks.nexmark.pipeline.events import EVENTS_PER_S
+from benchmarks.nexmark.generator import EVENTS_PER_S
 from benchmarks.nexmark.pipeline.queries import QUERIES
 from benchmarks.nexmark.processes import CpuTime, Timed, own_processes
 from benchmarks.process_tree import PeakMemory

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from benchmarks.nexmark.pipeline.events import START_US, Generator
+from benchmarks.nexmark.generator import KINDS, START_US, Generator
 
 _DELAY_US = 4_000_000
 _COUNTS = "SELECT auction, count(*) AS num, start FROM slid GROUP BY auction, start"
@@ -88,15 +88,13 @@ class Expected:
 
     @cached_property
     def _tables(self) -> dict[str, pa.Table]:
-        generator = self._generator
-        numbers = generator.arrived(0, self._events)
-        place = numbers % 50
-        rows = {
-            "person": generator.persons(numbers[place == 0]),
-            "auction": generator.auctions(numbers[(place > 0) & (place < 4)]),
-            "bid": generator.bids(numbers[place >= 4]),
-        }
-        return {name: _without_zone(pa.Table.from_batches([batch])) for name, batch in rows.items()}
+        events = self._generator.events(0, self._events)
+        tables = {}
+        for kind in KINDS:
+            rows = events[kind].drop_null()
+            names = [field.name for field in rows.type]
+            tables[kind] = _without_zone(pa.Table.from_arrays(rows.flatten(), names=names))
+        return tables
 
     def difference(self, query: str, result: pa.Table, last_events: tuple[int, int]) -> tuple[int, str]:
         """Compares a result with the expected rows, in any order, and returns their number and the difference.

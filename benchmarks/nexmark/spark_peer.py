@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks.harness import progress
-from benchmarks.nexmark.pipeline.events import EVENT, Generator
+from benchmarks.nexmark.generator import EVENT, Generator
 from benchmarks.nexmark.pipeline.queries import QUERIES, Views
 from benchmarks.nexmark.processes import CpuTime, Timed
 

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
 from tests.chaos.oracle import Input, compare, running_totals
 from tests.support.kafka_broker import committed, kafka_broker
 from tests.support.patience import patient
-from tests.support.postgres_server import postgres_server
+from tests.support.postgres_server import running_postgres
 from tests.support.spark_sessions import wait_until
 
 TICK_S = 0.1
@@ -71,6 +71,10 @@ class Ends:
         """Gives orders to the source."""
         raise NotImplementedError
 
+    def outages(self) -> Sequence[Callable[[], AbstractContextManager[None]]]:
+        """How the target can be away inside of a block, if it is a server and not a directory."""
+        return ()
+
     def wanted(self) -> list[tuple[Any, ...]]:
         """A row for each order: what its key had come to."""
         return running_totals(self.fed)
@@ -121,6 +125,9 @@ class KafkaToKafka(_FromKafka):
     def arguments(self) -> tuple[str, ...]:
         return (self.broker.servers,)
 
+    def outages(self) -> Sequence[Callable[[], AbstractContextManager[None]]]:
+        return (self.broker.silent,)
+
     def found(self) -> list[tuple[Any, ...]]:
         rows = [json.loads(value) for _, value in committed(self.broker, "totals").committed if value is not None]
         return [(row["key"], row["orders"], row["amount"], row["id"]) for row in rows]
@@ -162,16 +169,13 @@ class FilesToPostgres(Ends):
     entry = "ends_job:files_to_postgres"
 
     def prepare(self) -> None:
-        import psycopg
-
-        self._url = self.running.enter_context(postgres_server())
-        self._database = self.running.enter_context(psycopg.connect(self._url, autocommit=True))
-        self._database.execute("CREATE TABLE orders (id bigint, key bigint, amount bigint, twice bigint)")
+        self._server = self.running.enter_context(running_postgres())
+        self._run("CREATE TABLE orders (id bigint, key bigint, amount bigint, twice bigint)")
         self._source = self.directory / "orders"
         self._source.mkdir()
 
     def arguments(self) -> tuple[str, ...]:
-        return (str(self._source), self._url)
+        return (str(self._source), self._server.url)
 
     def send(self, orders: list[tuple[int, int, int]]) -> None:
         lines = [json.dumps({"id": number, "key": key, "amount": amount}) for number, key, amount in orders]
@@ -182,13 +186,24 @@ class FilesToPostgres(Ends):
     def wanted(self) -> list[tuple[Any, ...]]:
         return [(number, key, amount, 2 * amount) for number, key, amount in self.fed if number % 7]
 
+    def outages(self) -> Sequence[Callable[[], AbstractContextManager[None]]]:
+        return (self._server.silent, self._server.down)
+
     def found(self) -> list[tuple[Any, ...]]:
-        return self._database.execute("SELECT id, key, amount, twice FROM orders").fetchall()
+        return self._run("SELECT id, key, amount, twice FROM orders")
 
     def left(self) -> list[str]:
-        tables = self._database.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall()
-        waiting = self._database.execute("SELECT name FROM ckpt_staged").fetchall()
+        tables = self._run("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")
+        waiting = self._run("SELECT name FROM ckpt_staged")
         return sorted({name for (name,) in (*tables, *waiting)} - {"orders", "ckpt_commits", "ckpt_staged"})
+
+    def _run(self, statement: str) -> list[tuple[Any, ...]]:
+        """On a connection of its own: the server may have crashed meanwhile."""
+        import psycopg
+
+        with psycopg.connect(self._server.url, autocommit=True) as database:
+            found = database.execute(statement)
+            return found.fetchall() if found.description else []
 
 
 KINDS: dict[str, Callable[[Path, Path, Input, int], Ends]] = {

@@ -7,7 +7,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -90,6 +90,7 @@ class Run:
         self.input = Input.generate(self.seed, self.rows)
         self.input.write(self.directory)
         self.disk = Disk(self.directory / "disk")
+        self._away = ExitStack()
         self.ends = self.kind and KINDS[self.kind](self.directory, self.output, self.input, max(1, self.rate // 10))
 
     @property
@@ -116,14 +117,13 @@ class Run:
         self._progress()
 
     def fault(self, name: str) -> None:
-        """Lets it happen, and waits until the job makes progress again. The disk is whole then."""
+        """Lets it happen, and waits until the job makes progress again. Disk and target are whole then."""
         self.faults += 1
         self.log(f"fault {self.faults}: {name}")
         try:
             SPARK_FAULTS[name](self)
         finally:
-            if delayed := self.disk.heal():
-                self.log(f"  {delayed} files were slow to open")
+            self.heal()
         self._progress()
 
     def kinds(self, names: list[str]) -> Iterator[str]:
@@ -149,6 +149,7 @@ class Run:
     def clean_up(self) -> None:
         """Whatever happened."""
         self.session.kill_everything()
+        self._away.close()
         if self.ends:
             self.ends.close()
         self.disk.unmount()
@@ -296,6 +297,19 @@ class Run:
         wait_until(there, f"a {role}")
         return self.choice.choice(found)
 
+    def hide(self, name: str) -> None:
+        """A directory vanishes, until :meth:`heal`; of the output of a job into a server, the server is away."""
+        outages = self.ends.outages() if self.ends and name == "out" else ()
+        if outages:
+            self._away.enter_context(self.choice.choice(outages)())
+        else:
+            self.disk.vanish(name, mounted=self.choice.random() < 0.5)
+
+    def heal(self) -> None:
+        self._away.close()
+        if delayed := self.disk.heal():
+            self.log(f"  {delayed} files were slow to open")
+
     def hold(self, longest_s: float = 3.0) -> None:
         """The time that a fault lasts."""
         time.sleep(self.choice.uniform(0.2, longest_s))
@@ -405,7 +419,7 @@ def _configure(run: Run) -> None:
 
 def _vanish(name: str) -> Callable[[Run], None]:
     def happen(run: Run) -> None:
-        run.disk.vanish(name, mounted=run.choice.random() < 0.5)
+        run.hide(name)
         run.hold()
 
     return happen
@@ -455,7 +469,7 @@ def _cancel_while_slow(run: Run) -> None:
     run.disk.slow_down(0.2)
     run.hold()
     run.cancel()
-    run.disk.heal()
+    run.heal()
     run.resume()
 
 
@@ -498,10 +512,10 @@ def _cancel_while_frozen(run: Run) -> None:
 
 def _cancel_while_the_output_is_away(run: Run) -> None:
     """The clean-up of the job cannot see what it should remove."""
-    run.disk.vanish("out", mounted=run.choice.random() < 0.5)
+    run.hide("out")
     run.hold()
     run.cancel()
-    run.disk.heal()
+    run.heal()
     run.resume()
 
 
@@ -517,7 +531,7 @@ def _kill_while(name: str) -> Callable[[Run], None]:
     """The job is restored from, or opens, what is not there."""
 
     def happen(run: Run) -> None:
-        run.disk.vanish(name, mounted=run.choice.random() < 0.5)
+        run.hide(name)
         kill(run.victim("worker"))
         run.hold()
 

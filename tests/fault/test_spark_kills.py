@@ -21,7 +21,7 @@ from tests.support.processes import agent_of, command_line, living, members, par
 from tests.support.spark_sessions import FlightsJob, wait_until
 
 ROWS = 100_000
-RATE = 1000
+RATE = 300
 KILLS = ["worker"] * 3 + ["agent"] + ["exception"]
 MORE_KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731
@@ -49,10 +49,19 @@ def client(session: SessionInfo) -> Iterator[CkptClient]:
         yield connected
 
 
+def _workers(job: FlightsJob, count: int) -> list[int]:
+    """The workers that run a job, after its first checkpoint or the first one after a restart.
+
+    Before that, a worker may have its source closed for a moment: fsspec opens a local file twice.
+    """
+    found = workers_of(job.session.pid, job.source)
+    assert len(found) == count
+    return found
+
+
 def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
     """A worker that runs the job, or the agent above it."""
-    wait_until(lambda: len(workers_of(job.session.pid, job.source)) == 2, "both workers to read")
-    worker = choice.choice(workers_of(job.session.pid, job.source))
+    worker = choice.choice(_workers(job, 2))
     return worker if kind == "worker" else agent_of(worker)
 
 
@@ -77,19 +86,18 @@ def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_n
     assert f"it is CREATED: {reason}" in client.job_health(large.job_id).reasons
 
     for job in (one, other):
-        wait_until(lambda job=job: len(workers_of(session.pid, job.source)) == 1, "the worker to read")  # type: ignore[misc]
-    (worker,), (neighbour,) = (workers_of(session.pid, job.source) for job in (one, other))
+        job.wait_for_checkpoint()
+    (worker,), (neighbour,) = (_workers(job, 1) for job in (one, other))
     if len(os.sched_getaffinity(0)) > 1:
         cores = [os.sched_getaffinity(pid) for pid in (worker, neighbour)]
         assert [len(each) for each in cores] == [1, 1]
         assert cores[0] != cores[1]
-    one.wait_for_checkpoint()
     os.kill(agent_of(worker), signal.SIGKILL)
     wait_until(lambda: one.restarts() == 1, "the restart of the job that lost an agent")
     one.wait_for_checkpoint()
     other.wait_for_checkpoint()
     assert other.restarts() == 0
-    assert workers_of(session.pid, other.source) == [neighbour]
+    assert _workers(other, 1) == [neighbour]
     for job in (large, one, other):
         client.cancel_job(job.job_id)
         client.wait_for_state(job.job_id, ["CANCELED"], timeout_s=patient(180))
@@ -113,6 +121,7 @@ def test_kills(session: SessionInfo, client: CkptClient, tmp_path: Path, backend
     job = FlightsJob(session, client, source, tmp_path, options=BACKENDS[backend])
     job.start(RATE)
     choice = random.Random(SEED)
+    job.wait_for_checkpoint()
     daemon = parent(_victim(job, "agent", choice))
     assert "ckpt_runtime.spark.agent_daemon" in command_line(daemon)
     kills = list(kinds)

@@ -13,7 +13,8 @@ import pytest
 from benchmarks.harness import BenchmarkError
 from benchmarks.nexmark.chart import bars, write_chart
 from benchmarks.nexmark.flink.peer import distribution
-from benchmarks.nexmark.pipeline.events import EVENT, GROUP, Generator, NexmarkSource
+from benchmarks.nexmark.generator import EVENT, EVENTS_PER_S, GROUP, KINDS, START_US, Generator
+from benchmarks.nexmark.pipeline.events import NexmarkSource
 from ckpt_runtime.sources import Split, SplitRows
 
 OPTIONS = {"events": "5000", "eventsPerSplit": "2000", "splitsPerRange": "2"}
@@ -54,7 +55,9 @@ def test_events_have_the_published_proportions_and_references_to_rows_that_exist
 
 
 def test_arrival_differs_from_event_time_within_a_group_only() -> None:
-    numbers = Generator().arrived(0, 3 * GROUP)
+    events = Generator().events(0, 3 * GROUP)
+    times = pc.coalesce(*(pc.struct_field(events[kind], "dateTime") for kind in KINDS))
+    numbers = (np.asarray(times.cast(pa.int64())) - START_US) * EVENTS_PER_S // 1_000_000
     assert not np.array_equal(numbers, np.sort(numbers))
     for group in range(3):
         own = numbers[group * GROUP : (group + 1) * GROUP]

@@ -429,7 +429,7 @@ public final class Nexmark {
         public void close() {}
     }
 
-    /** Each event is a function of its place, as in benchmarks/nexmark/pipeline/events.py, where the rules are. */
+    /** Each event is a function of its place, as in benchmarks/nexmark/generator.py, where the rules are. */
     static final class Generator {
         private static final long START_US = 1_767_225_600_000_000L;
         private static final long FIRST_ID = 1_000;

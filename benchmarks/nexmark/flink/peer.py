@@ -23,7 +23,7 @@ from pyarrow import csv
 
 from benchmarks.harness import BenchmarkError
 from benchmarks.nexmark.flink.queries import QUERIES
-from benchmarks.nexmark.pipeline.events import EVENTS_PER_S
+from benchmarks.nexmark.generator import EVENTS_PER_S
 from benchmarks.nexmark.processes import CpuTime, Timed
 
 CHECKED_EVENTS, CHECKED_PER_S = 40_000, 1_000

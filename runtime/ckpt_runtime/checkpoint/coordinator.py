@@ -322,7 +322,9 @@ class CheckpointCoordinator:
         if handler is None:
             raise UnexpectedEventError(self._state, event)
         if self._state is CoordinatorState.CLOSED and self._fenced:
-            self._refuse_when_fenced(event)
+            # Another driver is the leader: late messages change nothing here, and no file is touched.
+            if isinstance(event, on.TriggerRequested):
+                self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
         elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
             try:
                 handler(event, now)
@@ -335,11 +337,6 @@ class CheckpointCoordinator:
         effects = list(self._effects)
         self._effects.clear()
         return effects
-
-    def _refuse_when_fenced(self, event: CoordinatorEvent) -> None:
-        """Another driver is the leader: late messages change nothing here, and no file is touched."""
-        if isinstance(event, on.TriggerRequested):
-            self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
 
     def _go_on(self, event: CoordinatorEvent, now: Instant) -> None:
         """Continues everything that may have waited for the event; does nothing if the event changed nothing.

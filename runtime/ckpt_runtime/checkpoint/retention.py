@@ -32,55 +32,6 @@ class RetainedCheckpoint:
     owned: bool = True
 
 
-class CompletedCheckpointStore:
-    """Holds, by ascending id, the retained checkpoints, the savepoint restored from, and the savepoint of a stop."""
-
-    def __init__(self, in_force: SettingsInForce, recovered: Iterable[RetainedCheckpoint] = ()) -> None:
-        self._in_force = in_force
-        self._entries = sorted(recovered, key=lambda entry: entry.checkpoint.id)
-
-    @property
-    def latest(self) -> CompletedCheckpoint | None:
-        return self._entries[-1].checkpoint if self._entries else None
-
-    @property
-    def latest_id(self) -> int:
-        """The id of the latest checkpoint; -1 if there is none."""
-        return self._entries[-1].checkpoint.id if self._entries else -1
-
-    @property
-    def latest_is_owned(self) -> bool:
-        """False after a restore from a snapshot that the user owns, until a checkpoint of this job is stored."""
-        return not self._entries or self._entries[-1].owned
-
-    @property
-    def entries(self) -> tuple[RetainedCheckpoint, ...]:
-        return tuple(self._entries)
-
-    def add(self, entry: RetainedCheckpoint) -> list[RetainedCheckpoint]:
-        """Adds the newest checkpoint and returns the subsumed ones, oldest first; never the newest itself.
-
-        Raises ValueError if the id is not greater than the latest.
-        """
-        if entry.checkpoint.id <= self.latest_id:
-            raise ValueError(f"checkpoint {entry.checkpoint.id} is not newer than {self.latest_id}")
-        self._entries.append(entry)
-        retained = self._in_force.settings.retained
-        subsumed = self._entries[:-retained]
-        self._entries = self._entries[-retained:]
-        return subsumed
-
-    def lowest_retained(self) -> int | None:
-        """The id of the first retained checkpoint whose files are the job's; a savepoint only if claimed."""
-        kept = (entry for entry in self._entries if entry.owned or not entry.checkpoint.is_savepoint)
-        return next((entry.checkpoint.id for entry in kept), None)
-
-    def clear(self) -> list[RetainedCheckpoint]:
-        """Empties the store at the end of the job and returns its content."""
-        entries, self._entries = self._entries, []
-        return entries
-
-
 _Discard = DiscardCheckpoint | DiscardLocation
 
 
@@ -175,9 +126,10 @@ def _removal(checkpoint_id: int, then: _Discard | None, attempt: int) -> RemoveF
 
 
 class Retention:
-    """Owns the retained checkpoints. ``recovered`` come from an earlier driver, in any order; ``emit`` takes effects.
+    """Owns the retained checkpoints, the savepoint that the job was restored from, and the savepoint of a stop.
 
-    ``keeps_nothing`` is, after the end of the job, true if none of its checkpoints outlives it.
+    ``recovered`` come from an earlier driver, in any order; ``emit`` takes the effects. ``keeps_nothing`` is, after the
+    end of the job, true if none of its checkpoints outlives it.
     """
 
     def __init__(
@@ -192,7 +144,7 @@ class Retention:
         self._in_force = in_force
         self._stats = statistics
         self._emit = emit
-        self._store = CompletedCheckpointStore(in_force, recovered)
+        self._entries = sorted(recovered, key=lambda entry: entry.checkpoint.id)
         self._registry = SharedStateRegistry()
         self._cleaner = CheckpointCleaner(emit)
         self._fenced = False
@@ -205,32 +157,32 @@ class Retention:
         self._outliving: frozenset[int] = frozenset()
         self._pinned: dict[int, int] = {}
         self.keeps_nothing = False
-        for entry in self._store.entries:
+        for entry in self._entries:
             self._register_all(entry)
 
     @property
     def latest(self) -> CompletedCheckpoint | None:
-        return self._store.latest
+        return self._entries[-1].checkpoint if self._entries else None
 
     @property
     def latest_id(self) -> int:
         """The id of the latest checkpoint; -1 if there is none."""
-        return self._store.latest_id
+        return self._entries[-1].checkpoint.id if self._entries else -1
 
     @property
     def latest_is_owned(self) -> bool:
-        """False while the latest is a snapshot that the user still owns."""
-        return self._store.latest_is_owned
+        """False after a restore from a snapshot that the user owns, until a checkpoint of this job is retained."""
+        return not self._entries or self._entries[-1].owned
 
     @property
     def entries(self) -> tuple[RetainedCheckpoint, ...]:
         """The retained checkpoints, oldest first."""
-        return self._store.entries
+        return tuple(self._entries)
 
     @property
     def directories(self) -> tuple[str, ...]:
         """Directories of the retained checkpoints and of those whose pointer may still exist."""
-        return (*(entry.checkpoint.directory for entry in self._store.entries), *self._cleaner.pointed_to)
+        return (*(entry.checkpoint.directory for entry in self._entries), *self._cleaner.pointed_to)
 
     @property
     def cleaning(self) -> int:
@@ -269,7 +221,12 @@ class Retention:
         This includes checkpoints being removed: a task may not know yet about the checkpoint that replaced them.
         """
         # 0 while nothing is retained: then no file is deleted at all.
-        self._pinned[savepoint_id] = min((self._store.lowest_retained() or 0, *self._cleaner.retiring))
+        self._pinned[savepoint_id] = min((self._lowest_retained() or 0, *self._cleaner.retiring))
+
+    def _lowest_retained(self) -> int | None:
+        """The id of the first retained checkpoint whose files are the job's; a savepoint only if claimed."""
+        kept = (entry for entry in self._entries if entry.owned or not entry.checkpoint.is_savepoint)
+        return next((entry.checkpoint.id for entry in kept), None)
 
     def unpin(self, savepoint_id: int) -> None:
         """Does nothing for a savepoint that was not pinned."""
@@ -281,18 +238,30 @@ class Retention:
     def adopt(self, entry: RetainedCheckpoint) -> None:
         """Takes over the savepoint that the job starts from. It is the only retained snapshot."""
         self._register_all(entry)
-        self._store.add(entry)
+        self._entries.append(entry)
 
     def _register_all(self, entry: RetainedCheckpoint) -> None:
         self._registry.register_all(entry.checkpoint.id, entry.checkpoint.states.values(), entry.owned)
 
     def add(self, entry: RetainedCheckpoint) -> None:
-        """Adds a new checkpoint of this driver; removes the subsumed ones and the leftovers of earlier drivers."""
-        for subsumed in self._store.add(entry):
+        """Adds a new checkpoint of this driver; removes the subsumed ones and the leftovers of earlier drivers.
+
+        Raises ValueError if its id is not greater than the latest.
+        """
+        if entry.checkpoint.id <= self.latest_id:
+            raise ValueError(f"checkpoint {entry.checkpoint.id} is not newer than {self.latest_id}")
+        self._entries.append(entry)
+        for subsumed in self._subsumed():
             self._retire(subsumed, subsumed.owned)
         # Not earlier: only a checkpoint of this driver is newer than any late pointer of an earlier driver.
         self._sweep_leftovers()
         self.delete_unused_shared_files()
+
+    def _subsumed(self) -> list[RetainedCheckpoint]:
+        """Takes out the oldest ones beyond the number that is retained; never the newest one."""
+        retained = self._in_force.settings.retained
+        subsumed, self._entries = self._entries[:-retained], self._entries[-retained:]
+        return subsumed
 
     def _retire(self, entry: RetainedCheckpoint, discard: bool) -> None:
         if discard:
@@ -315,7 +284,7 @@ class Retention:
         """Deletes shared files that no retained checkpoint or pinned savepoint needs; waits for pointer removals."""
         if self._fenced or not self._cleaner.pointers_are_gone:
             return
-        lowest = self._store.lowest_retained()
+        lowest = self._lowest_retained()
         paths: tuple[str, ...] = ()
         if self._kept_shared is not None:
             paths = self._registry.unregister_all(self._kept_shared)
@@ -354,7 +323,7 @@ class Retention:
         self._leftover_shared = tuple(dict.fromkeys(self._leftover_shared + event.shared))
 
     def _sweep_leftovers(self) -> None:
-        retained = {entry.checkpoint.id for entry in self._store.entries} | self._outliving
+        retained = {entry.checkpoint.id for entry in self._entries} | self._outliving
         found, self._leftovers = self._leftovers, ()
         for number, directory in found:
             if number not in retained and not self._cleaner.is_cleaning(number):
@@ -373,7 +342,7 @@ class Retention:
         self._sweep_leftovers()
         if self._kept_shared is not None:
             return
-        retained = self._store.clear()
+        retained, self._entries = self._entries, []
         # The kept checkpoints are determined before any is deleted, because deleted ones may share files with them.
         discarded = [self._discards_at_end(entry, job_status, newest=entry is retained[-1]) for entry in retained]
         stay = [entry for entry, discards in zip(retained, discarded, strict=True) if not discards]

@@ -134,8 +134,11 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
     """Parse the answer. Raises a :class:`CkptApiError` for an error status or a foreign document."""
     if response.status_code >= 300:
         lines = _error_lines(response)
-        if response.status_code == 404 and lines in _unknown_paths(call.path):
-            raise _not_served(call)
+        # The errors of servers that lack a path. Flink looks for a file of its dashboard first.
+        unknown = [f"Not found: {call.path}"], [f"Unable to load requested file {call.path}."]
+        if response.status_code == 404 and lines in unknown:
+            lacking = "" if call.feature is None else f": it lacks {call.feature}"
+            raise NotServed(404, [f"this server does not serve {call.method} {call.path}{lacking}"])
         raise error_for(response.status_code, lines)
     try:
         if response.headers.get("content-type", "").startswith("text/plain"):
@@ -147,16 +150,6 @@ def read_answer(call: Call[T], response: httpx.Response) -> T:
             response.status_code,
             [f"{call.method} {call.path}: the response has an unexpected form ({type(error).__name__}: {error})"],
         ) from error
-
-
-def _unknown_paths(path: str) -> tuple[list[str], ...]:
-    """The errors of servers that lack a path; Flink's is different, as it looks for a dashboard file first."""
-    return [f"Not found: {path}"], [f"Unable to load requested file {path}."]
-
-
-def _not_served(call: Call[Any]) -> NotServed:
-    lacking = "" if call.feature is None else f": it lacks {call.feature}"
-    return NotServed(404, [f"this server does not serve {call.method} {call.path}{lacking}"])
 
 
 def _error_lines(response: httpx.Response) -> list[str]:

@@ -45,13 +45,10 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
-def _is_fixed(kind: pa.DataType) -> bool:
-    return bool(_is_number(kind) or pa.types.is_boolean(kind) or pa.types.is_temporal(kind))
-
-
 def _is_plain(kind: pa.DataType) -> bool:
     """Whether Arrow's kernels can order and distinguish values of the type."""
-    return _is_fixed(kind) or bool(pa.types.is_string(kind) or pa.types.is_binary(kind))
+    tests = (_is_number, pa.types.is_boolean, pa.types.is_temporal, pa.types.is_string, pa.types.is_binary)
+    return any(test(kind) for test in tests)
 
 
 def _is_ordered(kind: pa.DataType) -> bool:

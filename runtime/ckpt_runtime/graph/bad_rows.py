@@ -62,8 +62,9 @@ def reader_policy(options: Mapping[str, str]) -> ReaderPolicy | None:
         raise PlanError(f"option {BAD_ROWS_DIRECTORY_OPTION!r}", problem)
     if choice is None:
         return None
-    if directory is not None:
-        _check_absolute(BAD_ROWS_DIRECTORY_OPTION, directory)
+    if directory is not None and not directory.startswith("/") and ":/" not in directory:
+        problem = f"{directory!r} is relative; give an absolute path or a URL"
+        raise PlanError(f"option {BAD_ROWS_DIRECTORY_OPTION!r}", problem)
     return ReaderPolicy(_MODES_OF[choice], directory)
 
 
@@ -72,11 +73,6 @@ _MODES_OF = {
     "drop": BadRowsMode.DROP,
     "deadLetter": BadRowsMode.DEAD_LETTER,
 }
-
-
-def _check_absolute(key: str, directory: str) -> None:
-    if not directory.startswith("/") and ":/" not in directory:
-        raise PlanError(f"option {key!r}", f"{directory!r} is relative; give an absolute path or a URL")
 
 
 def marked(batch: pa.RecordBatch, letters: pa.Array | None = None) -> pa.RecordBatch:

@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot, CheckpointStatsStatus
 from ckpt_runtime.contract.jobs import Backpressure
-from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, SubtaskDetails
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails
 from ckpt_runtime.scheduler.job_status import JobStatus
 
 RECENT_RESTART_MS = 300_000
@@ -127,7 +127,9 @@ def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVer
     stalled = [(vertex, subtask) for vertex, subtask in running if subtask.stalled_ms >= timeout_ms]
     if not stalled:
         return
-    causes = [(vertex, subtask) for vertex, subtask in stalled if not _cannot_send(subtask)]
+    causes = [
+        (vertex, subtask) for vertex, subtask in stalled if not (subtask.measures and subtask.measures.backpressured)
+    ]
     named = [
         f"{vertex.name} ({subtask.index + 1}/{vertex.parallelism}) for {subtask.stalled_ms // 1000:.0f} s"
         for vertex, subtask in (causes or stalled)
@@ -137,10 +139,6 @@ def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVer
         yield HealthVerdict.UNHEALTHY, f"no row of the job has moved although work waits: {where}"
     else:
         yield HealthVerdict.DEGRADED, f"no row has moved although work waits: {where}"
-
-
-def _cannot_send(subtask: SubtaskDetails) -> bool:
-    return subtask.measures is not None and subtask.measures.backpressured
 
 
 def _of_checkpoints(

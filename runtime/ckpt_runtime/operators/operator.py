@@ -122,10 +122,12 @@ class OperatorContext:
     clock (ms since epoch), which may jump in either direction; ``monotonic_ms`` is for measuring durations.
     ``restored_checkpoint_id`` is None on a fresh start. ``keyed_state`` is None unless the spec is keyed.
     ``set_timer(at_ms)`` asks for one ``on_processing_time`` call at or after that time; a later call replaces the
-    request if it is earlier. A due timer precedes input, so that an operator can postpone its input; ``waiting_input``
-    describes the postponed input. ``sink`` is None unless the operator is a sink or a committer. ``spark_url`` returns
-    the URL of the session's Spark for clients; it waits until Spark serves. ``chain_time`` is one object for all
-    operators of a chain. ``report_progress`` sends the event time of an aligned source to the driver.
+    request if it is earlier. If the clock is put back meanwhile, the call comes when the time that was left has passed,
+    although the clock does not show ``at_ms`` yet. A due timer precedes input, so that an operator can postpone its
+    input; ``waiting_input`` describes the postponed input. ``sink`` is None unless the operator is a sink or a
+    committer. ``spark_url`` returns the URL of the session's Spark for clients; it waits until Spark serves.
+    ``chain_time`` is one object for all operators of a chain. ``report_progress`` sends the event time of an aligned
+    source to the driver.
     """
 
     job_id: str

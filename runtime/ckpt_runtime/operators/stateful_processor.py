@@ -349,8 +349,8 @@ class StatefulProcessorOperator(Operator):
         if not self._rows_wait:
             self._now = now_ms
             self._end_trigger()
-        elif self._due_ms is not None and self._due_ms <= now_ms:
-            self._hand_over()
+        elif self._due_ms is not None and not 0 < self._due_ms - now_ms <= self._interval_ms:
+            self._hand_over()  # when the trigger is due, and when the clock was put back behind the interval
         elif self._due_ms is not None:
             self.context.set_timer(self._due_ms)
 

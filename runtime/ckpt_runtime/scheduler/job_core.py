@@ -270,7 +270,7 @@ class JobCore:
         # During the write, the job may have been cancelled or another attempt may have begun.
         if restoring and self.coordinator.state in (CoordinatorState.CREATED, CoordinatorState.RESTORING):
             plan = self.plan
-            request = checkpoint_on.RestoreRequested(_restore_id(event.attempt), plan.savepoint, plan.restore_mode)
+            request = checkpoint_on.RestoreRequested(f"restore-{event.attempt}", plan.savepoint, plan.restore_mode)
             self._to_coordinator(request)
 
     def _on_attempt_not_recorded(self, event: core.AttemptNotRecorded) -> None:
@@ -658,10 +658,6 @@ class JobCore:
                 self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
         self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
         self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
-
-
-def _restore_id(attempt: int) -> str:
-    return f"restore-{attempt}"
 
 
 def _attempt_of(request_id: str) -> int:

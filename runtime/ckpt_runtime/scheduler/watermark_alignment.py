@@ -101,7 +101,8 @@ class SplitAlignment:
             return frozenset(key for key, part in self._parts.items() if part.event_time is not None)
         # A split of this subtask may be behind the progress that the driver knows: then the group is as well.
         limit = (minimum if own is None else min(minimum, own)) + self._max_drift_ms
-        return frozenset(key for key, part in self._parts.items() if _is_ahead(part, limit))
+        times = ((key, part.event_time) for key, part in self._parts.items())
+        return frozenset(key for key, event_time in times if event_time is not None and event_time > limit)
 
     @property
     def holds_all(self) -> bool:
@@ -155,10 +156,6 @@ class SplitAlignment:
     @property
     def _own_minimum(self) -> int | None:
         return min((part.event_time for part in self._active if part.event_time is not None), default=None)
-
-
-def _is_ahead(part: _Part, limit: int) -> bool:
-    return part.event_time is not None and part.event_time > limit
 
 
 class AlignmentGroups:

@@ -18,7 +18,6 @@ from msgspec import Struct
 
 from ckpt_runtime.checkpoint.completed_checkpoint import (
     CompletedCheckpoint,
-    OperatorListState,
     OperatorSubtaskState,
     SubtaskState,
 )
@@ -124,12 +123,10 @@ def _set(
     for key, state in states.items():
         if key[0] == vertex.id and uid in state.operators:
             operator = state.operators[uid]
-            lists = tuple(_with_item(listed, item) for listed in operator.lists)
+            lists = tuple(
+                replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed for listed in operator.lists
+            )
             states[key] = replace(state, operators={**state.operators, uid: replace(operator, lists=lists)})
-
-
-def _with_item(listed: OperatorListState, item: dict[str, Any]) -> OperatorListState:
-    return replace(listed, items=(item,)) if listed.name == ENUMERATOR else listed
 
 
 def _without_splits(operator: OperatorSubtaskState, *, but_ended: bool) -> OperatorSubtaskState:

@@ -74,14 +74,11 @@ def check_protected(context: SparkContext) -> None:
     """Raises UnprotectedSparkError unless the application requires its secret and its master has registered it."""
     if context.getConf().get(AUTHENTICATE) != "true":
         raise UnprotectedSparkError(f"{AUTHENTICATE}: the running application was started without it")
-    # Spark gives up on a master without raising an error, and stops the application some time later.
-    if (context.master or "").startswith("spark://") and not _is_registered(context.applicationId):
+    # Spark gives up on a master without raising an error, and stops the application some time later. It generates the
+    # application's id unless the master has assigned one.
+    is_registered = (context.applicationId or "").startswith("app-")
+    if (context.master or "").startswith("spark://") and not is_registered:
         raise UnprotectedSparkError(
             f"the master {context.master} does not accept the application: it does not run, does not have "
             f"{AUTHENTICATE} set, or has another {AUTHENTICATION_SECRET}"
         )
-
-
-def _is_registered(application_id: str | None) -> bool:
-    """Whether a standalone master has assigned the application's id; otherwise Spark generates one."""
-    return application_id is not None and application_id.startswith("app-")

@@ -250,8 +250,11 @@ def write_snapshot(
             handles = () if operator.keyed is None else tuple(operator.keyed.write(files))
             if options.properties.is_savepoint or not options.properties.is_incremental:
                 _check_full(operator.uid, handles, files)
-            if options.properties.savepoint_format is SavepointFormat.CANONICAL:
-                _check_canonical(operator.uid, handles)
+            if options.properties.savepoint_format is SavepointFormat.CANONICAL and not all(
+                isinstance(handle, CanonicalKeyedStateHandle) for handle in handles
+            ):
+                message = f"operator {operator.uid!r}: its state backend does not write canonical savepoints"
+                raise UnsupportedBackendError(message)
             if handles or operator.lists:
                 states[operator.uid] = OperatorSubtaskState(handles, operator.lists)
         files.settle()
@@ -281,12 +284,6 @@ def _check_full(uid: str, handles: Iterable[KeyedHandle], files: NewFiles) -> No
     for file in (file for handle in handles for file in handle.state_files()):
         if is_shared(file) and file.path not in new:
             raise SharedFileError(f"operator {uid!r}: its state backend refers to {file.path} in a full snapshot")
-
-
-def _check_canonical(uid: str, handles: Iterable[KeyedHandle]) -> None:
-    """Checks that a canonical savepoint, which every backend can restore, has no other handles."""
-    if not all(isinstance(handle, CanonicalKeyedStateHandle) for handle in handles):
-        raise UnsupportedBackendError(f"operator {uid!r}: its state backend does not write canonical savepoints")
 
 
 def _write_in_flight(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import pyarrow as pa
 
@@ -158,6 +158,25 @@ class SubtaskHost(Protocol):
         """Sends the event time of an aligned source to the driver."""
 
 
+class _Timer(NamedTuple):
+    """A request of an operator for a call at ``at_ms`` of the wall clock.
+
+    The call comes no later than when the time that was left at the request has passed, at ``due_ms`` of the monotonic
+    clock. Otherwise all sources would stand still for an hour when the wall clock is put back by one.
+    """
+
+    at_ms: int
+    due_ms: float
+
+    def left_ms(self, host: SubtaskHost) -> float:
+        return min(self.at_ms - host.now_ms(), self.due_ms - host.monotonic_ms())
+
+    def or_earlier(self, other: _Timer | None) -> _Timer:
+        if other is None:
+            return self
+        return _Timer(min(self.at_ms, other.at_ms), min(self.due_ms, other.due_ms))
+
+
 class Subtask:
     """One subtask of a deployed vertex.
 
@@ -195,8 +214,8 @@ class Subtask:
         self._source = chain.head if isinstance(chain.head, SourceOperator) else None
         self._source_idle_until: float | None = None
         self._poll_size = SliceSize() if self._source is not None and len(chain.operators) > 1 else None
-        self._timers: list[int | None] = [None] * len(chain.operators)
-        self._next_timer: int | None = None
+        self._timers: list[_Timer | None] = [None] * len(chain.operators)
+        self._next_timer: _Timer | None = None
         self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
@@ -285,7 +304,7 @@ class Subtask:
 
     def _work_on_rows(self) -> bool:
         """Does one piece of work that may emit rows: timers, the end of data, the source or the inputs."""
-        if self._next_timer is not None and self._next_timer <= self._host.now_ms():
+        if self._next_timer is not None and self._next_timer.left_ms(self._host) <= 0:
             self._fire_timers()
         elif self._end_is_due and not self.chain.has_work_left:
             self._end_data(drain=True)
@@ -329,7 +348,7 @@ class Subtask:
         monotonic = self._host.monotonic_ms()
         waits: list[float] = []
         if self._next_timer is not None and not self.backpressured:
-            waits.append(self._next_timer - self._host.now_ms())
+            waits.append(self._next_timer.left_ms(self._host))
         if self.chain.end.next_flush_ms is not None:
             waits.append(self.chain.end.next_flush_ms - monotonic)
         if self.checkpoints.deadline_ms is not None:
@@ -344,11 +363,9 @@ class Subtask:
         """``OperatorContext.set_timer`` of the operator at that position; no timer fires after the end of data."""
         if self._data_ended:
             return
-        known = self._timers[operator]
-        if known is None or at_ms < known:
-            self._timers[operator] = at_ms
-            if self._next_timer is None or at_ms < self._next_timer:
-                self._next_timer = at_ms
+        timer = _Timer(at_ms, self._host.monotonic_ms() + at_ms - self._host.now_ms())
+        self._timers[operator] = timer.or_earlier(self._timers[operator])
+        self._next_timer = timer.or_earlier(self._next_timer)
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
         """The coordinator's trigger, for sources and for subtasks whose predecessors have all finished.
@@ -600,14 +617,19 @@ class Subtask:
 
     def _fire_timers(self) -> None:
         now = self._host.now_ms()
-        due = [position for position, at in enumerate(self._timers) if at is not None and at <= now]
+        due = [
+            position
+            for position, timer in enumerate(self._timers)
+            if timer is not None and timer.left_ms(self._host) <= 0
+        ]
         for position in due:
             # All are cleared before the first call, because operators set their next timer during it.
             self._timers[position] = None
         for position in due:
             self.chain.operators[position].on_processing_time(now)
-        waiting = [at for at in self._timers if at is not None]
-        self._next_timer = min(waiting) if waiting else None
+        self._next_timer = None
+        for timer in self._timers:
+            self._next_timer = timer.or_earlier(self._next_timer) if timer is not None else self._next_timer
 
     def _close(self, state: TaskState, error: BaseException | None = None) -> None:
         self.checkpoints.close()

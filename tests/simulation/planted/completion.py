@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.completion import (
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
+from ckpt_runtime.checkpoint.retention import CheckpointCleaner, Retention
 from tests.simulation.planted.registry import also, bug, nothing
 
 # --- completion, subsumption, unknown outcomes
@@ -104,7 +104,7 @@ bug(
     seed=31,
 )(property(lambda self: False))
 
-bug("an abort names itself as the latest completed", "FLINK-10377", CompletedCheckpointStore, "latest_id", seed=1)(
+bug("an abort names itself as the latest completed", "FLINK-10377", Retention, "latest_id", seed=1)(
     property(lambda self: self._entries[-1].checkpoint.id + 1 if self._entries else -1)
 )
 
@@ -149,8 +149,8 @@ def _():
 @bug(
     "shared files go that only older retained checkpoints use",
     "protocols 10.11",
-    CompletedCheckpointStore,
-    "lowest_retained",
+    Retention,
+    "_lowest_retained",
     seed=11,
 )
 def _(self):
@@ -174,7 +174,7 @@ def _():
     ]
 
 
-bug("no checkpoint after NO_CLAIM is full", "protocols 10.12", CompletedCheckpointStore, "latest_is_owned", seed=6)(
+bug("no checkpoint after NO_CLAIM is full", "protocols 10.12", Retention, "latest_is_owned", seed=6)(
     property(lambda self: True)
 )
 
@@ -184,7 +184,7 @@ def _():
     original = SharedStateRegistry._conflict
 
     return [
-        (CompletedCheckpointStore, "latest_is_owned", property(lambda self: True)),
+        (Retention, "latest_is_owned", property(lambda self: True)),
         (SharedStateRegistry, "_conflict", lambda self, file, entry, deletable: original(self, file, entry, False)),
     ]
 

@@ -10,7 +10,7 @@ from ckpt_runtime.checkpoint import events as checkpoint_on
 from ckpt_runtime.checkpoint.completion import PendingCheckpoints
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.retention import CheckpointCleaner, CompletedCheckpointStore, Retention
+from ckpt_runtime.checkpoint.retention import CheckpointCleaner, Retention
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, Triggering
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
@@ -47,9 +47,9 @@ bug("subsumed checkpoints are not deleted", "I15", CheckpointCleaner, "retire", 
 )
 
 
-@bug("one retained checkpoint too few", "retention", CompletedCheckpointStore, "add", seed=1)
-def _(original, self, entry):
-    subsumed = original(self, entry)
+@bug("one retained checkpoint too few", "retention", Retention, "_subsumed", seed=1)
+def _(original, self):
+    subsumed = original(self)
     if len(self._entries) > 1 or self._in_force.settings.retained == 1:
         subsumed.append(self._entries.pop(0))
     return subsumed
@@ -114,7 +114,7 @@ def _only_savepoints(self):
     return own[0] if own else None
 
 
-bug("the savepoint of the submission beats recovered checkpoints", "1.7", CompletedCheckpointStore, "latest", seed=6)(
+bug("the savepoint of the submission beats recovered checkpoints", "1.7", Retention, "latest", seed=6)(
     property(_only_savepoints)
 )
 

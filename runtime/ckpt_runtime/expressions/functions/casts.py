@@ -67,7 +67,7 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     if number and is_integral(target):
         return _to_integer(source, target, mode)
     if number and is_fractional(target):
-        return _to_fractional(source, result)
+        return per_row(float, result) if decimal_of(source) else lambda value: value.cast(result, safe=False)
     if number and decimals is not None:
         return _to_decimal(source, decimals, result, mode)
     conversion = _between_times(source, target, mode, texts.zone_of(zone))
@@ -131,12 +131,6 @@ def _java_integers(value: Value, target: str, result: pa.DataType) -> Value:
         return (bounded + small) % (2 * small) - small
 
     return per_row(whole, result)(value)
-
-
-def _to_fractional(source: SparkType, result: pa.DataType) -> Callable[[Value], Value]:
-    if decimal_of(source):
-        return per_row(float, result)
-    return lambda value: value.cast(result, safe=False)
 
 
 def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, mode: str) -> Callable[[Value], Value]:

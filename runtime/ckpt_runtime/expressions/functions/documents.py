@@ -202,7 +202,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
         def array(value: Any) -> Any:
             if not isinstance(value, list) or isinstance(value, Members):
-                raise _unfit(value)
+                raise _NeedsText() if isinstance(value, dict) else _NotConvertible()
             return [None if each is None else element(each) for each in value]
 
         return array
@@ -243,10 +243,6 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
         return row
 
     return struct
-
-
-def _unfit(value: Any) -> Exception:
-    return _NeedsText() if isinstance(value, dict) else _NotConvertible()
 
 
 def _to_integer(type_: SparkType) -> _Convert:

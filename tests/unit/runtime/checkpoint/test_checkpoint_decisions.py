@@ -15,16 +15,14 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
 )
 from ckpt_runtime.checkpoint.completion import CheckpointFailureManager, TriggerRequest
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, SettingsInForce
-from ckpt_runtime.checkpoint.effects import DiscardCheckpoint, DiscardLocation, RemoveFromStore
 from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import (
-    CheckpointCleaner,
-    CompletedCheckpointStore,
     RetainedCheckpoint,
-    UnexpectedAnswerError,
+    Retention,
 )
+from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import (
     CAPACITY,
     CheckpointIdCounter,
@@ -131,27 +129,12 @@ class TestPlan:
 
     SOURCE, SINK = ("v-source", 0), ("v-sink", 0)
 
-    def test_all_running(self):
-        triggered, awaited = self.plan(Partitioning.HASH, [])
-        assert triggered == [("v-source", 0), ("v-source", 1)]
-        assert len(awaited) == 4
-
     def test_plan_triggers_tasks_whose_predecessors_have_all_finished(self):
         assert self.plan(Partitioning.HASH, [self.SOURCE])[0] == [("v-source", 1)]
         assert self.plan(Partitioning.FORWARD, [self.SOURCE])[0] == [("v-source", 1), self.SINK]
 
-    def test_finished_subtasks_are_not_awaited(self):
-        finished = [("v-source", 0), ("v-source", 1), ("v-sink", 1)]
-        assert self.plan(Partitioning.HASH, finished) == ([self.SINK], [self.SINK])
-
 
 class TestFailureManager:
-    def test_tolerates_so_many_in_a_row(self):
-        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=2))
-        results = [manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, number) for number in (1, 2, 3)]
-        assert results == [False, False, True]
-        assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 4)
-
     def test_success_resets_and_older_ids_no_longer_count(self):
         manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         manager.on_success(5)
@@ -174,10 +157,6 @@ class TestFailureManager:
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, PLAIN, 1)
         assert manager.on_failure(Reason.IO_EXCEPTION, PLAIN)
-
-    @pytest.mark.parametrize("reason", [reason for reason in Reason if not reason.is_counted])
-    def test_aborts_without_a_fault_of_the_job_are_not_counted(self, reason):
-        assert not CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0)).on_failure(reason, PLAIN, 1)
 
     def test_counted_reasons(self):
         assert {reason.name for reason in Reason if reason.is_counted} == {
@@ -204,28 +183,10 @@ def completed(number, properties=PLAIN):
     return CompletedCheckpoint(number, "job", 0, 0, f"chk-{number}", properties, ())
 
 
-class TestStore:
-    def test_subsumes_the_oldest(self):
-        store = CompletedCheckpointStore(in_force(retained=2))
-        assert store.latest is None
-        assert store.latest_is_owned
-        dropped = [store.add(RetainedCheckpoint(completed(number))) for number in (1, 2, 3)]
-        assert [[entry.checkpoint.id for entry in gone] for gone in dropped] == [[], [], [1]]
-        assert store.latest_id == 3
-        assert [entry.checkpoint.id for entry in store.clear()] == [2, 3]
-
-    def test_ids_rise(self):
-        store = CompletedCheckpointStore(in_force(retained=2), [RetainedCheckpoint(completed(5))])
-        with pytest.raises(ValueError, match="5"):
-            store.add(RetainedCheckpoint(completed(5)))
-
-    def test_recovered_in_any_order_and_a_restored_savepoint(self):
-        entries = [RetainedCheckpoint(completed(7)), RetainedCheckpoint(completed(3, SAVEPOINT), owned=False)]
-        store = CompletedCheckpointStore(in_force(retained=5), entries)
-        assert store.latest_id == 7
-        assert store.lowest_retained() == 7
-        assert store.latest_is_owned
-        assert not CompletedCheckpointStore(in_force(retained=1), entries[1:]).latest_is_owned
+def test_retained_checkpoints_have_rising_ids():
+    retention = Retention("job", in_force(), [RetainedCheckpoint(completed(5))], CheckpointStatsTracker(), [].append)
+    with pytest.raises(ValueError, match="5"):
+        retention.add(RetainedCheckpoint(completed(5)))
 
 
 class TestRegistry:
@@ -293,35 +254,6 @@ class TestRegistry:
         with pytest.raises(SharedStateConflictError, match="/s/x was already released.*/s/y: registered") as refused:
             registry.register(3, both)
         assert not isinstance(refused.value, FileGivenUpError)
-
-
-def test_cleaner_counts_what_is_under_way():
-    effects = []
-    cleaner = CheckpointCleaner(effects.append)
-    cleaner.retire(completed(1), discard=True)
-    cleaner.retire(completed(2), discard=False)
-    cleaner.discard_location(3, "chk-3")
-    assert cleaner.busy == 3
-    assert not cleaner.pointers_are_gone
-    cleaner.remove_failed(1)
-    cleaner.removed(1)
-    cleaner.removed(2)
-    for unasked in (cleaner.removed, cleaner.remove_failed):
-        with pytest.raises(UnexpectedAnswerError):
-            unasked(2)
-    assert cleaner.pointers_are_gone
-    cleaner.cleaned(1)
-    cleaner.cleaned(3)
-    with pytest.raises(UnexpectedAnswerError):
-        cleaner.cleaned(3)
-    assert cleaner.busy == 0
-    assert effects == [
-        RemoveFromStore(1, discards="chk-1"),
-        RemoveFromStore(2),
-        DiscardLocation(3, "chk-3"),
-        RemoveFromStore(1, 1, "chk-1"),
-        DiscardCheckpoint(completed(1)),
-    ]
 
 
 def test_ids():

@@ -98,6 +98,9 @@ def test_rows_of_an_interval_come_at_its_end(harness: type[Harness]) -> None:
     assert run.timer is None
     run.process(rows(("x", 3)))
     assert run.timer == 7_000
+    run.now -= 3_600_000  # the clock is put back: the call comes when the rest of the interval has passed
+    run.operator.on_processing_time(run.now)
+    assert said(run.take()) == [("x", "[3] at -1")]
 
 
 @pytest.mark.parametrize("after", [INTERVAL, CHECKPOINT, {}])

@@ -228,6 +228,22 @@ class TestTimers:
         assert not bench.subtask.step()
         assert bench.subtask.wait_ms() == 500
 
+    def test_a_timer_fires_in_time_although_the_clock_was_put_back_or_forward(self, kit: TaskKit) -> None:
+        bench = kit.Bench(operators=2).open()
+        bench.subtask.set_timer(0, 1_100)
+        bench.host.wall_ms -= 3_600_000
+        bench.host.mono_ms = 60
+        assert bench.subtask.wait_ms() == 40
+        bench.host.mono_ms = 100
+        bench.run()
+        assert bench.calls == [("op0", "timer", 1_000 - 3_600_000)]
+        bench.subtask.set_timer(1, bench.host.wall_ms + 500)
+        assert bench.subtask.wait_ms() == 500
+        bench.host.wall_ms += 3_600_000
+        bench.run()
+        assert bench.calls[1:] == [("op1", "timer", 1_000)]
+        assert bench.subtask.wait_ms() is None
+
     def test_timers_do_not_fire_after_the_end_of_data(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.subtask.set_timer(0, 1_100)
