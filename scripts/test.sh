@@ -74,7 +74,7 @@ fill() { # <group> <options of pytest>
 
 # Without compiled kernels the first workers of all groups would each compile all of them, which takes longer than tests
 # wait for a job to run.
-PYTHONPATH=runtime .venv/bin/python -c 'from ckpt_runtime.state.kernels import warm_up; warm_up()' &
+PYTHONPATH=runtime .venv/bin/python -c 'import ckpt_runtime.connectors.numbers; from ckpt_runtime.state.kernels import warm_up; warm_up()' &
 kernels=$!
 .venv/bin/python -m tests.support.java_archive >"$reports/archive" 2>&1 &
 archive=$!

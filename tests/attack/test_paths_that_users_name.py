@@ -16,7 +16,7 @@ from fsspec import AbstractFileSystem
 
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.attack
@@ -54,7 +54,7 @@ def client(session: MiniCluster) -> Iterator[httpx.Client]:
 
 @pytest.fixture(scope="module")
 def pipeline_id(client: httpx.Client) -> str:
-    name, archive = pack_pipeline(PIPELINES)
+    name, archive = pack_pipeline(program_of("sequence"))
     answer = client.post("/jars/upload", files={"jarfile": (name, archive)})
     return answer.json()["filename"].rsplit("/", 1)[-1]
 

@@ -23,7 +23,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.storage import metadata
 from ckpt_runtime.storage.publish import checksum_of
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.attack
@@ -186,7 +186,7 @@ def test_forged_metadata(
     message: str,
 ) -> None:
     (tmp_path / "_metadata").write_bytes(forged(lines(count, payload)))
-    uploaded = upload(client, *pack_pipeline(PIPELINES))
+    uploaded = upload(client, *pack_pipeline(program_of("sequence")))
     with unharmed(session, job):
         answer = run(client, uploaded, entryClass="sequence:pipeline", savepointPath=str(tmp_path))
         assert answer.status_code == 400, answer.text

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame
 from ckpt_runtime.jobmaster.gateway_values import ExecutionState
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import PIPELINES, fast, program_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,7 +88,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
     slow.touch()
     outcome = Outcome(directory)
     job = cluster.submit(
-        PIPELINES,
+        program_of("planned_sources"),
         entry="planned_sources:pipeline",
         arguments=[str(directory), str(faults)],
         configuration=fast(),

@@ -26,7 +26,7 @@ from pyspark.sql.functions import coalesce, col, expr, lit
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.effort import THOROUGH
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.pipelines import generated_plans
 from tests.support.pipelines.generated_plans import DDL, DELAY, PROCESSORS, WITHIN_S
 from tests.support.side_by_side import ROCKSDB
@@ -137,7 +137,7 @@ def stepped_in_spark(stream: DataFrame, step: str) -> DataFrame:
 def submitted(cluster: MiniCluster, directory: Path, plans: list[Plan], seed: int, parallelism: int) -> str:
     """The id of the job, which writes to ``out-<parallelism>``."""
     return cluster.submit(
-        PIPELINES,
+        program_of("generated_plans"),
         entry="generated_plans:pipeline",
         arguments=[json.dumps(plans), str(directory / "in"), str(seed), str(directory / f"out-{parallelism}")],
         configuration={

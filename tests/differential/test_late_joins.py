@@ -21,7 +21,7 @@ from pyspark.sql.functions import coalesce, col, expr, lit
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.joins import LEFT, RIGHT, Subtask, join_spec
 from tests.support.pipelines import side_processors, unbounded_joins
 from tests.support.side_by_side import ROCKSDB, Case, EngineRun, process_all_available
@@ -296,7 +296,7 @@ def test_joins_without_bounds_drop_the_late_rows_of_a_side_whose_event_time_is_r
     for number, table in enumerate(batches):
         pq.write_table(table, source / f"batch-{number}.parquet")
     job = cluster.submit(
-        PIPELINES,
+        program_of("unbounded_joins_job"),
         entry="unbounded_joins_job:pipeline",
         arguments=[str(source), str(tmp_path / "out")],
         configuration=fast(restart_strategy__type="none"),

@@ -14,7 +14,7 @@ from pyspark.sql.streaming import StreamingQuery
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES
+from tests.support.jobs import program_of
 from tests.support.pipelines.early_writer import PARTITIONS, Early
 from tests.support.pipelines.failing_writers import CASES, GOOD, Failing
 
@@ -40,7 +40,7 @@ def failure_of(query: StreamingQuery) -> str:
 
 def submitted(cluster: MiniCluster, entry: str, *arguments: str, interval: str, parallelism: int) -> str:
     return cluster.submit(
-        PIPELINES,
+        program_of(entry),
         entry=f"{entry}:pipeline",
         arguments=list(arguments),
         configuration={"execution.checkpointing.interval": interval, "restart-strategy.type": "none"},

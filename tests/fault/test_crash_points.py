@@ -22,7 +22,7 @@ from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.storage.metadata import METADATA_NAME, read_metadata
 from tests.support.driver_processes import Sessions
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
@@ -57,7 +57,7 @@ class Job:
         options = RunOptions(
             entry_point="sequence:pipeline", arguments=arguments, parallelism=1, configuration=configuration
         )
-        self.id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        self.id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
         self.running()
         self.next_checkpoints(3)
 

@@ -20,7 +20,7 @@ from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import start_session, stop_session
 from tests.support.driver_processes import Sessions, high_availability
 from tests.support.flights import assert_carriers, assert_rotations, read_flights, write_slice
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_sequence, hidden, visible
 from tests.support.patience import patient
 from tests.support.processes import children, command_line, living
@@ -44,7 +44,7 @@ def submit(client: CkptClient, directory: Path) -> str:
         parallelism=2,
         configuration=fast(execution__checkpointing__num_retained="2"),
     )
-    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
     client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     return job_id
 

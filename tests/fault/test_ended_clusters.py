@@ -12,7 +12,7 @@ from airflow_provider_ckpt.operators.session import StopSessionOperator
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import RunOptions
 from tests.support.driver_processes import Sessions
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 from tests.unit.provider.conftest import Task
@@ -31,8 +31,7 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
 @pytest.mark.row("air.2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "by_directory",
-    [pytest.param(True, id="HA directory"), pytest.param(False, id="address", marks=pytest.mark.long)],
+    "by_directory", [pytest.param(True, id="HA directory"), pytest.param(False, id="address", marks=pytest.mark.long)]
 )
 def test_a_standby_ends_with_the_session_that_it_waits_for(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_directory: bool
@@ -40,7 +39,7 @@ def test_a_standby_ends_with_the_session_that_it_waits_for(
     client = sessions.start()
     arguments = ("--output", str(tmp_path / "out"), "--rows", "0", "--rate", "500", "--faults", str(tmp_path))
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1, configuration=fast())
-    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
     client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     ready, log = sessions.launch(), tmp_path / f"session-{sessions.number}.log"
     wait_until(lambda: "waiting for the leadership" in log.read_text(errors="replace"), "the standby to wait", 120)

@@ -17,7 +17,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from tests.support.driver_processes import Sessions
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
@@ -72,11 +72,11 @@ class Driven:
 def submitted(client: CkptClient, directory: Path) -> tuple[str, str]:
     """The old version, and the program of the new one."""
     (directory / "version").mkdir()
-    new = shutil.copytree(PIPELINES, directory / "version", dirs_exist_ok=True)
+    new = shutil.copytree(program_of("sequence"), directory / "version", dirs_exist_ok=True)
     (new / "sequence.py").write_text((new / "sequence.py").read_text() + "# another version\n")
     arguments = ("--output", str(directory / "out"), "--rows", "0", "--rate", "500", "--faults", str(directory))
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=2, configuration=fast())
-    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
     client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
     wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 0, "a checkpoint")
     return job_id, client.upload_pipeline(*pack_pipeline(new))

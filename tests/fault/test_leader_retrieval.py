@@ -18,7 +18,7 @@ from ckpt_runtime.client.clients import AsyncCkptClient, CkptClient
 from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.leader_retrieval import LeaderDirectory
 from tests.support.driver_processes import Sessions
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.support.patience import patient
 from tests.support.processes import children, living
@@ -84,7 +84,7 @@ def commands(tmp_path: Path) -> Iterator[Commands]:
 def run_job(directory: Path) -> list[str]:
     """The attached command's arguments."""
     options = [f"-D{key}={value}" for key, value in fast().items()]
-    job = ["run", "--job-id", JOB, "-p", "2", "-c", "sequence:pipeline", *options, str(PIPELINES)]
+    job = ["run", "--job-id", JOB, "-p", "2", "-c", "sequence:pipeline", *options, str(program_of("sequence"))]
     return [*job, "--output", str(directory / "out"), "--rows", "0", "--rate", "2000", "--faults", str(directory)]
 
 

@@ -22,7 +22,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from tests.support.driver_processes import Sessions
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_sequence, hidden
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
@@ -51,7 +51,9 @@ class Running:
             parallelism=2,
             configuration=fast(),
         )
-        self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        self.job_id = self.client.run_pipeline(
+            self.client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options
+        )
         self.client.wait_for_state(self.job_id, ["RUNNING"], timeout_s=patient(180))
         self.completes(self.job_id)
 
@@ -102,7 +104,7 @@ def test_an_upgrade_whose_session_ends_at_each_request_is_finished_by_the_next_s
 ) -> None:
     """SIGTERM comes once before, or once behind, each kind of request of the upgrade."""
     version = running.directory / "version"
-    shutil.copytree(PIPELINES, version)
+    shutil.copytree(program_of("sequence"), version)
     with (version / "sequence.py").open("a") as file:
         file.write("# another version\n")
     interrupted: list[str] = []
@@ -169,7 +171,7 @@ def test_a_drill_whose_session_ends_leaves_nothing_and_the_next_try_passes(
     def drill(checkpoints: int) -> RestoreDrillOperator:
         return RestoreDrillOperator(
             task_id="t",
-            pipeline=str(PIPELINES),
+            pipeline=str(program_of("sequence")),
             entry="sequence:pipeline",
             args=["--output", str(running.directory / "out"), "--faults", str(running.directory)],
             parallelism=2,

@@ -18,7 +18,7 @@ from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.spark.launch import SessionInfo, start_session, stop_session
-from tests.support.jobs import PIPELINES, ROCKSDB, UNALIGNED
+from tests.support.jobs import ROCKSDB, UNALIGNED, program_of
 from tests.support.outputs import assert_sequence, visible
 from tests.support.patience import patient
 from tests.support.processes import living
@@ -61,7 +61,9 @@ class HeldBackJob:
             },
             savepoint_path=savepoint,
         )
-        self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        self.job_id = self.client.run_pipeline(
+            self.client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options
+        )
         # One that holds nothing back may have run already.
         self.client.wait_for_state(self.job_id, ["RUNNING", "FINISHED"], timeout_s=patient(180))
 

@@ -18,7 +18,7 @@ from ckpt_runtime.processes.handles import WORKER
 from ckpt_runtime.spark.launch import start_session, stop_session
 from tests.support.driver_processes import Sessions
 from tests.support.flights import write_slice
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.processes import agent_of, children, command_name, cut_connections
 from tests.support.spark_sessions import FlightsJob, standalone_cluster, wait_until
 
@@ -53,7 +53,7 @@ def test_a_failed_checkpoint_is_found_by_its_id_on_lines_of_driver_and_workers(
     options = RunOptions(
         entry_point="sequence:pipeline", arguments=arguments, parallelism=2, configuration=configuration
     )
-    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
     wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 1, "checkpoints")
     filler = small_disk / "filler"
     with filler.open("wb", buffering=0) as file, suppress(OSError):

@@ -15,7 +15,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.unit.provider.conftest import Task, run_to_end
 
 UNKNOWN = "2" * 32
@@ -47,7 +47,7 @@ def _filled(value: Any, directory: Path) -> Any:
     return str(directory / value[1:]) if isinstance(value, str) and value.startswith("@") else value
 
 
-PROGRAM = {"pipeline": str(PIPELINES), "entry": "sequence:pipeline"}
+PROGRAM = {"pipeline": str(program_of("sequence")), "entry": "sequence:pipeline"}
 SAVEPOINTS = {"target_directory": "@savepoints"}
 DRILL = Asked("operators.drill.RestoreDrillOperator", PROGRAM | {"directory": "@savepoints"}, "latest_of")
 """It means a job of the catalogue, which may have ended long ago."""
@@ -145,11 +145,7 @@ def test_a_name_that_no_job_has_is_refused(
 
 @every_task_of_a_living_job
 def test_a_name_that_two_jobs_have(
-    asked: Asked,
-    cluster: MiniCluster,
-    two_jobs: list[SequenceJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Asked, cluster: MiniCluster, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, cluster.rest_url)
     message = says(asked, tmp_path, NAME)

@@ -11,7 +11,7 @@ from urllib.request import url2pathname
 import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
 
@@ -132,7 +132,7 @@ def test_a_job_resumes_from_the_latest_snapshot_of_its_name_and_writes_nothing_t
     def submit(rate: int = 100, **given: Any) -> SubmitJobOperator:
         return SubmitJobOperator(
             task_id="t",
-            pipeline=str(PIPELINES),
+            pipeline=str(program_of("sequence")),
             entry="sequence:pipeline",
             args=[*arguments, "--rate", str(rate), "--faults", str(job.faults), "--uids=", "--sleep-ms", "0"],
             parallelism=2,

@@ -12,7 +12,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
 
@@ -42,7 +42,7 @@ def submission(job: SequenceJob, **configuration: str) -> Callable[[int], Submit
     given = fast(restart_strategy__type="none", **configuration)
     return lambda rate: SubmitJobOperator(
         task_id="t",
-        pipeline=str(PIPELINES),
+        pipeline=str(program_of("sequence")),
         entry="sequence:pipeline",
         args=[*arguments, "--rate", str(rate)],
         parallelism=2,

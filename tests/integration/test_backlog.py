@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES
+from tests.support.jobs import program_of
 
 
 def _pending(cluster: MiniCluster, job_id: str) -> list[float]:
@@ -54,7 +54,7 @@ def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backl
     for number in range(2):
         pq.write_table(pa.table({"n": range(number, rows, 2)}), files / f"{number}.parquet")
     job_id = cluster.submit(
-        PIPELINES,
+        program_of("replayed"),
         entry=f"replayed:{entry}",
         arguments=[str(files / "0.parquet") if entry == "pipeline" else str(files), str(tmp_path / "out"), pace],
         configuration={

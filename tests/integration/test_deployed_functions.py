@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.unit.provider.conftest import Task
 
@@ -129,7 +129,7 @@ def test_a_program_that_a_person_has_put_in_its_place_is_replaced_again(job: Seq
     by_hand = UpgradeJobOperator(
         task_id="t",
         job=name_of(job),
-        pipeline=str(PIPELINES),
+        pipeline=str(program_of("sequence")),
         entry="sequence:pipeline",
         args=["--output", str(job.out), "--faults", str(job.faults), "--rate", "500", "--batch", "64"],
         target_directory=str(job.directory / "savepoints"),

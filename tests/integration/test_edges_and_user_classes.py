@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import assert_batches, batch_rows, hidden, visible
 
 ROWS = 2500
@@ -29,7 +29,7 @@ def test_unions_and_rows_in_turn_deliver_each_row_through_a_failure(cluster: Min
     faults.mkdir()
     out = tmp_path / "out"
     job = cluster.submit(
-        PIPELINES,
+        program_of("edges"),
         entry="edges:pipeline",
         arguments=[str(out), str(ROWS), "400", str(faults)],
         configuration=fast(),
@@ -62,7 +62,7 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
     faults.mkdir()
     (tmp_path / "limit").write_text(str(LIMIT // 2))
     job = cluster.submit(
-        PIPELINES,
+        program_of("user_sources"),
         entry="user_sources:pipeline",
         arguments=[str(tmp_path), str(faults)],
         configuration=fast(),
@@ -93,7 +93,7 @@ def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, 
     """Two kills within one range whose three partitions take long, and are read at once in the end."""
     out, quick = tmp_path / "out", tmp_path / "quick"
     job = cluster.submit(
-        PIPELINES,
+        program_of("bulk_source"),
         entry="bulk_source:pipeline",
         arguments=[str(out), str(quick)],
         configuration=fast(),
@@ -126,7 +126,7 @@ def test_checkpoints_complete_while_the_last_range_is_read(cluster: MiniCluster,
     faults = tmp_path / "faults"
     faults.mkdir()
     job = cluster.submit(
-        PIPELINES,
+        program_of("bounded_reader"),
         entry="bounded_reader:pipeline",
         arguments=[str(tmp_path / "out"), str(LAST_RANGE), str(faults)],
         configuration=fast(execution__checkpointing__interval="100ms"),

@@ -14,7 +14,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.forging import EVERY_VALUE, forged
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.patience import patient
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def requests(cluster: MiniCluster, job: SequenceJob, tmp_path_factory: pytest.Te
     ended.start(parallelism=1)
     ended.canceled()
     with CkptClient(cluster.rest_url) as client:
-        program = client.upload_pipeline(*pack_pipeline(PIPELINES))
+        program = client.upload_pipeline(*pack_pipeline(program_of("sequence")))
     return Requests(job, ended.job_id, program)
 
 

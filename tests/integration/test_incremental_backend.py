@@ -16,7 +16,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import hidden, visible
 
 BLOCK = 200
@@ -34,7 +34,7 @@ class FileBackedJob:
 
     def start(self, parallelism: int, rate: int = 200, savepoint: str | None = None, **options: str) -> None:
         self.job_id = self.cluster.submit(
-            PIPELINES,
+            program_of("file_backed" if self.backend == "files" else "blocks"),
             entry=f"{'file_backed' if self.backend == 'files' else 'blocks'}:pipeline",
             arguments=[str(self.directory / "out"), str(ROWS), str(rate)],
             configuration=fast(

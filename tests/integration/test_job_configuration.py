@@ -13,7 +13,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import BadRequest, CkptApiError, Conflict
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch, JobConfig
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import visible
 from tests.support.patience import patient
 
@@ -208,7 +208,9 @@ def test_the_parallelism_is_a_live_rescale(client: CkptClient, cluster: MiniClus
 def test_an_option_that_the_pipeline_sets(client: CkptClient, cluster: MiniCluster) -> None:
     """Without a value of its own, the job has the pipeline's; another plan is refused, and nothing has changed."""
     arguments = [f"{TIMEOUT}=60 s", "my.number=1"]
-    job_id = cluster.submit(PIPELINES, entry="configured", arguments=arguments, configuration={TIMEOUT: "50 s"})
+    job_id = cluster.submit(
+        program_of("configured"), entry="configured", arguments=arguments, configuration={TIMEOUT: "50 s"}
+    )
     client.wait_for_state(job_id, {"RUNNING"}, timeout_s=patient(180))
     assert client.checkpoint_config(job_id).timeout_ms == 50_000
     assert client.patch_job_config(job_id, {TIMEOUT: None}).version == 2

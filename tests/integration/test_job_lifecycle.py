@@ -10,7 +10,7 @@ import pytest
 
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsStatus
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence, hidden, visible
 
 ROWS = 4000
@@ -37,7 +37,9 @@ def test_bounded_job_commits_everything_without_checkpoints_after_the_first_end(
 
 @pytest.mark.row("147.3")
 def test_a_job_that_commits_nothing_takes_no_checkpoint_at_its_end(job: SequenceJob) -> None:
-    job.job_id = job.cluster.submit(PIPELINES, entry="bounded:pipeline", arguments=["--rows", "10"], parallelism=2)
+    job.job_id = job.cluster.submit(
+        program_of("bounded"), entry="bounded:pipeline", arguments=["--rows", "10"], parallelism=2
+    )
     job.finished()
     counts = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts
     assert (counts.total, counts.failed) == (0, 0)

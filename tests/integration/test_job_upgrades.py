@@ -16,7 +16,7 @@ import pytest
 from ckpt_runtime.jobmaster.gateway_values import Conflict
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence, visible
 from tests.unit.provider.conftest import Task
 
@@ -40,7 +40,7 @@ class Upgraded:
 
     def __post_init__(self) -> None:
         self.version = self.job.directory / "version"
-        shutil.copytree(PIPELINES, self.version)
+        shutil.copytree(program_of("sequence"), self.version)
         self.edit("", "# another version\n")
         self.old = self.job.start(rate=500)
         self.job.running()
@@ -282,7 +282,7 @@ def test_two_runs_of_a_task_that_find_a_changed_program_at_once_make_one_upgrade
     from airflow_provider_ckpt.operators.deploy import DeployJobOperator
 
     version = tmp_path / "version"
-    shutil.copytree(PIPELINES, version)
+    shutil.copytree(program_of("sequence"), version)
 
     def deploy(run: str) -> dict[str, Any]:
         operator = DeployJobOperator(
@@ -341,7 +341,12 @@ def test_the_savepoint_of_a_paused_upgrade_or_a_suspended_job_is_not_cleaned_up(
         return result["refused"]
 
     upgrade = UpgradeJobOperator(
-        task_id="t", job=job.job_id, pipeline=str(PIPELINES), mode="last-state", pause_before_start=True, **FAST
+        task_id="t",
+        job=job.job_id,
+        pipeline=str(program_of("sequence")),
+        mode="last-state",
+        pause_before_start=True,
+        **FAST,
     )
     paused = upgrade.execute(Task().context())
     assert paused["savepoint_path"] == start

@@ -10,7 +10,7 @@ import pandas as pd
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.outputs import hidden, visible
 
 ROWS = 6000
@@ -21,7 +21,7 @@ def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
 ) -> None:
     def submit(parallelism: int, rate: int, savepoint: str | None = None) -> str:
         return cluster.submit(
-            PIPELINES,
+            program_of("joined"),
             entry="joined:pipeline",
             arguments=[str(tmp_path / "out"), str(ROWS), str(rate)],
             configuration=fast(),

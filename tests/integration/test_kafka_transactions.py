@@ -19,10 +19,10 @@ from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
-from tests.unit.runtime.connectors.harness import context, opened, redistributed, snapshot_of
+from tests.unit.runtime.connectors.harness import JOB, context, opened, redistributed, snapshot_of
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
 
@@ -34,12 +34,12 @@ State = Sequence[OperatorListState]
 class Attempt:
     """The sink's subtask in one attempt of a job. A test makes it crash by calling it no more."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, **place: object) -> None:
+    def __init__(self, broker: KafkaBroker, topic: str, *, ended_jobs: tuple[str, ...] = (), **place: object) -> None:
         options = {"kafka.bootstrap.servers": broker.servers, "topic": topic, "kafka.log_level": "2"}
         self.sink = KafkaSink(options)
         self.operator = CommittingSinkOperator(self.sink)
         _ATTEMPTS.append(self)
-        lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16])
+        lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16], ended_jobs)
         opened(self.operator, context(uid="out", sink=lineage, **place))  # type: ignore[arg-type]
 
     def write(self, *values: str) -> None:
@@ -155,6 +155,26 @@ def test_subtasks_of_another_parallelism_commit_all_that_was_prepared(broker: Ka
     assert sorted(values(committed(broker, topic))) == ["covered 0", "covered 1", "covered 2"]
 
 
+@pytest.mark.row("ends.5", "147.8")
+def test_job_that_resumes_aborts_what_an_ended_job_has_left_open(broker: KafkaBroker, topic: str) -> None:
+    """The ended job has restarted, and was cancelled before it could clean up behind the attempts before."""
+    attempt = Attempt(broker, topic)
+    attempt.write("1")
+    attempt.checkpoint(1)
+    attempt.write("2")
+    state = attempt.checkpoint(2, completes=False)
+    attempt.write("uncovered")
+    attempt = Attempt(broker, topic, attempt=2, restored=2, state=redistributed([state], 1)[0])
+    attempt.write("3")
+    state = attempt.checkpoint(3, completes=False)
+    attempt.write("uncovered")
+    resumed = Attempt(broker, topic, job_id="1" * 32, restored=3, state=redistributed([state], 1)[0], ended_jobs=(JOB,))
+    resumed.write("4")
+    resumed.checkpoint(4)
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the ended job has left")
+    assert values(committed(broker, topic)) == ["1", "2", "3", "4"]
+
+
 @pytest.mark.row("ends.5")
 def test_commit_is_repeated_at_once_although_a_dead_subtask_has_left_a_transaction_open(
     broker: KafkaBroker, topic: str
@@ -232,7 +252,7 @@ def test_live_settings_under_which_brokers_would_abort_transactions_are_refused_
     broker.produce(source, [b"1", b"2"])
     directory = {"execution.checkpointing.dir": str(tmp_path / "checkpoints")}
     job = cluster.submit(
-        PIPELINES,
+        program_of("kafka_copy"),
         entry="kafka_copy:pipeline",
         arguments=[broker.servers, source, topic],
         configuration={**fast(), **directory, "execution.checkpointing.timeout": "30 s"},

@@ -32,7 +32,7 @@ from ckpt_runtime.storage.state_files import locate
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.driver_processes import Sessions
 from tests.support.golden import take_checkpoint
-from tests.support.jobs import PIPELINES, ROCKSDB, UNRIVALLED_S, SequenceJob, fast
+from tests.support.jobs import ROCKSDB, UNRIVALLED_S, SequenceJob, fast, program_of
 from tests.support.object_store import ObjectStore, keys, object_store
 from tests.support.outputs import assert_sequence
 from tests.support.patience import patient
@@ -218,7 +218,7 @@ def test_the_job_of_a_killed_driver_continues_from_an_object_store(store: Object
         client = sessions.start()
         arguments = ("--output", str(tmp_path / "out"), "--rate", "1000", "--batch", "64")
         options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=2, configuration=fast())
-        job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
         client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(180))
         client.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=77_000))
         wait_until(lambda: client.checkpoint_statistics(job_id).counts.completed > 1, "checkpoints")
@@ -457,7 +457,7 @@ def test_a_submission_that_storage_fails_may_be_made_again(
     job.running()
     stopped = cluster.savepoint(job.job_id, f"{bucket}/outage-savepoints", stop=True)
     job.finished()
-    program = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    program = client.upload_pipeline(*pack_pipeline(program_of("sequence")))
     options = RunOptions(
         entry_point="sequence:pipeline",
         arguments=("--output", str(job.out), "--rows", str(ROWS), "--rate", "0", "--batch", "64"),

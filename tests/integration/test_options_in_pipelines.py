@@ -11,7 +11,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.jobmaster.gateway_values import SubmissionFailed
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, UNRIVALLED_S
+from tests.support.jobs import UNRIVALLED_S, program_of
 
 OWN = (
     "execution.checkpointing.interval=200 ms",
@@ -22,7 +22,7 @@ OWN = (
 
 def start(cluster: MiniCluster, *options: str, **given: str) -> str:
     configuration = {name.replace("__", "."): value for name, value in given.items()}
-    return cluster.submit(PIPELINES, entry="configured", arguments=options, configuration=configuration)
+    return cluster.submit(program_of("configured"), entry="configured", arguments=options, configuration=configuration)
 
 
 @pytest.mark.row("571.2")

@@ -16,7 +16,7 @@ from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import RestorePreview, RunOptions
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 
 CHANGED = """
 from pyspark.sql import SparkSession, functions as F
@@ -56,7 +56,7 @@ def preview(
 
 def sequence(client: CkptClient, running: tuple[SequenceJob, str], uids: str, **options: str) -> RestorePreview:
     arguments = ("--output", str(running[0].directory / "other"), f"--uids={uids}")
-    return preview(client, PIPELINES, "sequence:pipeline", *arguments, savepoint=running[1], **options)
+    return preview(client, program_of("sequence"), "sequence:pipeline", *arguments, savepoint=running[1], **options)
 
 
 @pytest.mark.row("203.14")
@@ -131,6 +131,8 @@ def test_plan_of_a_path_without_snapshot_or_pipeline_is_an_error(
     client: CkptClient, running: tuple[SequenceJob, str], tmp_path: Path
 ) -> None:
     with pytest.raises(BadRequest, match="cannot restore from .*nowhere"):
-        preview(client, PIPELINES, "sequence:pipeline", "--output", "/x", savepoint=str(tmp_path / "nowhere"))
+        preview(
+            client, program_of("sequence"), "sequence:pipeline", "--output", "/x", savepoint=str(tmp_path / "nowhere")
+        )
     with pytest.raises(BadRequest, match="table of ports"):
-        preview(client, PIPELINES, "broken:raises", savepoint=running[1])
+        preview(client, program_of("broken"), "broken:raises", savepoint=running[1])

@@ -14,7 +14,7 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.jobs import all_run, fast, program_of
 from tests.support.outputs import visible
 from tests.support.pipelines.side_processors import SCHEMA
 from tests.support.side_by_side import Case, EngineRun, ordered
@@ -31,7 +31,7 @@ def test_a_call_covers_the_rows_of_a_key_in_a_buffer_however_slow_it_is(
     table = pa.table({"k": [f"k{n % KEYS}" for n in numbers], "v": pa.array(numbers, pa.int32())})
     pq.write_table(table, tmp_path / "rows.parquet")
     job = cluster.submit(
-        PIPELINES,
+        program_of("calls"),
         entry="calls:pipeline",
         arguments=[str(tmp_path / "rows.parquet"), str(tmp_path / "out"), str(sleep_ms)],
         configuration={**fast(), "execution.checkpointing.dir": str(tmp_path / "checkpoints")},

@@ -18,7 +18,7 @@ from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.patience import patient
 from tests.support.spark_sessions import wait_until
 
@@ -48,7 +48,7 @@ class HeldJob:
         options = RunOptions(
             entry_point="held:pipeline", arguments=(str(directory),), parallelism=2, configuration=configuration
         )
-        self.id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+        self.id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("held"))), options)
         client.wait_for_state(self.id, ["RUNNING"], timeout_s=patient(180))
 
     def latest(self) -> Checkpoint:

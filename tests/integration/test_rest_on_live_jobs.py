@@ -15,7 +15,7 @@ from ckpt_runtime.contract.checkpoints import Checkpoint
 from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.jobs import RunOptions
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
 from tests.support.patience import patient
 
@@ -71,7 +71,7 @@ def test_a_job_that_makes_its_checkpoints_is_healthy(
 def test_a_job_whose_sink_commits_with_checkpoints_is_warned_of_until_it_takes_checkpoints(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob
 ) -> None:
-    program = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    program = client.upload_pipeline(*pack_pipeline(program_of("sequence")))
     arguments = ("--output", str(job.out), "--rate", "100", "--faults", str(job.faults))
     without = fast(execution__checkpointing__interval=None)
     options = RunOptions("sequence:pipeline", arguments, 1, without)
@@ -245,7 +245,7 @@ def test_a_trigger_id_starts_one_savepoint_only(client: CkptClient, live: Sequen
 
 @pytest.mark.row("air.3")
 def test_a_job_id_starts_one_job_only(client: CkptClient, job: SequenceJob) -> None:
-    pipeline = client.upload_pipeline(*pack_pipeline(PIPELINES))
+    pipeline = client.upload_pipeline(*pack_pipeline(program_of("sequence")))
     arguments = ("--output", str(job.out), "--rows", "1000", "--faults", str(job.faults))
     options = RunOptions(entry_point="sequence:pipeline", arguments=arguments, parallelism=1)
     ids = {client.run_pipeline(pipeline, options, job_id="b" * 32) for _ in range(2)}

@@ -15,7 +15,7 @@ from ckpt_runtime.client.errors import BadRequest, Conflict
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, RunOptions
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 from tests.support.patience import patient
 
 BEFORE, ALL = 400, 1_000
@@ -82,7 +82,7 @@ class Drilled:
 @pytest.fixture(scope="module")
 def drilled(cluster: MiniCluster, client: CkptClient, tmp_path_factory: pytest.TempPathFactory) -> Drilled:
     directory = tmp_path_factory.mktemp("drilled")
-    found = Drilled(cluster, client, directory, client.upload_pipeline(*pack_pipeline(PIPELINES)))
+    found = Drilled(cluster, client, directory, client.upload_pipeline(*pack_pipeline(program_of("drilled"))))
     (found.outside / "batches").mkdir(parents=True)
     found.steering.mkdir()
     (found.steering / "limit").write_text(str(BEFORE))

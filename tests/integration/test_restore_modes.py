@@ -22,7 +22,7 @@ from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.effort import cells
-from tests.support.jobs import PIPELINES, SequenceJob, all_run, fast
+from tests.support.jobs import SequenceJob, all_run, fast, program_of
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 
@@ -118,7 +118,7 @@ def submit(
 ) -> str:
     entry, *block = program
     return cluster.submit(
-        PIPELINES,
+        program_of(entry.partition(":")[0]),
         entry=entry,
         arguments=[str(directory / "out"), str(rows), str(rate), *block],
         configuration=fast(

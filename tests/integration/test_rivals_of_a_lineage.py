@@ -19,7 +19,7 @@ import pytest
 
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
+from tests.support.jobs import fast, program_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.long]
 
@@ -104,7 +104,7 @@ class Client:
 @pytest.fixture
 def clients(cluster: MiniCluster, tmp_path: Path) -> Iterator[list[Client]]:
     with httpx.Client(base_url=cluster.rest_url, timeout=180) as http:
-        filename, content = pack_pipeline(PIPELINES)
+        filename, content = pack_pipeline(program_of("sequence"))
         stored = http.post("/jars/upload", files={"jarfile": (filename, content)}).json()["filename"]
         yield [Client(cluster.rest_url, stored.rpartition("/")[2], tmp_path, seed) for seed in range(CLIENTS)]
         for job in http.get("/jobs/overview").json()["jobs"]:

@@ -23,7 +23,7 @@ from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.effort import cells
 from tests.support.golden import IN_FILES, PARALLELISM, SOURCES, UNALIGNED, Kind, Rows, assert_whole, restored, take
-from tests.support.jobs import PIPELINES
+from tests.support.jobs import program_of
 
 BACKENDS = {
     "hashmap": {"state.backend.type": "hashmap", "execution.checkpointing.incremental": "true"},
@@ -160,7 +160,7 @@ def test_a_copy_of_a_checkpoint_that_shares_files_is_refused_before_anything_sta
     finally:
         away.rename(taken.path)
     for command in ("run", "plan"):
-        asked = [command, "-s", str(copy), "-c", "capable:pipeline", str(PIPELINES), "same"]
+        asked = [command, "-s", str(copy), "-c", "capable:pipeline", str(program_of("capable")), "same"]
         assert main(["--url", cluster.rest_url, *asked]) != 0
         assert f"written to {taken.path.as_uri()}" in capsys.readouterr().err
     assert cluster.call(cluster.dispatcher.list_jobs()) == known

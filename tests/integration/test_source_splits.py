@@ -16,7 +16,7 @@ import pytest
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, all_run, fast
+from tests.support.jobs import all_run, fast, program_of
 from tests.support.outputs import hidden, visible
 from tests.support.patience import patient
 
@@ -37,7 +37,7 @@ class Copy:
 
     def start(self, parallelism: int = 2, savepoint: str | None = None) -> None:
         self.job_id = self.cluster.submit(
-            PIPELINES,
+            program_of("source_copy"),
             entry="source_copy:pipeline",
             arguments=self._arguments,
             configuration={**fast(), "execution.checkpointing.dir": str(self.directory / "checkpoints")},

@@ -15,7 +15,7 @@ from ckpt_runtime.jobmaster.lineages import LineageHeld, LineageLives, LineageNo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.snapshot import open_snapshot
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import PIPELINES, SequenceJob, fast, program_of
 from tests.support.outputs import assert_sequence
 
 
@@ -44,7 +44,9 @@ def test_a_pipeline_without_a_plan(cluster: MiniCluster, entry: str, reason: str
 
 
 def test_a_plan_that_changes_from_process_to_process_fails_the_job(cluster: MiniCluster) -> None:
-    job_id = cluster.submit(PIPELINES, entry="broken:changes", configuration={"restart-strategy.type": "none"})
+    job_id = cluster.submit(
+        program_of("broken"), entry="broken:changes", configuration={"restart-strategy.type": "none"}
+    )
     cluster.wait_for_status(job_id, JobStatus.FAILED)
     failure = cluster.call(cluster.dispatcher.execution_result(job_id)).failure
     assert failure is not None

@@ -16,7 +16,7 @@ from ckpt_runtime.leader_retrieval import LeaderDirectory
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.certificates import Authority, internal_options, rest_options
 from tests.support.driver_processes import high_availability
-from tests.support.jobs import PIPELINES, UNRIVALLED_S, fast
+from tests.support.jobs import UNRIVALLED_S, fast, program_of
 from tests.support.outputs import assert_sequence, visible
 from tests.support.patience import patient
 
@@ -44,7 +44,7 @@ def run(client: CkptClient, directory: Path, savepoint: str | None = None) -> st
         configuration=fast(),
         savepoint_path=savepoint,
     )
-    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(PIPELINES)), options)
+    job_id = client.run_pipeline(client.upload_pipeline(*pack_pipeline(program_of("sequence"))), options)
     client.wait_for_state(job_id, ["RUNNING"], timeout_s=patient(60))
     return job_id
 

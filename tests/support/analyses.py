@@ -6,6 +6,9 @@ Spark's version and of the SQL options of this process's Spark. A question gets 
 Answers that depend on more than that are never kept: errors, tables of the catalog, and rows and columns of what Spark
 reads.
 
+Drivers also share which answers a program needed when it was planned last. Each question is another run of the program,
+so that planning it in the next driver takes one run instead of several.
+
 ``python -m tests.support.analyses <directory>`` starts one Spark that answers the processes that have none, so that
 they need not start one. Questions about tables of the catalog are not sent to it: each Spark has its own catalog.
 """
@@ -17,6 +20,8 @@ import signal
 import socket
 import socketserver
 import sys
+from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -28,6 +33,7 @@ from pyspark import SparkContext
 from ckpt_runtime.frontend.analysis import Analyzer
 from ckpt_runtime.frontend.catalog_tables import StaticTables
 from ckpt_runtime.frontend.typed_plan import Analysis, AnalysisRequest
+from ckpt_runtime.jobmaster.planning import RememberedAnswers
 from ckpt_runtime.processes.forking import end_with
 from tests.support.java_archive import end_spark, java_options
 from tests.support.processor_time import IN_ALL, used
@@ -41,6 +47,7 @@ WAREHOUSE = "spark.sql.warehouse.dir"
 """Differs between processes, and changes no answer that is kept."""
 
 _ask = Analyzer.analyze
+_remembered, _keep = RememberedAnswers.of, RememberedAnswers.keep
 
 
 def share(directory: Path) -> None:
@@ -55,12 +62,26 @@ def share(directory: Path) -> None:
             return known
         answer = _from_shared_spark(directory, request, tables) or _ask(self, request, tables)
         if answer.lasts and request.table is msgspec.UNSET:
-            partial = file.with_name(f".{uuid4().hex}")
-            partial.write_bytes(msgspec.json.encode(answer))
-            partial.replace(file)
+            _write(file, msgspec.json.encode(answer))
         return answer
 
+    def of_program(program: str, entry: str) -> Path:
+        return directory / sha256(msgspec.json.encode([program, entry, _options()])).hexdigest()
+
+    def remembered(self: RememberedAnswers, program: str, entry: str) -> dict[str, str]:
+        if not (known := _remembered(self, program, entry)):
+            with suppress(OSError):  # no driver has planned it
+                known = msgspec.json.decode(of_program(program, entry).read_bytes(), type=dict[str, str])
+        return known
+
+    def keep(self: RememberedAnswers, program: str, entry: str, answers: Mapping[str, str]) -> None:
+        before = _remembered(self, program, entry)
+        _keep(self, program, entry, answers)
+        if (lasting := _remembered(self, program, entry)) != before:
+            _write(of_program(program, entry), msgspec.json.encode(lasting))
+
     Analyzer.analyze = analyze  # type: ignore[method-assign]
+    RememberedAnswers.of, RememberedAnswers.keep = remembered, keep  # type: ignore[method-assign]
 
 
 def _options() -> list[tuple[str, str]]:
@@ -68,6 +89,13 @@ def _options() -> list[tuple[str, str]]:
     context = SparkContext._active_spark_context
     options = [] if context is None else context.getConf().getAll()
     return sorted(each for each in options if each[0].startswith("spark.sql.") and each[0] != WAREHOUSE)
+
+
+def _write(file: Path, content: bytes) -> None:
+    """In one step, because other processes may read the file meanwhile."""
+    partial = file.with_name(f".{uuid4().hex}")
+    partial.write_bytes(content)
+    partial.replace(file)
 
 
 def _read(file: Path) -> Analysis | None:

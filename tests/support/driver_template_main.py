@@ -36,12 +36,12 @@ def main() -> None:
     import pyarrow as pa
 
     from ckpt_runtime.spark.worker_main import prepare
-    from ckpt_runtime.testing.agent_template import fork_template
+    from ckpt_runtime.testing.agent_template import OFTEN_NEEDED, fork_template
     from tests.support import mini_session
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     thresholds, processors = gc.get_threshold(), pa.cpu_count()
-    prepare()  # what the driver's agents need
+    prepare(OFTEN_NEEDED)  # what the driver's agents need
     _share_planning()
     server = ForkServer(socket.socket(fileno=int(sys.argv[1])))
     request = server.run()

@@ -27,7 +27,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import encode, read_metadata
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, ROCKSDB, fast
+from tests.support.jobs import ROCKSDB, fast, program_of
 from tests.support.outputs import visible
 from tests.support.pipelines.golden import GROUP
 
@@ -38,10 +38,7 @@ SOURCES = 20
 PER_SOURCE = 60
 PARALLELISM = 2
 IN_FILES = {"state.storage.fs.memory-threshold": "0 b"}
-UNALIGNED = {
-    "execution.checkpointing.unaligned.enabled": "true",
-    "taskmanager.network.buffer.max-rows": "32",
-}
+UNALIGNED = {"execution.checkpointing.unaligned.enabled": "true", "taskmanager.network.buffer.max-rows": "32"}
 LARGE = {
     **ROCKSDB,
     "state.backend.rocksdb.cache.max-keys": "8",
@@ -161,7 +158,7 @@ def submit(
         **kind.configuration,
     }
     return cluster.submit(
-        PIPELINES,
+        program_of(kind.pipeline),
         entry=f"{kind.pipeline}:pipeline",
         arguments=[str(directory), str(rate), str(sleep_ms), *kind.arguments],
         configuration=configuration,

@@ -26,9 +26,14 @@ def _archive() -> Path:
 
 
 ARCHIVE = _archive()
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=160m -XX:MetaspaceSize=256m "
+    "-XX:+UseSerialGC -Djdk.lang.Process.launchMechanism=VFORK"
+)
 """Java machines of tests live for a minute or two: compiling for the long run would be half of their work.
 
+A machine that compiles for the short run would have space for 48 MB of compiled code, would drop half of it whenever
+that is full, and compile it again. It would also collect garbage each time the classes outgrow a first small limit.
 Hadoop starts ``chmod`` for each file that it makes; by default Java starts a helper first, for each of these.
 """
 _QUIET = "-Xlog:disable -Xlog:all=error:stderr"

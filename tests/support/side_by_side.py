@@ -17,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES
+from tests.support.jobs import program_of
 from tests.support.pipelines import arrow_processors, group_functions, side_processors, unusual_processors
 
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -140,7 +140,7 @@ class EngineRun:
         for number, batch in enumerate(self.case.batches, start=self.first):
             pq.write_table(batch, source / f"batch-{number}.parquet")
         job = self.cluster.submit(
-            PIPELINES,
+            program_of(self.case.entry.partition(":")[0]),
             entry=self.case.entry,
             arguments=[self.case.described(source=str(source), output=str(output))],
             configuration={

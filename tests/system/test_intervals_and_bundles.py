@@ -16,7 +16,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.snapshots.catalogue import list_savepoints
 from demo.airflow_api import AirflowApiError, DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import PIPELINES, SequenceJob, fast
+from tests.support.jobs import SequenceJob, fast, program_of
 from tests.support.outputs import visible
 from tests.system.airflow_instance import kill_task, make_airflow, until
 from tests.system.conftest import Session
@@ -262,7 +262,7 @@ def test_a_drill_whose_task_worker_and_triggerer_are_killed_leaves_nothing_and_i
     known = session.jobs()
     given = {
         "savepoint": savepoint,
-        "pipeline": str(PIPELINES),
+        "pipeline": str(program_of("sequence")),
         "entry": "sequence:pipeline",
         "args": ["--output", str(job.out), "--faults", str(job.directory)],
         "parallelism": 2,

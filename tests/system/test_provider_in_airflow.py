@@ -22,7 +22,7 @@ from demo.airflow_api import DagRun
 from demo.airflow_instance import LocalAirflow
 from tests.support.axe import findings
 from tests.support.browser import PATIENCE_MS, chromium, open_browser, visit
-from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.jobs import SequenceJob, program_of
 from tests.system.airflow_instance import until, wait_state
 from tests.system.conftest import SLOWLY, TOKEN, Session, every_second
 from tests.system.pages_in_airflow import guarded_connection, visits
@@ -184,7 +184,7 @@ def begin_drill(airflow: LocalAirflow, job: SequenceJob, directory: Path) -> Dag
     given = {
         "latest_of": job.job_id,
         "directory": str(directory),
-        "pipeline": str(PIPELINES),
+        "pipeline": str(program_of("sequence")),
         "entry": "sequence:pipeline",
         "args": [*arguments, "--rows", "0"],
         "parallelism": 1,

@@ -14,7 +14,7 @@ import pytest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from demo.airflow_api import AirflowApiError, DagRun
 from demo.airflow_instance import LocalAirflow
-from tests.support.jobs import PIPELINES, SequenceJob
+from tests.support.jobs import SequenceJob, program_of
 from tests.support.outputs import assert_sequence
 from tests.system.airflow_instance import kill_task, until, wait_state
 from tests.system.conftest import SLOWLY, Session, every_second
@@ -64,7 +64,7 @@ def killer(airflow: LocalAirflow, session: Session) -> Killer:
 def version_of(job: SequenceJob, before: str = "", after: str = "# another version\n") -> Path:
     """Another version of the job's program."""
     version = job.directory / "version"
-    shutil.copytree(PIPELINES, version)
+    shutil.copytree(program_of("sequence"), version)
     file = version / "sequence.py"
     source = file.read_text()
     assert before in source

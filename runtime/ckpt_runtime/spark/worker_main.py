@@ -125,6 +125,8 @@ class ParentWatch:
 
 
 _HEAVY_MODULES = (
+    "encodings.cp437",  # of the names in an archive
+    "encodings.idna",
     "pyarrow.compute",
     "pyarrow.dataset",
     "pyarrow.acero",
@@ -133,17 +135,23 @@ _HEAVY_MODULES = (
     "pyspark.sql.datasource",
     "pyspark.sql.types",
     "pyspark.sql.streaming.stateful_processor",
+    "pyspark.sql.streaming.stateful_processor_util",
     "google.protobuf.descriptor_pb2",
     "ckpt_runtime.frontend.program",
     "ckpt_runtime.connectors.file_sink",
     "ckpt_runtime.connectors.file_source",
+    "ckpt_runtime.connectors.split_source",
+    "ckpt_runtime.connectors.waiting_batches",
     "ckpt_runtime.task.deployed_job",
 )
 
 
-def warm_up() -> None:
-    """Imports and compiles; takes seconds the first time on a machine and a fraction of one later."""
-    for module in _HEAVY_MODULES:
+def warm_up(*more: str) -> None:
+    """Imports and compiles; takes seconds the first time on a machine and a fraction of one later.
+
+    ``more`` are modules that few jobs use, but those of the caller do.
+    """
+    for module in (*_HEAVY_MODULES, *more):
         importlib.import_module(module)
     registry.warm_up()
     importlib.import_module("ckpt_runtime.state.kernels").warm_up()
@@ -163,8 +171,11 @@ def make_ready() -> None:
         os.umask(int(os.environ[UMASK_VARIABLE], 8))
 
 
-def prepare() -> None:
-    """Import and compile everything, which takes seconds. No Python thread is running afterwards."""
+def prepare(*more: str) -> None:
+    """Import and compile everything, which takes seconds. No Python thread is running afterwards.
+
+    ``more`` are further modules to import.
+    """
     gc.disable()  # everything loaded here stays alive: collecting it would take a quarter of the time
     import pyarrow as pa
 
@@ -173,7 +184,7 @@ def prepare() -> None:
     del worker
     # By default Arrow uses a thread per core, in each worker of the machine.
     pa.set_cpu_count(1)
-    warm_up()
+    warm_up(*more)
     gc.collect()
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
@@ -223,12 +234,7 @@ def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:
     try:
         connection = ControlConnection.dial(start.driver, start.secret)
         worker = TaskWorker(
-            connection,
-            start.secret,
-            parent_watch,
-            slot=start.slot,
-            worker_id=start.worker,
-            data_ports=start.data_ports,
+            connection, start.secret, parent_watch, slot=start.slot, worker_id=start.worker, data_ports=start.data_ports
         )
         try:
             worker.run()

@@ -30,6 +30,9 @@ from ckpt_runtime.spark.slot_agent import AgentParameters, SlotAgent, begin_log
 from ckpt_runtime.spark.worker_processes import worker_environment
 from ckpt_runtime.spark.worker_template import Forker
 
+OFTEN_NEEDED = "ckpt_runtime.connectors.numbers"
+"""The source of most jobs in tests. Each of their workers would load its kernels again, which is half of its work."""
+
 AGENT = "ckpt-agent"
 _TEMPLATE = "ckpt-agents"
 
@@ -137,7 +140,7 @@ def serve_agents(connection: socket.socket) -> None:
 
     handles.set_name(_TEMPLATE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    prepare()
+    prepare(OFTEN_NEEDED)
     server = ForkServer(connection)
     request = server.run()
     if request is None:

@@ -408,7 +408,7 @@ def _(original, checkpoint):
 
 bug("watermarks of old channels count for new ones", "FLINK-40517, mutant 24", assignment, "NO_PEER")(0)
 
-bug("event time is that of the fastest input", "mutant 24", WatermarkValve, "_least")(
+bug("event time is that of the fastest input", "mutant 24", WatermarkValve, "_least", seed=16)(
     lambda _, active: max((known for known in active if known is not None), default=None)
 )
 
@@ -458,6 +458,7 @@ bug(
     "FLINK-26985, FLINK-7268",
     SharedStateRegistry,
     "register_all",
+    seed=2,
 )(nothing)
 
 
@@ -524,7 +525,7 @@ def _(original, self, reason):
     "203.14, half of it is deployed",
     JobCore,
     "_on_plan_stored",
-    seed=5,
+    seed=6,
 )
 def _(original, self, event):
     wanted = self.target_graph

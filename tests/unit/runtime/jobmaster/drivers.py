@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,16 @@ class UnsurePlan(DurableRecord):
 
 def driver(directory: Path, epoch: int = 1) -> HaStore:
     return HaStore(str(directory / "ha"), epoch=epoch)
+
+
+@asynccontextmanager
+async def stored_job(directory: Path, **options: Any) -> AsyncIterator[tuple[World, JobMaster, HaStore]]:
+    """A job that runs, and that the first driver has stored."""
+    async with World.start(directory) as world:
+        store = driver(directory)
+        job = world.submit_durably(store, **options)
+        await world.running(job)
+        yield world, job, store
 
 
 def found_by(store: HaStore) -> FoundJob:

@@ -67,9 +67,7 @@ async def test_a_checkpoint_ends_as_files_with_metadata_and_a_pointer(tmp_path: 
         assert files[0].exists()
 
 
-async def test_shared_files_of_checkpoints_are_in_the_jobs_directory_and_savepoints_have_none(
-    tmp_path: Path,
-) -> None:
+async def test_shared_files_of_checkpoints_are_in_the_jobs_directory_and_savepoints_have_none(tmp_path: Path) -> None:
     async with opened(tmp_path, max_concurrent=2) as bench:
         _, options = await bench.trigger()
         assert options.shared_directory == (bench.directory / "shared").as_uri()
