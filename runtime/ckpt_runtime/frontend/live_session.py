@@ -86,7 +86,7 @@ def _let_frames_meet() -> None:
         @wraps(method)
         def called(*frames: Any, **named: Any) -> Any:
             both = [each for each in (*frames, *named.values()) if isinstance(each, DataFrame)]
-            of = next((each._session for each in both if hasattr(each._session, "program")), None)
+            of: Any = next((each._session for each in both if hasattr(each._session, "program")), None)
 
             def moved(each: Any) -> Any:
                 is_programs = isinstance(each, DataFrame) and of is not None and each._session is of.program
@@ -121,7 +121,7 @@ def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, 
 
 
 def _commands(capture: Any) -> Iterator[tuple[str, Any]]:
-    """Yields what gives a session the program's functions, variables and static views, each with its name.
+    """Yields what gives a session the program's functions and static views, each with its name; not its variables.
 
     If Spark refuses one, functions that use it get Spark's error. Python functions are pickled for Spark's own workers.
     """
@@ -138,6 +138,8 @@ def _commands(capture: Any) -> Iterator[tuple[str, Any]]:
         python.command = CloudPickleSerializer().dumps((function, kind))
         yield f"function {name!r}", command
     for statement in capture.declarations:
+        if statement.split(maxsplit=1)[0].upper() != "CREATE":
+            continue  # the session of Spark's queries has no variables
         command = Command()
         command.sql_command.input.sql.query = statement
         yield repr(statement), command

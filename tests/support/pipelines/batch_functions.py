@@ -79,7 +79,7 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
     names = spark.createDataFrame([(0, "even"), (1, "odd")], "part INT, name STRING")
     names.createOrReplaceTempView("names_of_parts")
     spark.udf.register("marked", lambda name: f"<{name}>", "string")
-    spark.sql("DECLARE VARIABLE added INT DEFAULT 1000")
+    spark.sql("CREATE TEMPORARY FUNCTION more(n INT) RETURNS INT RETURN n + 1000")
     rows = spark.readStream.schema("n INT").json(source)
 
     def write(batch: DataFrame, batch_id: int) -> None:
@@ -88,7 +88,7 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
         left = parted.join(names, parted["part"] == names["part"]).select("n", "name")
         right = names.join(parted, "part", "left_outer").select("n", "name")
         of_view = batch.sparkSession.sql(
-            "SELECT n + added AS n, marked(name) AS name FROM parted JOIN names_of_parts USING (part)"
+            "SELECT more(n) AS n, marked(name) AS name FROM parted JOIN names_of_parts USING (part)"
         )
         made = spark.range(100, 102).selectExpr("cast(id AS INT) AS n", "'made' AS name")
         whole = left.union(right).unionByName(other=of_view).union(made)
