@@ -20,29 +20,14 @@ INSTALL_REQUIRES = [
 
 EXTRAS_REQUIRE = {
     # Extras of ckpt-runtime, for machines that have Airflow and run sessions, too.
-    "runtime": [
-        "ckpt-runtime[session]==0.1.0",
-    ],
-    "rocksdb": [
-        "ckpt-runtime[rocksdb]==0.1.0",
-    ],
-    "kafka": [
-        "ckpt-runtime[kafka]==0.1.0",
-    ],
-    "postgres": [
-        "ckpt-runtime[postgres]==0.1.0",
-    ],
-    "s3": [
-        "ckpt-runtime[s3]==0.1.0",
-    ],
-    "benchmarks": [
-        "matplotlib>=3.9",
-        "psutil>=5.9",
-    ],
+    "runtime": ["ckpt-runtime[session]==0.1.0"],
+    "rocksdb": ["ckpt-runtime[rocksdb]==0.1.0"],
+    "kafka": ["ckpt-runtime[kafka]==0.1.0"],
+    "postgres": ["ckpt-runtime[postgres]==0.1.0"],
+    "s3": ["ckpt-runtime[s3]==0.1.0"],
+    "benchmarks": ["matplotlib>=3.9", "psutil>=5.9"],
     # What operators tell it: airflow_provider_ckpt/lineage.py.
-    "openlineage": [
-        "apache-airflow-providers-openlineage>=2.20",
-    ],
+    "openlineage": ["apache-airflow-providers-openlineage>=2.20"],
     "test": [
         "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines
         "apache-airflow-providers-git>=1.0",  # versioned DAG bundles
@@ -68,13 +53,7 @@ EXTRAS_REQUIRE = {
         "s3fs>=2024.12.0",
         "schemathesis>=4.0",
     ],
-    "dev": [
-        "coverage>=7.6",
-        "import-linter>=2.1",
-        "mypy>=1.14",
-        "pandas-stubs",
-        "ruff>=0.9",
-    ],
+    "dev": ["coverage>=7.6", "import-linter>=2.1", "mypy>=1.14", "pandas-stubs", "ruff>=0.9"],
 }
 
 setup(

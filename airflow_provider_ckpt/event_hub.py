@@ -19,12 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, Self, TypeAlias, TypeVar
 
 from airflow_provider_ckpt.conditions import base
-from airflow_provider_ckpt.conditions.base import (
-    POLL,
-    MissingPolicy,
-    Once,
-    jittered,
-)
+from airflow_provider_ckpt.conditions.base import POLL, MissingPolicy, Once, jittered
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCkptClient
 from ckpt_runtime.client.errors import CkptClientError, is_passing

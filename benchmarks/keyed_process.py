@@ -14,12 +14,7 @@ def main() -> None:
     add_keyed_options(parser)
     options = parser.parse_args()
     run = measure(NAME, options)
-    emit(
-        NAME,
-        options,
-        {"rows_per_s": round(run.rows_per_s), "checkpoints": len(run.checkpoints)},
-        run.peak_rss_mb,
-    )
+    emit(NAME, options, {"rows_per_s": round(run.rows_per_s), "checkpoints": len(run.checkpoints)}, run.peak_rss_mb)
 
 
 if __name__ == "__main__":

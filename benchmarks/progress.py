@@ -17,15 +17,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.expected import Savepoint
-from benchmarks.harness import (
-    BenchmarkJob,
-    BenchmarkSession,
-    emit,
-    parser_for,
-    progress,
-    run_main,
-    session,
-)
+from benchmarks.harness import BenchmarkJob, BenchmarkSession, emit, parser_for, progress, run_main, session
 from benchmarks.shuffle_run import PIPELINE, POLICIES, add_topology_options, drain_and_check, policy_configuration
 
 NAME = "progress"

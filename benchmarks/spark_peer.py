@@ -28,14 +28,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.harness import (
-    BenchmarkError,
-    emit,
-    parser_for,
-    positive_int,
-    progress,
-    run_main,
-)
+from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
 from benchmarks.pipelines.keyed_process import OUTPUT_SCHEMA, CountAndSum
 from benchmarks.process_tree import PeakMemory
 

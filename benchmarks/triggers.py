@@ -21,16 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.counted_session import CountedSession, counted_session
-from benchmarks.harness import (
-    PIPELINES,
-    BenchmarkError,
-    emit,
-    parser_for,
-    percentile,
-    positive_int,
-    progress,
-    run_main,
-)
+from benchmarks.harness import PIPELINES, BenchmarkError, emit, parser_for, percentile, positive_int, progress, run_main
 from benchmarks.triggerer import Described, Resumed, Triggerer, triggerer
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import pack_pipeline

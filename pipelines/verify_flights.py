@@ -64,10 +64,7 @@ class Difference:
 
     def __add__(self, other: Difference) -> Difference:
         return Difference(
-            self.rows + other.rows,
-            self.lost + other.lost,
-            self.duplicated + other.duplicated,
-            self.wrong + other.wrong,
+            self.rows + other.rows, self.lost + other.lost, self.duplicated + other.duplicated, self.wrong + other.wrong
         )
 
     @property

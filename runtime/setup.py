@@ -32,33 +32,19 @@ EXTRAS_REQUIRE = {
         "zstandard>=0.23",
     ],
     # The state backend of that name.
-    "rocksdb": [
-        "rocksdict>=0.3.29",
-    ],
+    "rocksdb": ["rocksdict>=0.3.29"],
     # The source and the sink of that name.
-    "delta": [
-        "deltalake>=1.6",
-    ],
+    "delta": ["deltalake>=1.6"],
     # The source and the sink of that name.
-    "kafka": [
-        "confluent-kafka>=2.10",
-    ],
+    "kafka": ["confluent-kafka>=2.10"],
     # The functions from_avro and to_avro.
-    "avro": [
-        "fastavro>=1.9",
-    ],
+    "avro": ["fastavro>=1.9"],
     # The functions from_protobuf and to_protobuf.
-    "protobuf": [
-        "protobuf>=6.31",
-    ],
+    "protobuf": ["protobuf>=6.31"],
     # The source and the sink "postgresql".
-    "postgres": [
-        "psycopg[binary]>=3.2",
-    ],
+    "postgres": ["psycopg[binary]>=3.2"],
     # A release of s3fs works with the very same release of fsspec only.
-    "s3": [
-        "s3fs>=2024.12.0",
-    ],
+    "s3": ["s3fs>=2024.12.0"],
 }
 
 setup(

@@ -205,11 +205,7 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
             python_callable=partial(python_callable, None),
             op_args=op_args,
             op_kwargs=op_kwargs,
-            kwargs_to_upstream={
-                "job_name": job_name,
-                "pipeline": str(self._source.file),
-                "entry": self._source.entry,
-            },
+            kwargs_to_upstream={"job_name": job_name, "pipeline": str(self._source.file), "entry": self._source.entry},
             **kwargs,
         )
 

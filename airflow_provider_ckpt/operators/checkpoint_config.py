@@ -47,13 +47,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
     :raises CkptJobFailed: the job has ended, and its settings cannot change
     """
 
-    template_fields: Collection[str] = (
-        *CkptJobOperator.template_fields,
-        *_DURATIONS,
-        *_PAUSES,
-        *_COUNTS,
-        "unaligned",
-    )
+    template_fields: Collection[str] = (*CkptJobOperator.template_fields, *_DURATIONS, *_PAUSES, *_COUNTS, "unaligned")
 
     def __init__(  # noqa: PLR0913 - keyword arguments of a DAG author
         self,

@@ -14,15 +14,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.packaging import PackagingError, pack_pipeline
 from ckpt_runtime.contract.jobs import RunOptions
 
-FIELDS: Final = (
-    "pipeline",
-    "pipeline_id",
-    "entry",
-    "args",
-    "parallelism",
-    "configuration",
-    "allow_non_restored_state",
-)
+FIELDS: Final = ("pipeline", "pipeline_id", "entry", "args", "parallelism", "configuration", "allow_non_restored_state")
 """Templated ones, which an operator's ``__init__`` sets."""
 RENDERERS: Final[dict[str, str]] = {"configuration": "json", "args": "json"}
 

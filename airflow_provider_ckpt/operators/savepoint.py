@@ -27,11 +27,7 @@ _MOST_NAME_CHARS = 239
 class CkptSavepointOperator(CkptOperationOperator):
     """Base of the operators whose result is a savepoint; not for use in DAGs."""
 
-    template_fields: Collection[str] = (
-        *CkptOperationOperator.template_fields,
-        "target_directory",
-        "savepoint_format",
-    )
+    template_fields: Collection[str] = (*CkptOperationOperator.template_fields, "target_directory", "savepoint_format")
 
     def __init__(
         self,

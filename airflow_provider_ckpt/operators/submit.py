@@ -238,12 +238,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
             raise _NameTaken(others)
 
     def _follow_other_run(
-        self,
-        context: Context,
-        options: RunOptions,
-        others: list[JobLine],
-        deadline: float | None,
-        last: Json | None,
+        self, context: Context, options: RunOptions, others: list[JobLine], deadline: float | None, last: Json | None
     ) -> Any:
         """Apply ``if_running`` when living jobs that this task has not started have the name."""
         name, shown = others[0].name, " and ".join(f"{line.job_id} ({line.state})" for line in others)

@@ -40,13 +40,7 @@ class CkptPlugin(AirflowPlugin):
     name = "ckpt"
     fastapi_apps = [{"app": serve, "url_prefix": PAGES_PREFIX, "name": "ckpt"}]  # noqa: RUF012 - Airflow's own type
     external_views = [  # noqa: RUF012
-        {
-            "name": "Checkpoints",
-            "href": pages_path(),
-            "destination": "nav",
-            "category": "browse",
-            "url_route": "ckpt",
-        },
+        {"name": "Checkpoints", "href": pages_path(), "destination": "nav", "category": "browse", "url_route": "ckpt"},
         _view("dag", "Stream jobs", "{DAG_ID}"),
         _view("dag_run", "Stream jobs", "{DAG_ID}/{RUN_ID}"),
         _view("task_instance", "Stream job", "{DAG_ID}/{RUN_ID}/{TASK_ID}/{MAP_INDEX}"),

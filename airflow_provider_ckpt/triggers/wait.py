@@ -171,10 +171,7 @@ def is_given_up(instance: Any, log: Log) -> bool:
 
     try:
         runs = RuntimeTaskInstance.get_task_states(
-            dag_id=instance.dag_id,
-            map_index=instance.map_index,
-            task_ids=[instance.task_id],
-            run_ids=[instance.run_id],
+            dag_id=instance.dag_id, map_index=instance.map_index, task_ids=[instance.task_id], run_ids=[instance.run_id]
         )
     except Exception as error:  # whatever prevents Airflow from answering: a started operation can be ended later
         log.info("Airflow does not report the state of the killed task: %s", error)

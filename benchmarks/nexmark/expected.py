@@ -112,11 +112,7 @@ class Expected:
             connection.register(name, self.rows(query, event))
         rows, missing, more = (
             connection.execute(f"SELECT count(*) FROM ({text})").fetchall()[0][0]
-            for text in (
-                "FROM required",
-                "FROM required EXCEPT ALL FROM found",
-                "FROM found EXCEPT ALL FROM allowed",
-            )
+            for text in ("FROM required", "FROM required EXCEPT ALL FROM found", "FROM found EXCEPT ALL FROM allowed")
         )
         if not rows:
             return 0, "no row is expected: give more events"

@@ -29,10 +29,7 @@ ARGUMENTS = [
     *("--customers", str(DATA / "customers.parquet")),
     *("--table", str(DATA / "revenue")),
 ]
-OPTIONS = {
-    "execution.checkpointing.interval": "2 s",
-    "execution.checkpointing.dir": f"file://{DATA}/checkpoints",
-}
+OPTIONS = {"execution.checkpointing.interval": "2 s", "execution.checkpointing.dir": f"file://{DATA}/checkpoints"}
 SAVEPOINTS = str(DATA / "savepoints")
 
 

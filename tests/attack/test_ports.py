@@ -169,9 +169,7 @@ print(json.dumps(answers))
 """
 
 
-def test_spark_connect_and_the_spark_service_it_uses_refuse_clients_without_tokens(
-    attacked: AttackedSession,
-) -> None:
+def test_spark_connect_and_the_spark_service_it_uses_refuse_clients_without_tokens(attacked: AttackedSession) -> None:
     def run(code: str, *arguments: str) -> str:
         command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True, timeout=patient(120)).stdout

@@ -162,11 +162,7 @@ class Run:
             entry_point=self.ends.entry if self.ends else "chaos_job:pipeline",
             arguments=self.ends.arguments() if self.ends else (str(self.directory), str(self.output), str(rate)),
             parallelism=self.parallelism,
-            configuration={
-                **OPTIONS,
-                **BACKENDS[self.backend],
-                "execution.checkpointing.dir": str(self.checkpoints),
-            },
+            configuration={**OPTIONS, **BACKENDS[self.backend], "execution.checkpointing.dir": str(self.checkpoints)},
             savepoint_path=snapshot,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(PIPELINE)), options)

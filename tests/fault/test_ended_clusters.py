@@ -31,8 +31,7 @@ def sessions(tmp_path: Path) -> Iterator[Sessions]:
 @pytest.mark.row("air.2")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "by_directory",
-    [pytest.param(True, id="HA directory"), pytest.param(False, id="address", marks=pytest.mark.long)],
+    "by_directory", [pytest.param(True, id="HA directory"), pytest.param(False, id="address", marks=pytest.mark.long)]
 )
 def test_a_standby_ends_with_the_session_that_it_waits_for(
     sessions: Sessions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_directory: bool

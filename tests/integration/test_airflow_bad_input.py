@@ -145,11 +145,7 @@ def test_a_name_that_no_job_has_is_refused(
 
 @every_task_of_a_living_job
 def test_a_name_that_two_jobs_have(
-    asked: Asked,
-    cluster: MiniCluster,
-    two_jobs: list[SequenceJob],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    asked: Asked, cluster: MiniCluster, two_jobs: list[SequenceJob], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connect(monkeypatch, cluster.rest_url)
     message = says(asked, tmp_path, NAME)

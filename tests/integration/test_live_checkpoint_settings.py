@@ -49,12 +49,7 @@ def last_triggered(client: CkptClient, job_id: str) -> int:
 
 def test_min_pause_between_checkpoints(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     """An hour's pause lets no checkpoint through; without it they come at their interval, with another they wait."""
-    job.start(
-        configuration=fast(
-            execution__checkpointing__interval="50ms",
-            execution__checkpointing__min_pause="1h",
-        )
-    )
+    job.start(configuration=fast(execution__checkpointing__interval="50ms", execution__checkpointing__min_pause="1h"))
     job.running()
     assert counts(client, job.job_id).total == 0
     assert patch(client, job.job_id, minPauseBetweenCheckpoints=0)["min_pause"] == 0

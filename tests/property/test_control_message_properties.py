@@ -88,12 +88,7 @@ from ckpt_runtime.network.control_messages import (
     WorkerMessage,
 )
 from ckpt_runtime.processes.thread_dump import ThreadInfo
-from ckpt_runtime.scheduler.deployment import (
-    Deployment,
-    JobDescriptor,
-    Program,
-    SubtaskDescriptor,
-)
+from ckpt_runtime.scheduler.deployment import Deployment, JobDescriptor, Program, SubtaskDescriptor
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from tests.support.effort import examples
 

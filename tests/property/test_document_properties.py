@@ -17,11 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
-from ckpt_runtime.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    SubtaskState,
-    check_state,
-)
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, check_state
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.frontend.planning_process import PlanResult
 from ckpt_runtime.graph.job_graph import MAX_SUBTASKS, JobGraph

@@ -24,10 +24,7 @@ KEYS: list[list[tuple[str, pa.DataType, Maker]]] = [
     [("k", pa.int64(), lambda choice: choice.randrange(5))],
     [("k", pa.float64(), lambda choice: choice.choice([0.0, -0.0, 1.5, -2.0]))],
     [("k", pa.string(), lambda choice: choice.choice(["", "a", "bb", "a longer key than the others"]))],
-    [
-        ("k", pa.int32(), lambda choice: choice.randrange(2)),
-        ("m", pa.string(), lambda choice: choice.choice("xy")),
-    ],
+    [("k", pa.int32(), lambda choice: choice.randrange(2)), ("m", pa.string(), lambda choice: choice.choice("xy"))],
 ]
 PAYLOADS: list[tuple[pa.DataType, Maker]] = [
     (pa.int64(), lambda choice: choice.randrange(10)),

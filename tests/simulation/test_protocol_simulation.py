@@ -131,13 +131,7 @@ def test_a_checkpoint_at_95_percent_is_rescued(monkeypatch: pytest.MonkeyPatch) 
     settings = CheckpointConfiguration(interval_ms=30 * MINUTE, timeout_ms=10 * MINUTE, incremental=True)
     world = World(
         1,
-        Scenario(
-            simple_graph(1, 20, (Partitioning.HASH,)),
-            settings,
-            calm=False,
-            fault_scale=0.0,
-            plain=True,
-        ),
+        Scenario(simple_graph(1, 20, (Partitioning.HASH,)), settings, calm=False, fault_scale=0.0, plain=True),
         tracing=True,
     )
     with world.entered():

@@ -76,9 +76,7 @@ def visit(
 ) -> Iterator[Visit]:
     """A page that fails its test for everything that goes wrong in it, unless the test has taken it off the list."""
     context: BrowserContext = browser.new_context(
-        viewport={"width": size[0], "height": size[1]},
-        color_scheme="dark" if dark else "light",
-        device_scale_factor=1,
+        viewport={"width": size[0], "height": size[1]}, color_scheme="dark" if dark else "light", device_scale_factor=1
     )
     context.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)

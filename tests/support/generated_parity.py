@@ -92,7 +92,7 @@ _CONSTANT = re.compile(
     r"""|(?P<timestamp>\b(?i:timestamp(?:_ntz|_ltz)?)\s?'[^']*')|(?P<other>\b\w+\s?'[^']*')"""
     r"""|(?P<text>'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
     r"""|(?P<numbers>\barray\([-\d, ]+\))|(?P<texts>\barray\((?:'[^']*'(?:, )?)+\))|(?P<map>\bmap\('[^()]*\))"""
-    r"""|(?P<point>(?<![\w.'])\d+\.\d+\w*)|(?P<whole>(?<![\w.'])\d+\w?\b)|(?P<flag>\b(?i:true|false)\b)""",
+    r"""|(?P<point>(?<![\w.'])\d+\.\d+\w*)|(?P<whole>(?<![\w.'])\d+\w?\b)|(?P<flag>\b(?i:true|false)\b)"""
 )
 _SIZES = re.compile(r"space|repeat|pad|sequence|array_insert|format_number")
 """Functions with a size among their arguments: large ones would fill the memory of both systems."""

@@ -38,10 +38,7 @@ SOURCES = 20
 PER_SOURCE = 60
 PARALLELISM = 2
 IN_FILES = {"state.storage.fs.memory-threshold": "0 b"}
-UNALIGNED = {
-    "execution.checkpointing.unaligned.enabled": "true",
-    "taskmanager.network.buffer.max-rows": "32",
-}
+UNALIGNED = {"execution.checkpointing.unaligned.enabled": "true", "taskmanager.network.buffer.max-rows": "32"}
 LARGE = {
     **ROCKSDB,
     "state.backend.rocksdb.cache.max-keys": "8",

@@ -38,11 +38,7 @@ def main() -> None:
     configuration = given.to_dict()
     token = os.environ.get(TOKEN_VARIABLE)
     with MiniCluster(
-        configuration=configuration,
-        rest=True,
-        token=token,
-        lease_timeout_s=float(sys.argv[2]),
-        on_shutdown=ended.set,
+        configuration=configuration, rest=True, token=token, lease_timeout_s=float(sys.argv[2]), on_shutdown=ended.set
     ) as cluster:
         if ended.is_set():
             return

@@ -77,10 +77,7 @@ def target(format_: str, directory: Path) -> Iterator[Target]:
 
             more = {"preparedTransactions": "true"} if format_ == "postgresql-prepared" else {}
             yield Target(
-                {"url": server.url, "dbtable": "numbers", **more},
-                lambda: column("SELECT n FROM numbers"),
-                left,
-                server,
+                {"url": server.url, "dbtable": "numbers", **more}, lambda: column("SELECT n FROM numbers"), left, server
             )
     elif format_ == "json-s3":
         objects = _Objects()

@@ -77,11 +77,7 @@ class FlightsJob:
             entry_point="failing_flights:pipeline",
             arguments=(*arguments, "--rows-per-second", str(rate)),
             parallelism=parallelism,
-            configuration={
-                **FAST,
-                "execution.checkpointing.dir": str(self.directory / "checkpoints"),
-                **self.options,
-            },
+            configuration={**FAST, "execution.checkpointing.dir": str(self.directory / "checkpoints"), **self.options},
             savepoint_path=savepoint,
         )
         self.job_id = self.client.run_pipeline(self.client.upload_pipeline(*pack_pipeline(packed)), options)

@@ -404,13 +404,7 @@ def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
             for index, state in enumerate(states)
         ]
     properties = checkpoint.properties
-    known = _Running(
-        checkpoint.id,
-        properties.type,
-        properties.savepoint_format,
-        checkpoint.timestamp,
-        vertices,
-    )
+    known = _Running(checkpoint.id, properties.type, properties.savepoint_format, checkpoint.timestamp, vertices)
     return replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory)
 
 

@@ -334,10 +334,7 @@ def rescale(
     parallelism: Annotated[
         list[str],
         typer.Option(
-            "--parallelism",
-            "-p",
-            metavar="N|VERTEX=N",
-            help="For all vertices, or for one by id or name; repeatable.",
+            "--parallelism", "-p", metavar="N|VERTEX=N", help="For all vertices, or for one by id or name; repeatable."
         ),
     ],
     wait_timeout: WaitTimeoutOption = None,

@@ -214,12 +214,7 @@ def _show_restore(cli: Cli, restore: RestorePreview) -> None:
     ]
     cli.output.table([], ("OPERATOR", "STATE IS", "PARALLELISM", "MAX"), operators, empty="no operator has state")
     states = [
-        (
-            each.operator,
-            each.state,
-            each.verdict,
-            _change(_fields(each.stored), _fields(each.wanted)),
-        )
+        (each.operator, each.state, each.verdict, _change(_fields(each.stored), _fields(each.wanted)))
         for each in restore.states
     ]
     cli.output.table([], ("OPERATOR", "STATE", "VERDICT", "SCHEMA"), states, empty="no keyed state")

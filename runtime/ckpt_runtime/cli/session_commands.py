@@ -38,8 +38,7 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     cli: Cli,
     master: Annotated[str, typer.Option(help="Spark master URL.")] = "local",
     slots: Annotated[
-        int | None,
-        typer.Option(min=1, help="Task slots. Default: 2 on local, all cores of a standalone master."),
+        int | None, typer.Option(min=1, help="Task slots. Default: 2 on local, all cores of a standalone master.")
     ] = None,
     rest_host: Annotated[str, typer.Option(help="Address to listen on; any but loopback needs a token.")] = LOOPBACK,
     rest_port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes a free one.")] = 0,
@@ -62,8 +61,7 @@ def start(  # noqa: PLR0913 -- one parameter for each option
     ] = None,
     log_file: Annotated[Path | None, typer.Option(help="Log file of the session.")] = None,
     ready_timeout: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help=f"Maximum time of the start ({DEFAULT_READY_TIMEOUT})."),
+        str | None, typer.Option(metavar="DURATION", help=f"Maximum time of the start ({DEFAULT_READY_TIMEOUT}).")
     ] = None,
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Run the session in this process until SIGTERM or SIGINT ends it.")
@@ -114,12 +112,7 @@ def _started(
         with _signals_in(received), cli.output.progress() as show:
             show(f"starting a session on {master}, log in {log}")
             return start_session(
-                master,
-                slots,
-                log_file=log,
-                ready_timeout_s=timeout_s,
-                is_given_up=lambda: bool(received),
-                **settings,
+                master, slots, log_file=log, ready_timeout_s=timeout_s, is_given_up=lambda: bool(received), **settings
             )
     except (SessionStartError, SessionCommandError, RuntimeNotInstalledError, OSError) as error:
         code = ExitCode(128 + received[0]) if received else ExitCode.FAILED

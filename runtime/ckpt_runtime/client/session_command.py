@@ -72,12 +72,7 @@ def application_file() -> Path:
 
 
 def session_command(
-    master: str,
-    *,
-    rest_host: str,
-    rest_port: int,
-    files: SessionFiles,
-    application: Path | None = None,
+    master: str, *, rest_host: str, rest_port: int, files: SessionFiles, application: Path | None = None
 ) -> list[str]:
     """The whole command. Options of Spark and of the engine are in files, as all users can read a command line."""
     command = [spark_submit(), *_spark_arguments(master, files), str(application or application_file())]

@@ -309,10 +309,7 @@ CHECKPOINT_SETTINGS = (
         "min_pause_ms", CheckpointingOptions.MIN_PAUSE, "minPauseBetweenCheckpoints", (0, MAX_MILLISECONDS)
     ),
     CheckpointSetting(
-        "max_concurrent",
-        CheckpointingOptions.MAX_CONCURRENT_CHECKPOINTS,
-        "maxConcurrentCheckpoints",
-        (1, MAX_INT),
+        "max_concurrent", CheckpointingOptions.MAX_CONCURRENT_CHECKPOINTS, "maxConcurrentCheckpoints", (1, MAX_INT)
     ),
     CheckpointSetting(
         "tolerable_failed_checkpoints",
@@ -321,17 +318,11 @@ CHECKPOINT_SETTINGS = (
         (0, MAX_INT),
     ),
     CheckpointSetting(
-        "aligned_timeout_ms",
-        CheckpointingOptions.ALIGNED_TIMEOUT,
-        "alignedCheckpointTimeout",
-        (0, MAX_MILLISECONDS),
+        "aligned_timeout_ms", CheckpointingOptions.ALIGNED_TIMEOUT, "alignedCheckpointTimeout", (0, MAX_MILLISECONDS)
     ),
     CheckpointSetting("unaligned_enabled", CheckpointingOptions.UNALIGNED, "unalignedEnabled"),
     CheckpointSetting(
-        "max_inflight_data_bytes",
-        CheckpointingOptions.MAX_INFLIGHT_DATA,
-        "maxInflightDataBytes",
-        (1, MAX_LONG),
+        "max_inflight_data_bytes", CheckpointingOptions.MAX_INFLIGHT_DATA, "maxInflightDataBytes", (1, MAX_LONG)
     ),
     CheckpointSetting("incremental", CheckpointingOptions.INCREMENTAL),
     CheckpointSetting("rescue_enabled", CheckpointingOptions.RESCUE_ENABLED),

@@ -212,10 +212,7 @@ class EffectiveOption:
 
 
 def effective_options(
-    own: OwnConfiguration,
-    submitted: Collection[str],
-    cluster: Configuration,
-    overrides: Mapping[str, str | None],
+    own: OwnConfiguration, submitted: Collection[str], cluster: Configuration, overrides: Mapping[str, str | None]
 ) -> tuple[EffectiveOption, ...]:
     """Lists job options and the user's own keys, by key.
 

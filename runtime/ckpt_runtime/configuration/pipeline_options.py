@@ -215,11 +215,7 @@ class RestartStrategyOptions:
         changeability=Changeability.LIVE,
     )
     FIXED_DELAY_DELAY = ConfigOption(
-        "restart-strategy.fixed-delay.delay",
-        _MS,
-        1_000,
-        "Pause before each restart.",
-        changeability=Changeability.LIVE,
+        "restart-strategy.fixed-delay.delay", _MS, 1_000, "Pause before each restart.", changeability=Changeability.LIVE
     )
     EXPONENTIAL_INITIAL_BACKOFF = ConfigOption(
         "restart-strategy.exponential-delay.initial-backoff",

@@ -109,11 +109,7 @@ class ConnectServer:
     """``spark`` returns Spark's own service and blocks until it runs; the first request for Spark calls it."""
 
     def __init__(
-        self,
-        dispatcher: Dispatcher,
-        configuration: Configuration,
-        token: str | None,
-        spark: Callable[[], SparkService],
+        self, dispatcher: Dispatcher, configuration: Configuration, token: str | None, spark: Callable[[], SparkService]
     ) -> None:
         self._configuration = configuration
         self._authorization = None if token is None else f"Bearer {token}".encode()

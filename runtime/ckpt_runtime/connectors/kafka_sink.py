@@ -10,8 +10,8 @@ checkpoint has completed, the producer commits, or, after a crash, ``EndTxn`` is
   so that no two running producers share one.
 * If brokers report that a producer is fenced, its transaction was committed before, or aborted by its timeout. The last
   message shows which: it is visible to a read-committed consumer only after a commit.
-* Transactions that earlier attempts left open are aborted when the first checkpoint has completed: by then all subtasks
-  have committed the rows that the restored checkpoint covers.
+* Transactions that earlier attempts left open, and the ended job that took the restored snapshot, are aborted when the
+  first checkpoint has completed: by then all subtasks have committed the rows that the restored checkpoint covers.
 
 At least once: a message is visible as soon as the broker has it, and messages sent after the restored checkpoint are
 sent again.
@@ -58,6 +58,11 @@ _NO_ANSWER = ("_TIMED_OUT", "_MSG_TIMED_OUT", "_TRANSPORT", "_ALL_BROKERS_DOWN")
 _RETRY_S = 0.1
 _STATISTICS_MS = 100
 _ATTEMPTS_LOOKED_AT = 20
+_UNUSED_IN_A_ROW = 3
+"""After so many attempts of an ended job without a transactional id, no later one is looked for. A subtask that was
+killed before it had opened used none."""
+_ATTEMPTS_THAT_LOOK_BACK = 3
+"""How many attempts of a job look for those of the ended job. Each look creates the unused ids that it asks for."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -103,13 +108,12 @@ class KafkaSink(Sink):
         if not is_exactly_once(self.options):
             return _NothingToCommit()
         settings = transaction_settings(self.options)
-        self.pool = _ProducerPool(settings, _id_prefix(context, context.attempt))
+        self.pool = _ProducerPool(settings, _id_prefix(context, context.job_id, context.attempt, context.subtask_index))
         return TransactionCommitter(self.pool, context, ignore_lost=ignores_lost(self.options))
 
 
-def _id_prefix(context: SinkContext, attempt: int, subtask: int | None = None) -> str:
-    place = context.subtask_index if subtask is None else subtask
-    return f"ckpt-{context.sink_id}-{context.job_id}-{attempt}-{place}-"
+def _id_prefix(context: SinkContext, job_id: str, attempt: int, subtask: int) -> str:
+    return f"ckpt-{context.sink_id}-{job_id}-{attempt}-{subtask}-"
 
 
 class _NothingToCommit(SinkCommitter):
@@ -431,9 +435,9 @@ class TransactionCommitter(SinkCommitter):
         return CommitOutcome.COMMITTED if any(committed) else CommitOutcome.ALREADY_COMMITTED
 
     def completed(self, checkpoint_id: int) -> None:
-        """Aborts what earlier attempts of the job have left open, once, and frees transactional ids."""
+        """Aborts what earlier attempts and jobs have left open, once, and frees transactional ids."""
         self._pool.completed(checkpoint_id)
-        if self._cleaning is None and self._context.attempt:
+        if self._cleaning is None and (self._context.attempt or self._context.ended_jobs):
             self._cleaning = HelperThread(target=self._abort_leftovers, name="kafka leftovers", daemon=True)
             self._cleaning.start()
 
@@ -541,16 +545,26 @@ class TransactionCommitter(SinkCommitter):
             consumer.close()
 
     def _abort_leftovers(self) -> None:
-        """Takes over the transactional ids of earlier attempts in their order, up to the first unused one."""
+        """Takes over the transactional ids of earlier attempts, and of an ended job, in their order."""
         context = self._context
         try:
             with TransactionClient(self._pool.settings) as client:
                 for attempt in range(max(0, context.attempt - _ATTEMPTS_LOOKED_AT), context.attempt):
-                    subtask = context.subtask_index
-                    while self._abort_subtask(client, _id_prefix(context, attempt, subtask)):
-                        subtask += context.parallelism
+                    self._abort_attempt(client, context.job_id, attempt)
+                for job_id in context.ended_jobs if context.attempt < _ATTEMPTS_THAT_LOOK_BACK else ():
+                    attempt = unused = 0  # how often it has restarted is not known here
+                    while unused < _UNUSED_IN_A_ROW:
+                        unused = 0 if self._abort_attempt(client, job_id, attempt) else unused + 1
+                        attempt += 1
         except (OSError, KafkaProtocolError) as error:
             _LOG.warning("transactions of earlier attempts stay open until brokers abort them: %s", error)
+
+    def _abort_attempt(self, client: TransactionClient, job_id: str, attempt: int) -> bool:
+        """Aborts the transactions of every n-th subtask of an attempt; returns whether it had used any of the ids."""
+        first = subtask = self._context.subtask_index
+        while self._abort_subtask(client, _id_prefix(self._context, job_id, attempt, subtask)):
+            subtask += self._context.parallelism
+        return subtask > first
 
     def _abort_subtask(self, client: TransactionClient, prefix: str) -> bool:
         """Aborts the transactions of one subtask; returns whether it had used any of the ids."""

@@ -103,10 +103,7 @@ FLAME_GRAPH = camel(sampled_at_ms="endTimestamp")
 # Configuration
 
 JOB_CONFIG = kebab(job_id="jid", pipeline_id="jarid")
-CHECKPOINT_CONFIG = snake(
-    unaligned="unaligned_checkpoints",
-    aligned_timeout_ms="aligned_checkpoint_timeout",
-)
+CHECKPOINT_CONFIG = snake(unaligned="unaligned_checkpoints", aligned_timeout_ms="aligned_checkpoint_timeout")
 PARALLELISM_BOUNDS = camel(lower="lowerBound", upper="upperBound")
 
 # Checkpoints and savepoints

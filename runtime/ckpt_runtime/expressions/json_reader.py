@@ -40,10 +40,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![0
 _NOT_NUMBER = re.compile(r"NaN|[+-]?(?:Infinity|INF)")
 _WORD = re.compile(r"true|false|null")
 _WORDS: dict[str, bool | None] = {"true": True, "false": False, "null": None}
-_PLAIN = {
-    '"': re.compile(r'[^"\\\x00-\x1f]*'),
-    "'": re.compile(r"[^'\\\x00-\x1f]*"),
-}
+_PLAIN = {'"': re.compile(r'[^"\\\x00-\x1f]*'), "'": re.compile(r"[^'\\\x00-\x1f]*")}
 _ESCAPES = {'"': '"', "'": "'", "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 _UNICODE = re.compile(r"u([0-9a-fA-F]{4})")
 _SURROGATES = re.compile("[\ud800-\udfff]")

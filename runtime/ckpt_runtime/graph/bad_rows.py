@@ -68,11 +68,7 @@ def reader_policy(options: Mapping[str, str]) -> ReaderPolicy | None:
     return ReaderPolicy(_MODES_OF[choice], directory)
 
 
-_MODES_OF = {
-    "fail": BadRowsMode.FAIL,
-    "drop": BadRowsMode.DROP,
-    "deadLetter": BadRowsMode.DEAD_LETTER,
-}
+_MODES_OF = {"fail": BadRowsMode.FAIL, "drop": BadRowsMode.DROP, "deadLetter": BadRowsMode.DEAD_LETTER}
 
 
 def marked(batch: pa.RecordBatch, letters: pa.Array | None = None) -> pa.RecordBatch:

@@ -8,12 +8,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from ckpt_runtime.graph.specs import (
-    Aggregate,
-    AggregateSpec,
-    JoinSide,
-    JoinSpec,
-)
+from ckpt_runtime.graph.specs import Aggregate, AggregateSpec, JoinSide, JoinSpec
 
 AGGREGATE_FUNCTIONS = ("count", "sum", "min", "max", "avg")
 JOIN_TYPES = ("inner", "left_outer", "right_outer", "full_outer", "left_semi")

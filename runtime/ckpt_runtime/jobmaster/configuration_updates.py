@@ -44,12 +44,7 @@ from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, submitt
 from ckpt_runtime.jobmaster.planning import Planner
 from ckpt_runtime.jobmaster.request_checks import check_directories, with_own_configuration
 from ckpt_runtime.scheduler.deployment import JobPlan
-from ckpt_runtime.scheduler.replacement import (
-    ParallelismBounds,
-    ReplacementRefusedError,
-    check_bounds,
-    with_bounds_of,
-)
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, ReplacementRefusedError, check_bounds, with_bounds_of
 from ckpt_runtime.secret_keys import MASK
 from ckpt_runtime.storage.driver_pools import crash_point
 

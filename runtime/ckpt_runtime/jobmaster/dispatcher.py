@@ -62,12 +62,7 @@ from ckpt_runtime.jobmaster.lineages import Lineages
 from ckpt_runtime.jobmaster.operations import OperationStore
 from ckpt_runtime.jobmaster.planning import Planner, PlanPreview
 from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramStore
-from ckpt_runtime.jobmaster.request_checks import (
-    check_target,
-    completed_like,
-    like,
-    with_recovery_options,
-)
+from ckpt_runtime.jobmaster.request_checks import check_target, completed_like, like, with_recovery_options
 from ckpt_runtime.jobmaster.slot_pool import SlotPool
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.snapshot_references import SavepointCatalogue, SnapshotReferences

@@ -12,13 +12,7 @@ from itertools import zip_longest
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.contract.jobs import Backpressure, SubtaskPressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
-from ckpt_runtime.jobmaster.gateway_values import (
-    NOT_YET,
-    ExecutionState,
-    MetricSeries,
-    SubtaskDetails,
-    VertexDetails,
-)
+from ckpt_runtime.jobmaster.gateway_values import NOT_YET, ExecutionState, MetricSeries, SubtaskDetails, VertexDetails
 from ckpt_runtime.jobmaster.metric_table import OPERATOR, TASK, OperatorFigures, values_with_rates
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 

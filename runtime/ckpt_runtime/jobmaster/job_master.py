@@ -515,9 +515,7 @@ class JobMaster:
 
 
 def create_job_core(
-    submission: JobSubmission,
-    ids: CheckpointIdCounter,
-    on_checkpoint: Callable[[CheckpointStats], None] | None = None,
+    submission: JobSubmission, ids: CheckpointIdCounter, on_checkpoint: Callable[[CheckpointStats], None] | None = None
 ) -> JobCore:
     """Creates the core of a new job, or of one that this driver recovers.
 

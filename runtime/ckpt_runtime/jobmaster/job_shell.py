@@ -32,15 +32,7 @@ from ckpt_runtime.frontend.spark_connect import spark_url
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
 from ckpt_runtime.jobmaster.gateway_values import EffectiveCheckpointConfig, ExecutionState
-from ckpt_runtime.jobmaster.job_host import (
-    JobHost,
-    JobSlots,
-    JobTimers,
-    Pool,
-    Result,
-    SupervisedHost,
-    raised,
-)
+from ckpt_runtime.jobmaster.job_host import JobHost, JobSlots, JobTimers, Pool, Result, SupervisedHost, raised
 from ckpt_runtime.jobmaster.job_record import carry_out, pause_before_ms, unconfirmed
 from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView, KeptFailures

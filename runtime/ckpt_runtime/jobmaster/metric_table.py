@@ -87,12 +87,7 @@ PROCESS: tuple[Metric[ProcessFigures], ...] = (
         lambda p: p.memory_limit,
         "The memory limit of the container, or else the memory of the machine.",
     ),
-    Metric(
-        "Status.JVM.Memory.Metaspace.Used",
-        _GAUGE,
-        lambda _: 0,
-        "Always 0: code is part of the resident memory.",
-    ),
+    Metric("Status.JVM.Memory.Metaspace.Used", _GAUGE, lambda _: 0, "Always 0: code is part of the resident memory."),
     Metric(
         "Status.Flink.Memory.Managed.Used",
         _GAUGE,

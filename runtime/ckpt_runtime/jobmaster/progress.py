@@ -259,10 +259,7 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
 
 
 def _source(
-    node: OperatorNode,
-    totals: Mapping[str, OperatorTotals],
-    seconds: float,
-    before: Mapping[str, Offsets],
+    node: OperatorNode, totals: Mapping[str, OperatorTotals], seconds: float, before: Mapping[str, Offsets]
 ) -> dict[str, Any]:
     """A source. Its offsets are None if it has none, as the start is in the first report of a job."""
     read = totals[node.uid]

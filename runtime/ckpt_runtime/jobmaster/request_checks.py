@@ -19,12 +19,7 @@ from ckpt_runtime.configuration.checkpointing_options import (
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.configuration.option import ConfigurationError, OptionScope
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions, RestartStrategyType
-from ckpt_runtime.configuration.registry import (
-    INTERNAL_PREFIX,
-    RESTORE_DRILL,
-    RESTORED_MAX_PARALLELISM,
-    canonical_key,
-)
+from ckpt_runtime.configuration.registry import INTERNAL_PREFIX, RESTORE_DRILL, RESTORED_MAX_PARALLELISM, canonical_key
 from ckpt_runtime.configuration.state_options import StateBackendType, StateOptions
 from ckpt_runtime.configuration.validation import validate
 from ckpt_runtime.graph.job_graph import JobGraph

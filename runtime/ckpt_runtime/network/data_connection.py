@@ -183,7 +183,7 @@ class DataConnection:
                 # Unknown channels belong to a released deployment: data that arrives for them is dropped.
                 channel = self.inputs.get(frame.channel)
                 if channel is not None and body is not None:
-                    channel.put(body)
+                    channel.put_encoded(body)
             case FrameKind.CONTROL:
                 channel = self.inputs.get(frame.channel)
                 if channel is not None and body is not None:

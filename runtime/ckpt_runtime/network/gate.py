@@ -26,17 +26,18 @@ from ckpt_runtime.network.elements import (
     ReceiverCredit,
     Watermark,
 )
-from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.network.output_queue import EncodedRows, InFlightData
 
 Announced: TypeAlias = "CheckpointBarrier | EndOfPartition"
-Element: TypeAlias = "pa.RecordBatch | pa.Buffer | ControlElement | BaseException"
+Element: TypeAlias = "pa.RecordBatch | EncodedRows | ControlElement | BaseException"
 
 
 class InputChannel:
     """The receiving end of one channel.
 
     ``input_index`` is the job edge (gate number) it belongs to, ``peer`` the sending subtask's index. Barriers stay in
-    order unless ``overtakes`` is set.
+    order unless ``overtakes`` is set. ``schema`` is that of the encoded rows that arrive next; only the producer's
+    thread uses it.
     """
 
     __slots__ = (
@@ -85,13 +86,19 @@ class InputChannel:
             self._gate.announced(self, element)
         self._gate.arrived(self.index)
 
+    def put_encoded(self, message: pa.Buffer) -> None:
+        """Queues rows of the schema that has arrived last. Raises ValueError before the first."""
+        if self.schema is None:
+            raise ValueError("rows have arrived before their schema")
+        self.put(EncodedRows(self.schema, message))
+
     def queued_before(self, checkpoint_id: int, *, or_all: bool = False) -> list[InFlightData]:
         """Rows and watermarks before a checkpoint's barrier; if it is not queued, all of them or none."""
         found: list[InFlightData] = []
         for element in tuple(self.queue):
             if isinstance(element, CheckpointBarrier) and element.checkpoint_id == checkpoint_id:
                 return found
-            if isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
+            if isinstance(element, pa.RecordBatch | EncodedRows | Watermark):
                 found.append(element)
         return found if or_all else []
 

@@ -9,17 +9,26 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import pyarrow as pa
 
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, ControlElement, SenderCredit, Watermark
 
-InFlightData: TypeAlias = "pa.RecordBatch | pa.Buffer | Watermark"
-"""In-flight data that barriers overtake and checkpoints store: rows (a batch or its IPC message) and watermarks."""
 
-QueuedElement: TypeAlias = "pa.Buffer | bytes | ControlElement"
-"""Rows as an IPC message, a schema message (bytes), or a control element."""
+@dataclass(frozen=True, slots=True, weakref_slot=True, eq=False)
+class EncodedRows:
+    """Rows as an IPC message, and their schema, which the message does not contain."""
+
+    schema: pa.Schema
+    message: pa.Buffer
+
+
+InFlightData: TypeAlias = "pa.RecordBatch | EncodedRows | Watermark"
+"""In-flight data that barriers overtake and checkpoints store: rows, encoded or not, and watermarks."""
+
+QueuedElement: TypeAlias = "EncodedRows | ControlElement"
 
 
 class OutputQueue:
@@ -42,13 +51,9 @@ class OutputQueue:
     def is_empty(self) -> bool:
         return not self._queue
 
-    def add_schema(self, message: bytes) -> None:
-        """The IPC schema of all rows that follow; once per channel."""
-        self._queue.append(message)
-
-    def add_rows(self, message: pa.Buffer) -> None:
+    def add_rows(self, rows: EncodedRows) -> None:
         self._added += 1
-        self._queue.append(message)
+        self._queue.append(rows)
 
     def add_control(self, element: ControlElement) -> None:
         """Appends a control element at the end of the queue."""
@@ -83,7 +88,7 @@ class OutputQueue:
         """Takes the elements that may be sent now, in order; spends ``credit`` for rows."""
         while self._queue:
             # Control elements need no credit but keep their place: a barrier after rows waits for them.
-            if isinstance(self._queue[0], pa.Buffer):
+            if isinstance(self._queue[0], EncodedRows):
                 if credit.available == 0:
                     return
                 credit.spend()
@@ -110,13 +115,13 @@ class OutputQueue:
             # Receivers align checkpoints in the order of their ids, so barriers and cancellations keep their order.
             if isinstance(element, CheckpointBarrier | CancelCheckpoint):
                 break
-            if isinstance(element, pa.Buffer) and limit is not None:
-                size += element.size
+            if isinstance(element, EncodedRows) and limit is not None:
+                size += element.message.size
                 if size > limit:
                     break
             place -= 1
         overtaken: list[InFlightData] = [
-            element for element in queued[place:end] if isinstance(element, pa.Buffer | Watermark)
+            element for element in queued[place:end] if isinstance(element, EncodedRows | Watermark)
         ]
         queued.insert(place, barrier)
         # Replaced in one step: the producer's thread checks the deque for room and barriers without a lock.

@@ -21,7 +21,7 @@ from ckpt_runtime.network.elements import (
     encode_element,
 )
 from ckpt_runtime.network.framing import FrameKind, encode_header
-from ckpt_runtime.network.output_queue import InFlightData, OutputQueue, QueuedElement
+from ckpt_runtime.network.output_queue import EncodedRows, InFlightData, OutputQueue
 
 
 class Carrier(Protocol):
@@ -51,7 +51,8 @@ class RemoteSubpartition:
         self._queue = OutputQueue(capacity)
         self._moving = threading.Lock()
         self._credit = SenderCredit()
-        self._schema: pa.Schema | None = None
+        self._queued_schema: pa.Schema | None = None
+        self._sent_schema: pa.Schema | None = None
         self._opened = False
         self._ends = False
         self._connection: Carrier | None = None
@@ -71,11 +72,6 @@ class RemoteSubpartition:
         return self._queue.is_empty and self._credit.is_complete
 
     @property
-    def schema(self) -> pa.Schema | None:
-        """The schema of the rows sent so far; None before the first."""
-        return self._schema
-
-    @property
     def error(self) -> BaseException | None:
         """The error because of which nothing can be sent; None while there is none."""
         return None if self._connection is None else self._connection.error
@@ -85,10 +81,9 @@ class RemoteSubpartition:
 
     def send_batch(self, batch: pa.RecordBatch) -> None:
         """Queues a batch in the subtask's thread, which serialises it instead of the I/O thread."""
-        if self._schema is None:
-            self._schema = batch.schema
-            self._queue.add_schema(batch.schema.serialize().to_pybytes())
-        self._queue.add_rows(batch.serialize())
+        if self._queued_schema is None or not self._queued_schema.equals(batch.schema):
+            self._queued_schema = batch.schema
+        self._queue.add_rows(EncodedRows(self._queued_schema, batch.serialize()))
         self._notify()
 
     def send_control(self, element: ControlElement) -> None:
@@ -134,23 +129,28 @@ class RemoteSubpartition:
         with self._moving:
             before = self._queue.taken
             for element in self._queue.take(self._credit):
-                kind, body = _frame_of(element)
-                out.append(encode_header(self.channel, len(memoryview(body)), kind))
-                out.append(body)
-                turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
+                if isinstance(element, EncodedRows):
+                    self._append_rows(element, out)
+                else:
+                    body = encode_element(element)
+                    out.append(encode_header(self.channel, len(body), FrameKind.CONTROL))
+                    out.append(body)
+                    turnable = turnable or (isinstance(element, CheckpointBarrier) and element.options.unaligned)
                 emptied = self._ends and self._queue.is_empty
         # Checked after the loop: a producer that has filled the channel in the meantime has to be woken as well.
         if turnable or emptied or self._queue.was_full(self._queue.taken - before):
             self._wake_producer()
 
+    def _append_rows(self, rows: EncodedRows, out: deque[bytes | memoryview | pa.Buffer]) -> None:
+        """The schema is sent when it changes: the choice is made here, since barriers may have moved queued rows."""
+        if rows.schema is not self._sent_schema:
+            self._sent_schema = rows.schema
+            schema = rows.schema.serialize()
+            out.append(encode_header(self.channel, schema.size, FrameKind.SCHEMA))
+            out.append(schema)
+        out.append(encode_header(self.channel, rows.message.size, FrameKind.DATA))
+        out.append(rows.message)
+
     def failed(self) -> None:
         """The connection is lost: wakes the producer, which reads :attr:`error`."""
         self._wake_producer()
-
-
-def _frame_of(element: QueuedElement) -> tuple[FrameKind, pa.Buffer | bytes]:
-    if isinstance(element, pa.Buffer):
-        return FrameKind.DATA, element
-    if isinstance(element, bytes):
-        return FrameKind.SCHEMA, element
-    return FrameKind.CONTROL, encode_element(element)

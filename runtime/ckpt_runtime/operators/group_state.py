@@ -104,8 +104,11 @@ class GroupStateOperator(Operator):
         """Adds the buffered rows."""
         waiting, self._waiting = self._waiting, []
         self._rows_waiting, self._next_affected = 0, NEVER
-        if waiting:
-            self.add(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
+        forms: dict[tuple[str, ...], list[pa.RecordBatch]] = {}
+        for batch in waiting:
+            forms.setdefault(tuple(batch.schema.names), []).append(batch)
+        for batches in forms.values():
+            self.add(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
             self._buffers.compact_if_due()
 
     @abstractmethod

@@ -7,8 +7,8 @@ never end. Never blocks.
 
 Before the shuffle, :class:`Combiner` aggregates each batch, if the result does not depend on that. It makes
 partial rows: the keys of a group, the columns that each aggregate stores, and the number of rows. They have the form of
-rows in state, and are combined with them as rows of state are combined with each other. Channels carry either partial
-rows or the input's own ones, and so does in-flight data.
+rows in state, and are combined with them as rows of state are combined with each other. Where combining does not pay,
+rows are sent as they are. So channels carry rows of both forms in any order, and so does in-flight data.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.graph.specs import REMOVED, GroupSpec
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, joined
 from ckpt_runtime.operators.aggregates.registry import accumulator_for
@@ -51,7 +52,6 @@ class GroupOperator(GroupStateOperator):
         self._spec = spec
         self._aggregates = GroupAggregates(spec)
         self._partial = self._aggregates.partial_schema
-        self._partial_waits = False
         self.waits = spec.mode != "update"
         self.state_name = RESULTS if spec.mode == "complete" else GROUPS
         self._output_schema = spec.output_schema
@@ -73,9 +73,6 @@ class GroupOperator(GroupStateOperator):
 
     def shaped(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         partial = self._aggregates.is_partial(batch.schema)
-        if partial is not self._partial_waits:
-            self.add_waiting()
-            self._partial_waits = partial
         if not partial or batch.schema.equals(self._partial):
             return conformed(batch, self._partial if partial else self._schema, self.context.uid)
         if not self._aggregates.takes_partial(batch.schema):
@@ -83,7 +80,7 @@ class GroupOperator(GroupStateOperator):
         return evolve("in-flight data", batch, self._partial)
 
     def rows_in(self, batch: pa.RecordBatch) -> int:
-        if not self._partial_waits:
+        if not self._aggregates.is_partial(batch.schema):
             return int(batch.num_rows)
         return int(pc.sum(batch.column(PARTIAL_ROWS)).as_py() or 0)
 
@@ -256,8 +253,8 @@ def normal_key(key: pa.Array) -> pa.Array:
 class Combiner:
     """Aggregates each batch in front of the shuffle. Make one for specs of which :meth:`combines` is true.
 
-    A batch with many groups is turned into partial rows one by one, and then so are the next batches: to count groups
-    would not pay. How many batches grows with each attempt that finds many groups.
+    A batch with many groups stays as it is, and so do the next batches: to count groups would not pay. How many batches
+    grows with each attempt that finds many groups.
     """
 
     def __init__(self, spec: GroupSpec) -> None:
@@ -265,6 +262,7 @@ class Combiner:
         self._aggregates = GroupAggregates(spec)
         self._schema = self._aggregates.partial_schema
         self._pause = self._paused = 0
+        self._decoder = BatchDecoder()
 
     @staticmethod
     def combines(spec: GroupSpec) -> bool:
@@ -272,7 +270,7 @@ class Combiner:
         return spec.session is None and GroupAggregates(spec).combine
 
     def combined(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Returns the partial rows of a batch, in the order in which their first rows come."""
+        """The partial rows of a batch, in the order in which their first rows come, or the batch itself, decoded."""
         found = None
         if self._paused:
             self._paused -= 1
@@ -280,16 +278,13 @@ class Combiner:
             found = self._numbered(batch)
             self._pause = 0 if found else min(2 * self._pause + 1, _LONGEST_PAUSE)
             self._paused = self._pause
-        keys = [batch.column(name) for name in self._keys]
         if found is None:
-            keys = [plain(key) for key in keys]
-            groups, counts = np.arange(batch.num_rows, dtype=np.uint32), np.ones(batch.num_rows, dtype=np.int64)
-        else:
-            groups, firsts = found
-            counts = np.zeros(len(firsts), dtype=np.int64)
-            kernels.count_rows(read_only(groups), NO_BITMAP, 0, counts)
-            rows = pa.array(firsts)
-            keys = [plain(key.take(rows)) for key in keys]
+            return self._decoder.decoded(batch)
+        groups, firsts = found
+        counts = np.zeros(len(firsts), dtype=np.int64)
+        kernels.count_rows(read_only(groups), NO_BITMAP, 0, counts)
+        rows = pa.array(firsts)
+        keys = [plain(batch.column(name).take(rows)) for name in self._keys]
         stored = self._aggregates.of_rows(len(counts), Rows(read_only(groups), batch.columns))
         return pa.RecordBatch.from_arrays([*keys, *stored, arrow_from_numpy(pa.int64(), counts)], schema=self._schema)
 

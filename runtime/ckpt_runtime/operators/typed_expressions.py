@@ -9,13 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 import ckpt_runtime.expressions.functions  # noqa: F401 registers the functions
-from ckpt_runtime.expressions.evaluation import (
-    Frame,
-    compile_encoded,
-    compile_expression,
-    evaluate,
-    evaluate_encoded,
-)
+from ckpt_runtime.expressions.evaluation import Frame, compile_encoded, compile_expression, evaluate, evaluate_encoded
 from ckpt_runtime.expressions.generators import Elements, IntArray, compile_generator
 from ckpt_runtime.expressions.nodes import Expression
 from ckpt_runtime.graph.specs import ConditionSpec, EvaluateSpec, ExpandSpec, GenerateSpec

@@ -179,12 +179,7 @@ class Template:
 
     @classmethod
     def started(
-        cls,
-        module: str,
-        environment: Mapping[str, str],
-        stdout: int | None = None,
-        *,
-        is_session: bool = False,
+        cls, module: str, environment: Mapping[str, str], stdout: int | None = None, *, is_session: bool = False
     ) -> Self:
         """Start a new process of this module, which has to import everything first. Raises OSError."""
         with _connection() as (ours, theirs):

@@ -34,13 +34,7 @@ def create_app(
     """
     if token is not None and not token.strip():
         raise ValueError("token must not be empty; None means no token")
-    app = FastAPI(
-        title="ckpt",
-        description=_DESCRIPTION,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+    app = FastAPI(title="ckpt", description=_DESCRIPTION, docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.dispatcher = dispatcher
     app.state.event_streams = EventStreams()
     app.state.max_upload_bytes = max_upload_bytes

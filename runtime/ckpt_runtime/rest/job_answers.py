@@ -365,10 +365,7 @@ def plan_preview(found: PlanPreview) -> contract.PlanPreview:
     """Flink's plan with additional warnings, and ``restore`` if a snapshot was given."""
     restore = None if found.restore is None else _restore(found.restore)
     return contract.PlanPreview(
-        plan=plan("", found.graph),
-        warnings=tuple(found.warnings),
-        explained=found.graph.explained,
-        restore=restore,
+        plan=plan("", found.graph), warnings=tuple(found.warnings), explained=found.graph.explained, restore=restore
     )
 
 

@@ -127,15 +127,7 @@ SubtaskIndex = Annotated[
     int, Path(alias="subtaskindex", description="index of a subtask", ge=0, le=_MOST_SUBTASKS, examples=["0"])
 ]
 Attempt = Annotated[int, Path(alias="attempt", description="number of an attempt", ge=0, le=2**31 - 1, examples=["0"])]
-HoldOwner = Annotated[
-    str,
-    Path(
-        alias="owner",
-        description="owner of the hold",
-        pattern=OWNER_PATTERN,
-        examples=["me"],
-    ),
-]
+HoldOwner = Annotated[str, Path(alias="owner", description="owner of the hold", pattern=OWNER_PATTERN, examples=["me"])]
 MetricNames = Annotated[
     list[str] | None, Query(alias="get", description="metric names, separated by commas or repeated")
 ]
@@ -145,12 +137,10 @@ Aggregations = Annotated[
 ]
 SelectedJobs = Annotated[list[str] | None, Query(alias="jobs", description="job ids, separated by commas or repeated")]
 SelectedTaskManagers = Annotated[
-    list[str] | None,
-    Query(alias="taskmanagers", description="ids of slot agents, separated by commas or repeated"),
+    list[str] | None, Query(alias="taskmanagers", description="ids of slot agents, separated by commas or repeated")
 ]
 SelectedSubtasks = Annotated[
-    list[str] | None,
-    Query(alias="subtasks", description="indices and ranges of subtasks, such as 0,3-5"),
+    list[str] | None, Query(alias="subtasks", description="indices and ranges of subtasks, such as 0,3-5")
 ]
 FlameGraphKind = Annotated[
     str,
@@ -409,9 +399,7 @@ Note = Annotated[_TEXT, AfterValidator(_note)]
 HexIds = Annotated[tuple[HexId, ...], _said("it must be a list of ids, each of 32 hexadecimal digits")]
 EntryPoint = Annotated[_TEXT, AfterValidator(_entry_point), Field(description="module:function")]
 Owner = Annotated[
-    str,
-    StringConstraints(strict=True, pattern=OWNER_PATTERN),
-    _said("it must be 1 to 200 letters, digits and ._:@+-"),
+    str, StringConstraints(strict=True, pattern=OWNER_PATTERN), _said("it must be 1 to 200 letters, digits and ._:@+-")
 ]
 Texts = Annotated[tuple[StrictStr, ...], _said("it must be a list of strings"), AfterValidator(_texts)]
 Options = Annotated[dict[str, Annotated[str, BeforeValidator(_option)]], BeforeValidator(_options)]

@@ -308,9 +308,7 @@ def dispose_of(url: str, release: Callable[[], None] | None = None) -> None:
         files = tuple("/".join(segments) for segments in disposal.files)
         try:
             change_entry(
-                snapshot.directory,
-                lambda entry: replace(entry, disposing=files),
-                lambda: described(snapshot.metadata),
+                snapshot.directory, lambda entry: replace(entry, disposing=files), lambda: described(snapshot.metadata)
             )
         except (StorageError, ValueError) as error:  # full storage must not prevent a deletion that frees space
             logger.warning("deleting %s without a record of the disposal: %s", snapshot.directory.url, error)

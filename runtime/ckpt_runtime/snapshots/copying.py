@@ -44,12 +44,7 @@ from ckpt_runtime.snapshots.snapshot import (
 )
 from ckpt_runtime.sources import StartPosition
 from ckpt_runtime.state.registry import check_name
-from ckpt_runtime.storage.errors import (
-    AlreadyExistsError,
-    CorruptFileError,
-    InvalidLocationError,
-    StorageError,
-)
+from ckpt_runtime.storage.errors import AlreadyExistsError, CorruptFileError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_empty_directory,

@@ -16,11 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from ckpt_runtime.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
-    OperatorSubtaskState,
-    SubtaskState,
-)
+from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, OperatorSubtaskState, SubtaskState
 from ckpt_runtime.connectors.split_source import ENDED_SPLITS, ENUMERATOR, OPEN_SPLITS, repositioned_item
 from ckpt_runtime.graph.schema import DocumentError, check_values, checked
 from ckpt_runtime.sources import StartPosition

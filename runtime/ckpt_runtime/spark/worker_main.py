@@ -234,12 +234,7 @@ def _serve(start: WorkerStart, parent_watch: ParentWatch) -> NoReturn:
     try:
         connection = ControlConnection.dial(start.driver, start.secret)
         worker = TaskWorker(
-            connection,
-            start.secret,
-            parent_watch,
-            slot=start.slot,
-            worker_id=start.worker,
-            data_ports=start.data_ports,
+            connection, start.secret, parent_watch, slot=start.slot, worker_id=start.worker, data_ports=start.data_ports
         )
         try:
             worker.run()

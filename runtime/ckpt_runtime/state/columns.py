@@ -176,6 +176,18 @@ def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
     return BytesColumn(read_only(offsets[: len(column) + 1]), data, bitmap, bit_offset)
 
 
+def bytes_array(kind: pa.DataType, ends: AnyArray, data: AnyArray) -> pa.Array:
+    """The inverse of :func:`bytes_column` without nulls: ``ends`` are int64 offsets, one more than there are values."""
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        narrow = ends.astype(np.int32)
+        if ends[-1] == narrow[-1]:
+            return pa.Array.from_buffers(kind, len(ends) - 1, [None, pa.py_buffer(narrow), pa.py_buffer(data)])
+    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    wide = pa.large_string() if text else pa.large_binary()
+    array = pa.Array.from_buffers(wide, len(ends) - 1, [None, pa.py_buffer(ends), pa.py_buffer(data)])
+    return array if kind == wide else array.cast(kind)
+
+
 def arrow_from_numpy(kind: pa.DataType, values: AnyArray, bitmap: pa.Buffer | None = None) -> pa.Array:
     """A primitive Arrow array over a NumPy array's memory, without a copy."""
     return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(values)])

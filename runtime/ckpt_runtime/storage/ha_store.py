@@ -266,11 +266,7 @@ class HaStore:
     """
 
     def __init__(
-        self,
-        directory: str | Location,
-        cluster_id: str = DEFAULT_CLUSTER_ID,
-        fence: Fence = no_fence,
-        epoch: int = 0,
+        self, directory: str | Location, cluster_id: str = DEFAULT_CLUSTER_ID, fence: Fence = no_fence, epoch: int = 0
     ) -> None:
         """Touches nothing. Raises :class:`InvalidLocationError` for an unusable directory or cluster id."""
         base = directory if isinstance(directory, Location) else resolve(directory)

@@ -26,12 +26,7 @@ import xxhash
 from fsspec import AbstractFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ckpt_runtime.storage.errors import (
-    AlreadyExistsError,
-    AmbiguousWriteError,
-    InvalidLocationError,
-    StorageError,
-)
+from ckpt_runtime.storage.errors import AlreadyExistsError, AmbiguousWriteError, InvalidLocationError, StorageError
 from ckpt_runtime.storage.filesystem import (
     Location,
     delete_file,

@@ -476,11 +476,7 @@ class DeployedJob:
         return partition
 
     def _context(
-        self,
-        descriptor: SubtaskDescriptor,
-        vertex: JobVertex,
-        position: int,
-        holder: list[Subtask],
+        self, descriptor: SubtaskDescriptor, vertex: JobVertex, position: int, holder: list[Subtask]
     ) -> OperatorContext:
         """``holder`` gets the subtask once it exists; operators set timers only after that."""
         node = vertex.operators[position]

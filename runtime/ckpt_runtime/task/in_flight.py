@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import pyarrow as pa
 
-from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.network.output_queue import EncodedRows, InFlightData
 from ckpt_runtime.storage.channel_state import PersistedElement
 
 CapturedElement: TypeAlias = "InFlightData | PersistedElement"
@@ -20,8 +20,8 @@ CapturedElement: TypeAlias = "InFlightData | PersistedElement"
 def size_of(element: CapturedElement) -> int:
     """The stored size of the rows in bytes, for rows from this worker and from others; 0 for a watermark."""
     match element:
-        case pa.Buffer():
-            return int(element.size)
+        case EncodedRows(_, message):
+            return int(message.size)
         case pa.RecordBatch():
             return int(pa.ipc.get_record_batch_size(element))
         case PersistedElement():
@@ -33,20 +33,20 @@ def size_of(element: CapturedElement) -> int:
 class CapturedChannel:
     """In-flight data of one channel, in order; ``edge`` and ``peer`` as in :class:`ChannelStateStream`.
 
-    ``schema`` is that of the rows, unless they are batches, which have their own.
+    ``schema`` is that of the rows that are stored already. Other rows have their own, which may change on the way.
     """
 
     peer: int
-    schema: pa.Schema | None
     elements: list[CapturedElement] = field(default_factory=list)
     edge: int = 0
+    schema: pa.Schema | None = None
 
     @property
     def bytes(self) -> int:
         return sum(size_of(element) for element in self.elements)
 
 
-_Rows: TypeAlias = "pa.RecordBatch | pa.Buffer"
+_Rows: TypeAlias = "pa.RecordBatch | EncodedRows"
 _Place: TypeAlias = "tuple[weakref.ref[_Rows], PersistedElement]"
 
 

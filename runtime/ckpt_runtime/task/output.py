@@ -30,20 +30,22 @@ from ckpt_runtime.task.in_flight import CapturedChannel
 
 
 class BatchSizer:
-    """Sizes of batches of one schema; validity bitmaps of fixed-width columns are left out.
+    """Sizes of batches whose schema rarely changes; validity bitmaps of fixed-width columns are left out.
 
     Arrow adds up buffers and releases the interpreter lock for it, which is too expensive for small batches.
     """
 
-    __slots__ = ("_row_bits",)
+    __slots__ = ("_row_bits", "_schema")
 
     def __init__(self) -> None:
-        self._row_bits: int | None = None
+        self._schema: pa.Schema | None = None
+        self._row_bits = 0
 
     def of(self, batch: pa.RecordBatch) -> int:
         """Bytes of the rows of ``batch``; a slice counts its own rows only."""
-        if self._row_bits is None:
-            self._row_bits = _row_bits(batch.schema)
+        schema = batch.schema
+        if self._schema is None or not schema.equals(self._schema):
+            self._schema, self._row_bits = schema, _row_bits(schema)
         if self._row_bits == 0:
             return int(batch.nbytes)
         return int(batch.num_rows) * self._row_bits // 8
@@ -73,10 +75,6 @@ class Subpartition(Protocol):
     """Set while gathered rows wait for the channel to be drained; the producer is then woken when it is."""
 
     @property
-    def schema(self) -> pa.Schema | None:
-        """The schema of the rows that wait here; None before the first."""
-
-    @property
     def error(self) -> BaseException | None: ...
 
     def send_batch(self, batch: pa.RecordBatch) -> None: ...
@@ -102,7 +100,6 @@ class LocalSubpartition:
     error: BaseException | None = None
     held = False
     is_empty = True
-    schema: pa.Schema | None = None
 
     def __init__(self, receiver: InputChannel, capacity: int, wake_producer: Callable[[], None]) -> None:
         self.buffer_size = receiver.buffer_size
@@ -194,7 +191,8 @@ class ResultPartition:
     subtask indexes, by default 0, 1 and so on. Without ``overtakes`` barriers stay in order, and each row is
     a piece of work: a rebalanced batch is distributed row by row.
 
-    A ``combiner`` aggregates each batch first. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
+    A ``combiner`` aggregates each batch first, if that pays: rows of two schemas then follow each other, in buffers of
+    their own. With ``keeps_dictionaries`` columns that are dictionaries stay so: for a
     consumer in the same worker that takes them. With ``by_reference`` batches reach the only consumer as they are, if
     they are not very large: cutting them would save no memory, and cost the consumer a call for each part.
     """
@@ -365,7 +363,7 @@ class ResultPartition:
             share = None if limit is None else limit // (len(self._subpartitions) - position)
             elements = capture(subpartition, share)
             if elements:
-                found = CapturedChannel(self._peers[position], subpartition.schema, list(elements))
+                found = CapturedChannel(self._peers[position], list(elements))
                 captured.append(found)
                 if limit is not None:
                     limit -= found.bytes
@@ -452,6 +450,8 @@ class ResultPartition:
             return
         self.bytes += size
         gathering = self._gathering[index]
+        if gathering.rows and not gathering.batches[0].schema.equals(batch.schema):
+            self._send(index)
         gathering.batches.append(batch)
         gathering.rows += batch.num_rows
         gathering.bytes += size

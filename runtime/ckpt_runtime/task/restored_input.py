@@ -172,12 +172,12 @@ class RestoredInput:
         """The remaining elements, by stream. ``rest`` is the rest of the rows that :meth:`poll` returned last."""
         left = []
         if rest is not None:
-            left.append(CapturedChannel(self._streams[0].peer, rest.schema, [rest], current_edge))
+            left.append(CapturedChannel(self._streams[0].peer, [rest], current_edge))
         for number, stream in enumerate(self._streams):
             reader = self._reader if number == 0 and self._reader is not None else self._open_reader(stream)
             elements = reader.unread_elements()
             if elements:
-                left.append(CapturedChannel(stream.peer, reader.schema, list(elements), stream.edge))
+                left.append(CapturedChannel(stream.peer, list(elements), stream.edge, reader.schema))
         return left
 
     def close(self) -> None:

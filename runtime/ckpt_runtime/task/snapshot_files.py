@@ -9,7 +9,7 @@ import logging
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,9 +29,11 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, SavepointFormat
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
 from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.state.errors import SharedFileError, UnsupportedBackendError
 from ckpt_runtime.storage.channel_state import (
     CapturedStream,
+    InFlightElement,
     InFlightWatermark,
     PersistedElement,
     WrittenChannelState,
@@ -42,7 +44,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import Location, discard_file, naming, resolve
 from ckpt_runtime.storage.publish import fsync_directory
 from ckpt_runtime.storage.state_files import StateFileWriter
-from ckpt_runtime.task.in_flight import CapturedChannel, PersistedBuffers
+from ckpt_runtime.task.in_flight import CapturedChannel, CapturedElement, PersistedBuffers
 from ckpt_runtime.task.subtask_checkpoints import SubtaskSnapshot
 
 logger = logging.getLogger(__name__)
@@ -290,44 +292,53 @@ def _write_in_flight(
     directory: Location, snapshot: SubtaskSnapshot, inline_threshold: int, persisted: PersistedBuffers
 ) -> WrittenChannelState:
     checkpoint_id, options = snapshot.barrier.checkpoint_id, snapshot.barrier.options
+    inputs, outputs = (
+        [part for channel in channels for part in _streams(channel, persisted, checkpoint_id)]
+        for channels in (snapshot.in_flight.inputs, snapshot.in_flight.outputs)
+    )
     written = write_channel_state(
         resolve(options.shared_directory),
         directory,
-        [_stream(channel, persisted, checkpoint_id) for channel in snapshot.in_flight.inputs],
-        [_stream(channel, persisted, checkpoint_id) for channel in snapshot.in_flight.outputs],
+        [stream for stream, _ in inputs],
+        [stream for stream, _ in outputs],
         inline_threshold,
         full=options.properties.full,
     )
-    places = _places(snapshot.in_flight.inputs, written.input_places)
-    places += _places(snapshot.in_flight.outputs, written.output_places)
+    places = [
+        (element, place)
+        for (_, live), placed in zip([*inputs, *outputs], [*written.input_places, *written.output_places], strict=True)
+        for element, place in zip(live, placed, strict=True)
+        if place is not None and isinstance(element, EncodedRows | pa.RecordBatch)
+    ]
     persisted.written(checkpoint_id, places)
     return written
 
 
-def _stream(channel: CapturedChannel, persisted: PersistedBuffers, checkpoint_id: int) -> CapturedStream:
-    elements: list[PersistedElement | pa.Buffer | pa.RecordBatch | InFlightWatermark] = []
+def _streams(
+    channel: CapturedChannel, persisted: PersistedBuffers, checkpoint_id: int
+) -> list[tuple[CapturedStream, list[CapturedElement]]]:
+    """One stream for each run of rows of one schema, in order, with the elements as they were captured."""
+    streams: list[tuple[CapturedStream, list[CapturedElement]]] = []
+    stored: list[InFlightElement] = []
+    live: list[CapturedElement] = []
     schema, decoder = channel.schema, BatchDecoder()
+    own: pa.Schema | None
+    content: InFlightElement
     for element in channel.elements:
         match element:
             case Watermark(timestamp_ms):
-                elements.append(InFlightWatermark(timestamp_ms))
+                own, content = schema, InFlightWatermark(timestamp_ms)
             case PersistedElement():
-                elements.append(element)
+                own, content = channel.schema, element
             case pa.RecordBatch():
                 plain = decoder.decoded(element)
-                schema = plain.schema if schema is None else schema
-                elements.append(persisted.place_of(element, checkpoint_id) or plain)
-            case _:
-                elements.append(persisted.place_of(element, checkpoint_id) or element)
-    return CapturedStream(channel.edge, channel.peer, schema, elements)
-
-
-def _places(
-    channels: Sequence[CapturedChannel], places: Sequence[Sequence[PersistedElement | None]]
-) -> list[tuple[pa.Buffer | pa.RecordBatch, PersistedElement]]:
-    return [
-        (element, place)
-        for channel, placed in zip(channels, places, strict=True)
-        for element, place in zip(channel.elements, placed, strict=True)
-        if place is not None and isinstance(element, pa.Buffer | pa.RecordBatch)
-    ]
+                own, content = plain.schema, persisted.place_of(element, checkpoint_id) or plain
+            case EncodedRows(own, message):
+                content = persisted.place_of(element, checkpoint_id) or message
+        if schema is not None and own is not None and not own.equals(schema):
+            streams.append((CapturedStream(channel.edge, channel.peer, schema, stored), live))
+            stored, live = [], []
+        schema = own
+        stored.append(content)
+        live.append(element)
+    return [*streams, (CapturedStream(channel.edge, channel.peer, schema, stored), live)]

@@ -33,6 +33,7 @@ from ckpt_runtime.network.elements import (
     Watermark,
 )
 from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, SourceOperator, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress
@@ -462,16 +463,15 @@ class Subtask:
 
     def _process(self, channel: InputChannel, element: object) -> None:
         # Recorded before processing: it is in-flight data of checkpoints whose barrier has not arrived on this channel.
-        if self.checkpoints.records and isinstance(element, pa.RecordBatch | pa.Buffer | Watermark):
+        if self.checkpoints.records and isinstance(element, pa.RecordBatch | EncodedRows | Watermark):
             self.checkpoints.record(channel, element)
         match element:
             case pa.RecordBatch():
                 size = self._sizers[channel.input_index].of(element)
                 self._take_rows(element, size, channel.input_index, channel)
-            case pa.Buffer():
-                assert channel.schema is not None
-                batch = pa.ipc.read_record_batch(element, channel.schema)
-                self._take_rows(batch, element.size, channel.input_index, channel)
+            case EncodedRows(schema, message):
+                batch = pa.ipc.read_record_batch(message, schema)
+                self._take_rows(batch, message.size, channel.input_index, channel)
             case CheckpointBarrier():
                 self.checkpoints.barrier(channel, element)
             case Watermark(timestamp_ms):

@@ -357,7 +357,7 @@ class SubtaskCheckpoints:
     def _rest_of(self, index: int) -> CapturedChannel:
         """A channel's capture, which begins with the rest of its buffer in work."""
         channel = self._subtask.gate.channels[index]
-        captured = CapturedChannel(channel.peer, channel.schema, edge=channel.input_index)
+        captured = CapturedChannel(channel.peer, edge=channel.input_index)
         rest = self._subtask.rest_of_buffer()
         if rest is not None and rest[0] is channel:
             captured.elements.append(rest[1])
@@ -370,7 +370,6 @@ class SubtaskCheckpoints:
             return
         channel = self._subtask.gate.channels[index]
         captured = snapshot.inputs[index]
-        captured.schema = channel.schema  # which may have arrived after the snapshot was taken
         captured.elements.extend(channel.queued_before(checkpoint_id, or_all=ended))
         snapshot.recording.discard(index)
         self.records = any(known.recording for known in self._open.values())

@@ -21,6 +21,7 @@ from ckpt_runtime.network.framing import (
     encode_credit,
 )
 from ckpt_runtime.network.gate import InputChannel
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler.deployment import Address
 from tests.simulation.schedules.violation import Violation
@@ -85,12 +86,12 @@ class Connection:
         if receiver is None:
             return
         if kind is FrameKind.DATA:
-            receiver.put(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
+            receiver.put_encoded(body if isinstance(body, pa.Buffer) else pa.py_buffer(body))
             window = receiver.credit.window
             # Control elements need no credit, and there are more of them than buffers: count only when it may matter.
             held = len(receiver.queue)
             if held > window:
-                held = sum(isinstance(element, pa.Buffer) for element in receiver.queue)
+                held = sum(isinstance(element, EncodedRows) for element in receiver.queue)
             if held > window:
                 raise Violation(f"a channel holds {held} buffers, more than its {window}")
         elif kind is FrameKind.CONTROL:
@@ -103,7 +104,10 @@ class Connection:
                 self._barriers[channel] = element.checkpoint_id
             receiver.put(element)
         elif kind is FrameKind.SCHEMA:
+            changes = receiver.schema is not None
             receiver.schema = pa.ipc.read_schema(pa.py_buffer(body))
+            if changes:  # no step of its own: the rows follow at once
+                self._deliver()
 
     def _credit(self) -> None:
         channel, count = self.returning.popleft()

@@ -12,13 +12,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
-from ckpt_runtime.operators.operator import (
-    Operator,
-    OperatorContext,
-    Output,
-    SourceOperator,
-    SourceStatus,
-)
+from ckpt_runtime.operators.operator import Operator, OperatorContext, Output, SourceOperator, SourceStatus
 from tests.simulation.jobs.rows import (
     WINDOW_MS,
     Row,

@@ -9,8 +9,6 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
-import pyarrow as pa
-
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.checkpoint.completed_checkpoint import SharedStateRegistry
@@ -21,7 +19,7 @@ from ckpt_runtime.jobmaster.job_host import JobSlots
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.network.elements import CheckpointBarrier, SenderCredit, Watermark
 from ckpt_runtime.network.gate import InputChannel
-from ckpt_runtime.network.output_queue import OutputQueue
+from ckpt_runtime.network.output_queue import EncodedRows, OutputQueue
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.job_core import JobCore
@@ -30,7 +28,7 @@ from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.state.shared_files import SharedFiles
 from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.errors import NotFoundError
-from ckpt_runtime.task import restored_input, subtask_checkpoints
+from ckpt_runtime.task import restored_input, snapshot_files, subtask_checkpoints
 from ckpt_runtime.task.chain import OperatorChain
 from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import CurrentBuffer, LocalSubpartition, ResultPartition
@@ -113,7 +111,7 @@ def _(original, self, queued, barrier, end, limit):
     size = 0
     kept = []
     for element in reversed(overtaken):
-        size += element.size if isinstance(element, pa.Buffer) else 0
+        size += element.message.size if isinstance(element, EncodedRows) else 0
         if limit is not None and size > limit:
             break
         kept.insert(0, element)
@@ -178,19 +176,23 @@ def _(original, self, checkpoint_id, *, or_all=False):
     return [element for element in found if not isinstance(element, Watermark)]
 
 
-@bug(
-    "the schema of a recorded channel is that of the moment of the snapshot",
-    "rows that no reader can decode",
-    SubtaskCheckpoints,
-    "_stop_recording",
-    seed=54,
-)
-def _(original, self, checkpoint_id, index, ended):
-    snapshot = self._open.get(checkpoint_id)
-    before = None if snapshot is None else snapshot.inputs[index].schema
-    original(self, checkpoint_id, index, ended)
-    if snapshot is not None:
-        snapshot.inputs[index].schema = before
+@bug("all rows of a channel are stored with the schema of the first", "rows read as others", snapshot_files, "_streams")
+def _(original, channel, persisted, checkpoint_id):
+    parts = original(channel, persisted, checkpoint_id)
+    first, _ = parts[0]
+    stored = [element for stream, _ in parts for element in stream.elements]
+    return [(replace(first, elements=stored), [element for _, more in parts for element in more])]
+
+
+@bug("a change of the schema is not sent", "rows read as others", RemoteSubpartition, "_append_rows")
+def _(original, self, rows, out):
+    original(self, rows if self._sent_schema is None else replace(rows, schema=self._sent_schema), out)
+
+
+@bug("a channel that waits has the latest schema for all of its rows", "rows read as others", Subtask, "_process")
+def _(original, self, channel, element):
+    changed = isinstance(element, EncodedRows) and channel.schema is not None
+    original(self, channel, replace(element, schema=channel.schema) if changed else element)
 
 
 # --- barriers and channels

@@ -71,8 +71,8 @@ def batch_of(rows: Sequence[Row]) -> pa.RecordBatch:
 
 
 def rows_of(batch: pa.RecordBatch) -> list[Row]:
-    """The inverse of :func:`batch_of`."""
-    return list(zip(*(integers_of(column) for column in batch.columns), strict=True))
+    """The inverse of :func:`batch_of`, for columns in any order."""
+    return list(zip(*(integers_of(batch.column(name)) for name in SCHEMA.names), strict=True))
 
 
 def integers_of(column: pa.Array) -> list[int]:

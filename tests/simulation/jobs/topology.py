@@ -9,16 +9,7 @@ from random import Random
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.graph.specs import MapInArrowSpec, OperatorSpec, ProcessSpec, SourceSpec
-from tests.simulation.jobs.rows import (
-    SCHEMA,
-    SOURCE_BITS,
-    Row,
-    SourceRows,
-    counted,
-    flat_mapped,
-    joined,
-    windowed,
-)
+from tests.simulation.jobs.rows import SCHEMA, SOURCE_BITS, Row, SourceRows, counted, flat_mapped, joined, windowed
 
 KEYED = ("count", "window", "join")
 

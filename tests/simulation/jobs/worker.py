@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+import pyarrow as pa
+
 from ckpt_runtime.checkpoint.executions import SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.state_options import StateOptions
@@ -144,6 +146,9 @@ class SimulatedJob(DeployedJob):
             for subpartition, peer in zip(partition._subpartitions, partition._peers, strict=True)
         ]
         return partition
+
+    def _input_schema(self, uid: str, gate: int) -> pa.Schema | None:
+        return None  # any order of columns is taken
 
     def _operator(self, uid: str) -> Operator:
         world = self._worker.world

@@ -27,13 +27,7 @@ BUGS: list[PlantedBug] = []
 
 
 def bug(
-    name: str,
-    like: str,
-    owner: Any = None,
-    attribute: str = "",
-    *,
-    bugs: list[PlantedBug] = BUGS,
-    seed: int = 0,
+    name: str, like: str, owner: Any = None, attribute: str = "", *, bugs: list[PlantedBug] = BUGS, seed: int = 0
 ) -> Callable[[Any], Any]:
     """Adds a bug to a list; by default that of the protocols.
 

@@ -185,10 +185,7 @@ def _():
     def on_failure(self, *arguments, **more):
         return _ON_FAILURE(self, *arguments, **more)
 
-    return [
-        (CheckpointFailureManager, "on_restart", nothing),
-        (CheckpointFailureManager, "on_failure", on_failure),
-    ]
+    return [(CheckpointFailureManager, "on_restart", nothing), (CheckpointFailureManager, "on_failure", on_failure)]
 
 
 _ON_FAILURE = CheckpointFailureManager.on_failure

@@ -52,13 +52,9 @@ def _():
 
 
 for _what, _seed in (("removal", 29), ("overrides", 15), ("graph", 33), ("result", 1)):
-    bug(
-        f"a write without an answer is taken for done: {_what}",
-        "K13, 571.6, 530.5",
-        HaRecord,
-        "believes",
-        seed=_seed,
-    )(staticmethod(partial(eq, _what)))
+    bug(f"a write without an answer is taken for done: {_what}", "K13, 571.6, 530.5", HaRecord, "believes", seed=_seed)(
+        staticmethod(partial(eq, _what))
+    )
 
 
 # --- changes of the configuration

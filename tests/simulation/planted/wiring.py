@@ -383,13 +383,7 @@ bug("a rescale whose storing is unknown counts as not stored", "203.14, K13", Du
 )
 
 
-@bug(
-    "a rescale is in force before it is stored",
-    "203.14, persist, then apply",
-    JobCore,
-    "_checkpoint_taken",
-    seed=213,
-)
+@bug("a rescale is in force before it is stored", "203.14, persist, then apply", JobCore, "_checkpoint_taken", seed=213)
 def _(original, self):
     original(self)
     if self._change.plan is not None:

@@ -10,12 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ckpt_runtime.checkpoint.completed_checkpoint import (
-    KeyedStateHandle,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
-)
+from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
 from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey, TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointOptions

@@ -236,11 +236,7 @@ def processor_with_timers_of_event_time(rows: DataFrame) -> DataFrame:
 
 
 @program(
-    "append",
-    schemas=PAIRS,
-    settings=ROCKSDB,
-    rows=ROWS,
-    differs="The engine refuses it: the timers would never fire.",
+    "append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses it: the timers would never fire."
 )
 def processor_with_timers_and_no_watermark(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")

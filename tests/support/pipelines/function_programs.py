@@ -178,7 +178,4 @@ def whole_batches(rows: DataFrame) -> dict[str, DataFrame]:
             yield pa.record_batch([batch.column("id"), pc.list_value_length(batch.column("numbers"))], ["id", "n"])
 
     made = StructType().add("id", "long").add("words", "string").add("at", "timestamp")
-    return {
-        "in_pandas": rows.mapInPandas(large, made),
-        "in_arrow": rows.mapInArrow(counted, "id LONG, n INT"),
-    }
+    return {"in_pandas": rows.mapInPandas(large, made), "in_arrow": rows.mapInArrow(counted, "id LONG, n INT")}

@@ -26,11 +26,7 @@ def started(spark: SparkSession, path: str, output: str, changed: str) -> list[S
     numbered = numbered.option("checkpointLocation", f"{output}/state-of-numbered").trigger(availableNow=True)
     # Without a location: as in Spark, each run reads everything again.
     anew = rows.where("id < 6").writeStream.foreachBatch(numbered_in(Path(output, "anew"))).queryName("anew")
-    return [
-        numbered.start(),
-        anew.trigger(availableNow=True).start(),
-        *_files(rows, output, changed),
-    ]
+    return [numbered.start(), anew.trigger(availableNow=True).start(), *_files(rows, output, changed)]
 
 
 def _files(rows: DataFrame, output: str, changed: str) -> list[StreamingQuery]:

@@ -7,20 +7,9 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_provider_ckpt.assets import savepoints_of
-from airflow_provider_ckpt.dags import (
-    ckpt_lifecycle,
-    ckpt_patch,
-    ckpt_savepoint_now,
-    ckpt_scheduled_savepoints,
-)
+from airflow_provider_ckpt.dags import ckpt_lifecycle, ckpt_patch, ckpt_savepoint_now, ckpt_scheduled_savepoints
 
-__all__ = [
-    "ckpt_lifecycle",
-    "ckpt_patch",
-    "ckpt_savepoint_now",
-    "ckpt_scheduled_savepoints",
-    "new_savepoints",
-]
+__all__ = ["ckpt_lifecycle", "ckpt_patch", "ckpt_savepoint_now", "ckpt_scheduled_savepoints", "new_savepoints"]
 
 
 @task

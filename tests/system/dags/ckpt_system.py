@@ -54,12 +54,7 @@ with DAG("system_submit", schedule=None, params=PARAMS):
 
 with DAG("system_resume", schedule=None, params=PARAMS):
     SubmitJobOperator(
-        task_id="submit",
-        **SUBMIT,
-        retries=1,
-        retry_delay=timedelta(seconds=1),
-        defer_after=0,
-        poll_interval=0.5,
+        task_id="submit", **SUBMIT, retries=1, retry_delay=timedelta(seconds=1), defer_after=0, poll_interval=0.5
     )
 
 with DAG("system_rivals", schedule=None, params=PARAMS):

@@ -40,10 +40,7 @@ PROGRAM: dict[str, Any] = {
 WAITS = {"poll_interval": 0.2, "poke_interval": 0.2, "wait_timeout": "2 min", "timeout": 120, "healthy_timeout": "60 s"}
 
 with DAG(
-    "every_task",
-    schedule=None,
-    params={"directory": "", "parallelism": 2, "interval": "500 ms"},
-    default_args=WAITS,
+    "every_task", schedule=None, params={"directory": "", "parallelism": 2, "interval": "500 ms"}, default_args=WAITS
 ):
     submit = SubmitJobOperator(task_id="submit", job_name="every task", **PROGRAM)
     running = JobStatusSensor(task_id="running", job=submit.job_id, expected="{{ 'running' }}")

@@ -95,10 +95,7 @@ def test_the_program_of_a_function_runs_without_its_file_and_gets_the_arguments(
 
 
 def test_a_function_inside_another_is_taken_as_it_is(tmp_path: Path) -> None:
-    def inner(
-        spark: PurePath,
-        path: str = "x",
-    ) -> None:
+    def inner(spark: PurePath, path: str = "x") -> None:
         text = """
   two spaces"""
         spark.append(path + text)  # type: ignore[attr-defined]

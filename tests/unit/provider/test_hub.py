@@ -335,11 +335,7 @@ def test_conditions_look_only_for_the_events_that_concern_them() -> None:
 
     states = {"job-status", "deployment", "tasks-running"}
     assert concerned(finished().condition) == states
-    assert concerned(ReadyForSnapshotCondition(JOB)) == states | {
-        "savepoint-triggered",
-        "savepoint-failed",
-        POLL,
-    }
+    assert concerned(ReadyForSnapshotCondition(JOB)) == states | {"savepoint-triggered", "savepoint-failed", POLL}
     ended = {f"{what}-{how}" for what in ("checkpoint", "savepoint") for how in ("completed", "failed")}
     assert concerned(checkpoints().condition) == ended | {"job-status", POLL}
     operation = OperationCondition(JOB, Operation.STOP, "1" * 32)

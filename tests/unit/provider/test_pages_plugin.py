@@ -268,9 +268,7 @@ def test_the_age_of_a_checkpoint_is_shown_in_the_largest_unit_that_has_two(ms: i
 
 
 @pytest.mark.row("air.15")
-def test_jobs_of_any_number_of_tasks_are_ranked_with_one_request(
-    job_manager: JobManager,
-) -> None:
+def test_jobs_of_any_number_of_tasks_are_ranked_with_one_request(job_manager: JobManager) -> None:
     from airflow_provider_ckpt.plugins.views import TaskJob, _rank, _states_of
 
     ids = [f"{number:032x}" for number in range(100, 150)]

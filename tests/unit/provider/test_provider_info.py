@@ -100,10 +100,7 @@ def test_the_provider_knows_the_runtime_through_client_and_contract_only() -> No
             for name in names:
                 if name == "ckpt_runtime.leader_retrieval":
                     assert path == PACKAGE / "hooks" / "ckpt.py"
-                elif name.startswith("ckpt_runtime") and name not in (
-                    "ckpt_runtime.secret_keys",
-                    "ckpt_runtime.web",
-                ):
+                elif name.startswith("ckpt_runtime") and name not in ("ckpt_runtime.secret_keys", "ckpt_runtime.web"):
                     assert f"{name}.".startswith(("ckpt_runtime.client.", "ckpt_runtime.contract.")), path
                 own = () if path.parent.name == "plugins" else ("airflow.models", "airflow.utils")
                 assert not name.startswith(("pyspark", *own)), path

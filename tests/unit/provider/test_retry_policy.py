@@ -9,12 +9,7 @@ import pytest
 from airflow.sdk import DAG, ExceptionRetryPolicy, RetryAction
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_ckpt.exceptions import (
-    CkptArgumentInvalid,
-    CkptConflict,
-    CkptOperationFailed,
-    CkptUnavailable,
-)
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConflict, CkptOperationFailed, CkptUnavailable
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator

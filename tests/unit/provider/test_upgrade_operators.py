@@ -208,10 +208,7 @@ def test_every_step_that_waits_looks_at_the_job_before_it_requests_anything() ->
     for step in WATCHES:
         answers = Answers(Look=seen(), ReadStop=StopSeen(seen()))
         answers.drive(structs.replace(paused(), step=step, deadline=10**15))
-        assert [type(action).__name__ for action in answers.requests[:2]] in (
-            ["Claim", "Look"],
-            ["Claim", "ReadStop"],
-        )
+        assert [type(action).__name__ for action in answers.requests[:2]] in (["Claim", "Look"], ["Claim", "ReadStop"])
 
 
 def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job_is_not_healthy(

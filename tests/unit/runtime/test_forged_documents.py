@@ -197,19 +197,13 @@ DOCUMENTS: dict[str, tuple[Any, Callable[[Any], object]]] = {
         {"job_graph": GRAPH.to_json(), "warnings": ["w"], "own_configuration": {"a": "b"}},
         lambda document: PlanResult.from_json(json.dumps(document).encode()),
     ),
-    "committables": (
-        SubtaskState({"sink": OperatorSubtaskState(lists=(COMMITTED, OWN))}).to_json(),
-        _use_committables,
-    ),
+    "committables": (SubtaskState({"sink": OperatorSubtaskState(lists=(COMMITTED, OWN))}).to_json(), _use_committables),
     "claim": (asdict(CLAIM), _use_file("claim", read_claim)),
     "successor of a claim": (
         asdict(CLAIMANT),
         _use_file("claim-after-1", lambda place: _read_successor(place.child("claim-after-1"))),
     ),
-    "entry of the savepoint catalogue": (
-        asdict(ENTRY),
-        _use_file(f"catalogue/{1:020d}.json", read_entry),
-    ),
+    "entry of the savepoint catalogue": (asdict(ENTRY), _use_file(f"catalogue/{1:020d}.json", read_entry)),
     "upgrades": (
         {"upgrades": {"1" * 32: asdict(HeldUpgrade("o", "2" * 32, 3, 4, "r", "/s"))}},
         lambda document: checked(document, HeldUpgrades),

@@ -150,10 +150,7 @@ class SavepointDisposalRequest(Body):
 
 _CHECKPOINT_BODY = json_body(
     CheckpointTriggerRequestBody,
-    {
-        "as configured": {},
-        "a full one, which may be sent again": {"checkpointType": "FULL", "triggerId": _TRIGGER_ID},
-    },
+    {"as configured": {}, "a full one, which may be sent again": {"checkpointType": "FULL", "triggerId": _TRIGGER_ID}},
 )
 _SAVEPOINT_BODY = json_body(
     SavepointTriggerRequestBody,

@@ -363,10 +363,7 @@ async def _no_parameters(request: Request) -> None:
         raise BadRequest(f"Query parameters are not accepted here ({names[:200]}); pass them in the body.")
 
 
-_SUBMISSION: dict[str, Any] = {
-    "responses": errors(400, 404, 408, 409, 413),
-    "dependencies": [Depends(_no_parameters)],
-}
+_SUBMISSION: dict[str, Any] = {"responses": errors(400, 404, 408, 409, 413), "dependencies": [Depends(_no_parameters)]}
 _Body = Annotated[JarRunRequestBody, body_of(JarRunRequestBody)]
 
 

@@ -81,10 +81,7 @@ def shown_settings(effective: EffectiveCheckpointConfig) -> CheckpointConfig:
         unaligned=settings.unaligned_enabled,
         max_inflight_data_bytes=settings.max_inflight_data_bytes,
         checkpoints_after_tasks_finish=settings.checkpoints_after_tasks_finish,
-        externalization=Externalization(
-            not settings.discards_on("FAILED"),
-            settings.discards_on("CANCELED"),
-        ),
+        externalization=Externalization(not settings.discards_on("FAILED"), settings.discards_on("CANCELED")),
         state_backend=effective.state_backend,
         checkpoint_storage=effective.checkpoint_storage,
         overrides=tuple(name for name, setting in PATCHABLE.items() if setting.field in effective.overrides),

@@ -139,10 +139,7 @@ async def details(job_id: JobId, dispatcher: TheDispatcher) -> JobDetails:
 
 
 @jobs.patch(
-    "/{jobid}",
-    status_code=202,
-    responses=errors(308, 400, 404, 408, 409, 413),
-    dependencies=[Depends(whole_request)],
+    "/{jobid}", status_code=202, responses=errors(308, 400, 404, 408, 409, 413), dependencies=[Depends(whole_request)]
 )
 async def cancel(
     job_id: JobId,
@@ -360,8 +357,7 @@ async def release(
     job_id: JobId,
     dispatcher: TheDispatcher,
     owner: Annotated[
-        str | None,
-        Query(description="owner whose upgrade ends; default: any owner", pattern=OWNER_PATTERN),
+        str | None, Query(description="owner whose upgrade ends; default: any owner", pattern=OWNER_PATTERN)
     ] = None,
 ) -> Nothing:
     """End an upgrade. Does nothing if no upgrade is in progress, or if it belongs to another owner."""

@@ -12,18 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import (
-    FLOAT64,
-    I64,
-    IN_F64,
-    IN_I64,
-    IN_U8,
-    IN_U32,
-    INT64,
-    U8,
-    inlined,
-    kernel,
-)
+from ckpt_runtime.state.kernels.compiler import FLOAT64, I64, IN_F64, IN_I64, IN_U8, IN_U32, INT64, U8, inlined, kernel
 from ckpt_runtime.state.kernels.hash_kernels import is_valid
 
 RANK_BITS = 6

@@ -12,7 +12,24 @@ from typing import Any
 
 import numpy as np
 
-from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, IN_U8, IN_U32, INT64, U8, U32, inlined, kernel
+from ckpt_runtime.state.kernels.compiler import (
+    I32,
+    I64,
+    IN_I32,
+    IN_I64,
+    IN_U8,
+    IN_U16,
+    IN_U32,
+    IN_U64,
+    INT64,
+    U8,
+    U16,
+    U32,
+    U64,
+    inlined,
+    kernel,
+)
+from ckpt_runtime.state.kernels.hash_kernels import copy_bytes
 
 ALIVE, MATCHED = np.uint8(1), np.uint8(2)
 BLOCK = 4096
@@ -197,3 +214,69 @@ def expire_rows(
         block_least[block] = least
     result[UNMATCHED] = listed
     result[EXPIRED] = expired
+
+
+@inlined
+def _segment_of(ends: Any, row: Any) -> Any:
+    """The first segment that ends behind the row."""
+    low, high = 0, ends.size - 1
+    while low < high:
+        middle = (low + high) // 2
+        if ends[middle] > row:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@kernel((IN_I32, IN_I64, I64, I32, I32))
+def order_by_segment(rows: Any, ends: Any, bounds: Any, places: Any, inside: Any) -> None:
+    """Stable counting sort of row numbers by the segment that has them; ``ends`` says where segments end.
+
+    Segment ``s`` gets the stretch from ``bounds[s]`` to ``bounds[s + 1]``: of ``places`` the positions in ``rows``, of
+    ``inside`` the numbers counted from its first row. ``bounds`` is zero before, and has one entry more than ``ends``.
+    """
+    for position in range(rows.size):
+        bounds[_segment_of(ends, rows[position])] += 1
+    start = np.int64(0)
+    for segment in range(ends.size):
+        count = bounds[segment]
+        bounds[segment] = start
+        start += count
+    for position in range(rows.size):
+        segment = _segment_of(ends, rows[position])
+        place = bounds[segment]
+        bounds[segment] = place + 1
+        places[place] = position
+        inside[place] = rows[position] - (ends[segment - 1] if segment else 0)
+    for segment in range(ends.size, 0, -1):
+        bounds[segment] = bounds[segment - 1]
+    bounds[0] = 0
+
+
+@kernel(
+    (IN_U8, IN_I32, IN_I32, U8),
+    (IN_U16, IN_I32, IN_I32, U16),
+    (IN_U32, IN_I32, IN_I32, U32),
+    (IN_U64, IN_I32, IN_I32, U64),
+)
+def gather(values: Any, rows: Any, places: Any, out: Any) -> None:
+    """Puts the value of each row at its place."""
+    for position in range(rows.size):
+        out[places[position]] = values[rows[position]]
+
+
+@kernel((IN_I32, IN_I32, IN_I32, I64), (IN_I64, IN_I32, IN_I32, I64))
+def gather_lengths(offsets: Any, rows: Any, places: Any, lengths: Any) -> None:
+    """Puts the length of each row's bytes behind its place."""
+    for position in range(rows.size):
+        row = rows[position]
+        lengths[places[position] + 1] = offsets[row + 1] - offsets[row]
+
+
+@kernel((IN_I32, IN_U8, IN_I32, IN_I32, IN_I64, U8), (IN_I64, IN_U8, IN_I32, IN_I32, IN_I64, U8))
+def gather_bytes(offsets: Any, data: Any, rows: Any, places: Any, ends: Any, out: Any) -> None:
+    """Copies the bytes of each row to its place, which begins at ``ends[place]``."""
+    for position in range(rows.size):
+        row = rows[position]
+        copy_bytes(data, offsets[row], out, ends[places[position]], offsets[row + 1] - offsets[row])

@@ -25,13 +25,7 @@ from ckpt_runtime.state.backend import KeyedSnapshot, SnapshotFiles, SnapshotRea
 from ckpt_runtime.state.canonical import CanonicalWriter
 from ckpt_runtime.state.errors import CorruptStateError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
-from ckpt_runtime.state.memory.increments import (
-    Freezable,
-    IncrementalSnapshot,
-    Increments,
-    NamedState,
-    opened_parts,
-)
+from ckpt_runtime.state.memory.increments import Freezable, IncrementalSnapshot, Increments, NamedState, opened_parts
 from ckpt_runtime.state.memory.keyed_columns import ColumnTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState, StoredRow
 from ckpt_runtime.state.memory.keyed_states import TableBackend

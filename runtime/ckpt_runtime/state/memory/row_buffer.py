@@ -13,6 +13,7 @@ segments to read from. A snapshot shares the segments.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,16 @@ import pyarrow.compute as pc
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
 from ckpt_runtime.state.arrays import read_only
-from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, int64_column, unsigned_values
+from ckpt_runtime.state.columns import (
+    AnyArray,
+    arrow_from_numpy,
+    bytes_array,
+    bytes_column,
+    int64_column,
+    is_bytes_like,
+    plain,
+    unsigned_values,
+)
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
 from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
@@ -32,8 +42,17 @@ from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import RowBufferSpec
 from ckpt_runtime.state.stored_rows import ROW, StateWriter
 
-_MERGED_ROWS = 1 << 17
+_MERGED_ROWS = 1 << 16
 _MERGED_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The wanted rows of one segment: their numbers inside of it, and their places in the result."""
+
+    segment: pa.RecordBatch
+    places: AnyArray
+    inside: AnyArray
 
 
 class RowSegments:
@@ -43,7 +62,7 @@ class RowSegments:
         self.schema = schema
         self.rows = 0
         self._segments: list[pa.RecordBatch] = []
-        self._ends: AnyArray = np.empty(0, dtype=np.int64)
+        self._ends: AnyArray = read_only(np.empty(0, dtype=np.int64))
 
     @property
     def segments(self) -> tuple[pa.RecordBatch, ...]:
@@ -70,42 +89,57 @@ class RowSegments:
         if first < len(segments) - 1:
             segments[first:] = [pa.concat_batches(segments[first:])]
         self.rows += batch.num_rows
-        self._ends = np.cumsum([segment.num_rows for segment in segments])
+        self._ends = read_only(np.cumsum([segment.num_rows for segment in segments], dtype=np.int64))
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """The columns at the positions ``wanted``, for row numbers in any order."""
         if len(self._segments) == 1:
             indices = arrow_from_numpy(pa.int32(), rows)
             return [pc.take(self._segments[0].column(index), indices, boundscheck=False) for index in wanted]
-        owners = np.searchsorted(self._ends, rows, side="right").astype(np.uint16)
-        order = np.argsort(owners, kind="stable")
-        bounds = np.searchsorted(owners[order], np.arange(len(self._segments) + 1))
-        parts: list[tuple[pa.RecordBatch, AnyArray, AnyArray]] = []
-        for number, segment in enumerate(self._segments):
-            places = order[bounds[number] : bounds[number + 1]]
-            if len(places):
-                start = self._ends[number] - segment.num_rows
-                parts.append((segment, places, (rows[places] - start).astype(np.int32)))
-        inverse = np.empty(len(rows), dtype=np.int32)
-        inverse[order] = np.arange(len(rows), dtype=np.int32)
-        return [self._gathered(index, parts, inverse) for index in wanted]
-
-    def _gathered(
-        self, index: int, parts: list[tuple[pa.RecordBatch, AnyArray, AnyArray]], inverse: AnyArray
-    ) -> pa.Array:
-        """One column: plain numbers are written to their places; other values are taken by segment, then reordered."""
-        views = [unsigned_values(segment.column(index)) for segment, _, _ in parts]
-        if views and all(view is not None for view in views):
-            out = np.empty(len(inverse), dtype=views[0].dtype)  # type: ignore[union-attr]
-            for view, (_, places, inside) in zip(views, parts, strict=True):
-                out[places] = view[inside]  # type: ignore[index]
-            return arrow_from_numpy(self.schema.field(index).type, out)
-        taken = [
-            pc.take(segment.column(index), arrow_from_numpy(pa.int32(), inside), boundscheck=False)
-            for segment, _, inside in parts
+        bounds = np.zeros(len(self._segments) + 1, dtype=np.int64)
+        places, inside = np.empty(len(rows), dtype=np.int32), np.empty(len(rows), dtype=np.int32)
+        kernels.order_by_segment(read_only(rows.astype(np.int32, copy=False)), self._ends, bounds, places, inside)
+        parts = [
+            _Part(segment, read_only(places[start:end]), read_only(inside[start:end]))
+            for segment, start, end in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
+            if start < end
         ]
-        whole = pa.concat_arrays(taken) if taken else pa.nulls(0, self.schema.field(index).type)
-        return whole if len(taken) == 1 else pc.take(whole, arrow_from_numpy(pa.int32(), inverse), boundscheck=False)
+        return [self._gathered(index, parts, len(rows)) for index in wanted]
+
+    def _gathered(self, index: int, parts: list[_Part], rows: int) -> pa.Array:
+        """One column: plain numbers and bytes are written to their places; other values are taken, then reordered."""
+        kind = self.schema.field(index).type
+        found = [part.segment.column(index) for part in parts]
+        views = [unsigned_values(column) for column in found]
+        if parts and all(view is not None for view in views):
+            out = np.empty(rows, dtype=views[0].dtype)  # type: ignore[union-attr]
+            for view, part in zip(views, parts, strict=True):
+                kernels.gather(view, part.inside, part.places, out)
+            return arrow_from_numpy(kind, out)
+        if parts and is_bytes_like(kind) and not any(column.null_count for column in found):
+            return self._gathered_bytes(kind, found, parts, rows)
+        taken = [
+            pc.take(column, arrow_from_numpy(pa.int32(), part.inside), boundscheck=False)
+            for column, part in zip(found, parts, strict=True)
+        ]
+        whole = pa.concat_arrays(taken) if taken else pa.nulls(0, kind)
+        if len(taken) < 2:
+            return whole
+        inverse = np.empty(rows, dtype=np.int32)
+        inverse[np.concatenate([part.places for part in parts])] = np.arange(rows, dtype=np.int32)
+        return pc.take(whole, arrow_from_numpy(pa.int32(), inverse), boundscheck=False)
+
+    @staticmethod
+    def _gathered_bytes(kind: pa.DataType, found: list[pa.Array], parts: list[_Part], rows: int) -> pa.Array:
+        views = [bytes_column(plain(column)) for column in found]
+        ends = np.zeros(rows + 1, dtype=np.int64)
+        for view, part in zip(views, parts, strict=True):
+            kernels.gather_lengths(view.offsets, part.inside, part.places, ends)
+        np.cumsum(ends, out=ends)
+        out = np.empty(int(ends[-1]), dtype=np.uint8)
+        for view, part in zip(views, parts, strict=True):
+            kernels.gather_bytes(view.offsets, view.data, part.inside, part.places, read_only(ends), out)
+        return bytes_array(kind, ends, out)
 
 
 PAIRS_PER_CALL = 16_384

@@ -26,11 +26,7 @@ from ckpt_runtime.state.errors import UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.memory.aggregate_table import AggregateTable
 from ckpt_runtime.state.memory.keyed_state import MemoryState
 from ckpt_runtime.state.memory.keyed_states import TableBackend
-from ckpt_runtime.state.memory.row_buffer import (
-    check_ends,
-    rows_descriptor,
-    stored_schema,
-)
+from ckpt_runtime.state.memory.row_buffer import check_ends, rows_descriptor, stored_schema
 from ckpt_runtime.state.rocksdb.catalog import Catalog
 from ckpt_runtime.state.rocksdb.codec import KeyCodec
 from ckpt_runtime.state.rocksdb.columnar_aggregates import CachedAggregates

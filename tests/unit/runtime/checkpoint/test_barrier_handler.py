@@ -625,7 +625,4 @@ def test_coordinators_abort_unblocks_all_channels(state):
 def test_next_checkpoint_turns_unaligned_after_the_coordinators_abort():
     handler = BarrierHandler([A, B])
     feed(handler, received(A, 1), announced(A, 2))
-    assert feed(handler, AbortedByCoordinator(1)) == [
-        ResumeChannels((A,)),
-        turned(2, recording=(B,), captured=(A,)),
-    ]
+    assert feed(handler, AbortedByCoordinator(1)) == [ResumeChannels((A,)), turned(2, recording=(B,), captured=(A,))]

@@ -18,10 +18,7 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Setti
 from ckpt_runtime.checkpoint.executions import ExecutionId, calculate_plan
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
-from ckpt_runtime.checkpoint.retention import (
-    RetainedCheckpoint,
-    Retention,
-)
+from ckpt_runtime.checkpoint.retention import RetainedCheckpoint, Retention
 from ckpt_runtime.checkpoint.statistics import CheckpointStatsTracker
 from ckpt_runtime.checkpoint.triggering import (
     CAPACITY,
@@ -31,12 +28,7 @@ from ckpt_runtime.checkpoint.triggering import (
     RequestVerdict,
 )
 from ckpt_runtime.graph.job_graph import Partitioning
-from tests.unit.runtime.checkpoint.checkpoint_driver import (
-    SAVEPOINT,
-    SYNC_SAVEPOINT,
-    state_with_file,
-    two_vertex_graph,
-)
+from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, state_with_file, two_vertex_graph
 
 PLAIN = CheckpointProperties()
 IDLE = Load(triggering=False, cleaning=0, pending=0, max_concurrent=1, pause_ends_at=0)
@@ -230,10 +222,7 @@ class TestRegistry:
         registry.register(1, state_with_file("/s/x"))
         assert registry.unregister_unused(2) == ("/s/x",)
         mixed = SubtaskState(
-            {
-                "a": state_with_file("/s/x").operators["source"],
-                "b": state_with_file("/s/new").operators["source"],
-            }
+            {"a": state_with_file("/s/x").operators["source"], "b": state_with_file("/s/new").operators["source"]}
         )
         with pytest.raises(FileGivenUpError, match="/s/x was already released"):
             registry.register(2, mixed)

@@ -7,13 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.checkpoint.measures import (
-    MOST_INTERVALS,
-    EventTimes,
-    Interval,
-    OpenIntervals,
-    OperatorMeasures,
-)
+from ckpt_runtime.checkpoint.measures import MOST_INTERVALS, EventTimes, Interval, OpenIntervals, OperatorMeasures
 from ckpt_runtime.jobmaster.progress import since
 
 

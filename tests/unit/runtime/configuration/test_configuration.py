@@ -222,10 +222,7 @@ def test_cluster_options_and_internal_keys_have_no_place_in_a_job() -> None:
             {"execution.checkpointing.mode": "AT_LEAST_ONCE", "execution.checkpointing.unaligned.enabled": "true"},
             "execution.checkpointing.unaligned.enabled",
         ),
-        (
-            {"execution.checkpointing.continue-in": "/state"},
-            "execution.checkpointing.checkpoints-after-tasks-finish",
-        ),
+        ({"execution.checkpointing.continue-in": "/state"}, "execution.checkpointing.checkpoints-after-tasks-finish"),
         (
             {
                 "execution.checkpointing.continue-in": "/state",

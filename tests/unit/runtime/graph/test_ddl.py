@@ -49,10 +49,7 @@ SAME = [
         ),
     ),
     ("struct<a:double,b:struct<>>", t.StructType().add("a", "double").add("b", t.StructType())),
-    (
-        "a dec(5), c numeric(7, 3)",
-        t.StructType().add("a", t.DecimalType(5, 0)).add("c", t.DecimalType(7, 3)),
-    ),
+    ("a dec(5), c numeric(7, 3)", t.StructType().add("a", t.DecimalType(5, 0)).add("c", t.DecimalType(7, 3))),
     (
         "i interval day to second, j INTERVAL HOUR, array array<int>",
         t.StructType()

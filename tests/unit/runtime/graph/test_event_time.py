@@ -130,13 +130,7 @@ def test_united_streams_with_different_columns_are_refused(rows: Rows) -> None:
 
 @pytest.mark.parametrize(
     ("how", "expected"),
-    [
-        ("inner", "at"),
-        ("left_outer", "at"),
-        ("left_semi", "at"),
-        ("right_outer", "then"),
-        ("full_outer", None),
-    ],
+    [("inner", "at"), ("left_outer", "at"), ("left_semi", "at"), ("right_outer", "then"), ("full_outer", None)],
 )
 def test_event_time_after_a_join_is_the_column_of_the_side_that_is_never_null(
     rows: Rows, how: str, expected: str | None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster import job_record, known_jobs, snapshot_deletions, storage_effects
+from ckpt_runtime.jobmaster import job_host, job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, CheckpointKind, SavepointRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
@@ -23,7 +26,7 @@ from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)
@@ -38,6 +41,16 @@ class UnsurePlan(DurableRecord):
 
 def driver(directory: Path, epoch: int = 1) -> HaStore:
     return HaStore(str(directory / "ha"), epoch=epoch)
+
+
+@asynccontextmanager
+async def stored_job(directory: Path, **options: Any) -> AsyncIterator[tuple[World, JobMaster, HaStore]]:
+    """A job that runs, and that the first driver has stored."""
+    async with World.start(directory) as world:
+        store = driver(directory)
+        job = world.submit_durably(store, **options)
+        await world.running(job)
+        yield world, job, store
 
 
 def found_by(store: HaStore) -> FoundJob:

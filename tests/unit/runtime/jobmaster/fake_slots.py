@@ -384,3 +384,12 @@ class World:
         newest = max((worker.number for worker in self.slots.workers), default=-1)
         present = [worker for worker in self.slots.workers if worker.number == newest >= 0]
         return sorted(present, key=lambda worker: worker.index)
+
+
+@asynccontextmanager
+async def running_job(directory: Path, **options: Any) -> AsyncIterator[tuple[World, JobMaster]]:
+    """A job of an own world that runs."""
+    async with World.start(directory) as world:
+        job = world.start_job(**options)
+        await world.running(job)
+        yield world, job

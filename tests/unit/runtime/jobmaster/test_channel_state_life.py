@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -20,11 +19,9 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     SubtaskState,
     VertexDescriptor,
 )
-from ckpt_runtime.checkpoint.configuration import CheckpointRetention
-from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointOptions, CheckpointProperties
+from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.jobmaster import storage_effects
-from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.channel_state import (
     CapturedStream,
     ChannelStateReader,
@@ -36,7 +33,7 @@ from ckpt_runtime.storage.channel_state import (
 )
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import read_metadata, write_metadata
-from tests.unit.runtime.jobmaster.shell_bench import JOB, TASKS, Bench, opened
+from tests.unit.runtime.jobmaster.shell_bench import TASKS, Bench, opened
 
 SCHEMA = pa.schema([("v", pa.int64())])
 VERTICES = (VertexDescriptor(TASKS[0].vertex_id, "v", (), len(TASKS), 128),)
@@ -136,51 +133,6 @@ async def test_in_flight_file_stays_while_a_retained_checkpoint_refers_to_it(tmp
         assert shared(bench.directory) == []
 
 
-async def test_two_retained_checkpoints_can_both_be_restored(tmp_path: Path) -> None:
-    async with opened(tmp_path, retained=2) as bench:
-        first = await checkpoint(bench, [rows(1)], [])
-        await checkpoint(bench, [], [rows(2)])
-        third = await checkpoint(bench, [place(first[0])], [])
-        await checkpoint(bench, [rows(4)], [])
-        for entry in bench.shell.core.coordinator.retained:
-            assert len(values(entry.checkpoint.directory, entry.checkpoint.states[TASKS[0].key].inputs)) == 1
-        await checkpoint(bench, [], [])
-        assert names(first[0])[0] not in shared(bench.directory)
-        assert place(third[0]) == place(first[0])
-
-
-async def test_files_of_an_aborted_checkpoint_are_deleted_with_the_next_one_also_if_written_late(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path, tolerable_failed_checkpoints=5) as bench:
-        number, options = await bench.trigger()
-        early, late = write(options, [rows(1)]), write(options, [rows(2)])
-        acknowledge(bench, number, 0, options.directory, early)
-        bench.shell.tell(on.Declined(number, TASKS[1], CheckpointFailureReason.CHECKPOINT_DECLINED, "no"))
-        acknowledge(bench, number, 1, options.directory, late)
-        await bench.settle()
-        await checkpoint(bench, [], [])
-        assert shared(bench.directory) == []
-        assert bench.names() == ["chk-2"]
-
-
-async def test_abort_does_not_delete_files_that_a_later_checkpoint_refers_to(
-    tmp_path: Path,
-) -> None:
-    async with opened(tmp_path, max_concurrent=2, tolerable_failed_checkpoints=5) as bench:
-        first = await checkpoint(bench, [rows(1)], [])
-        number, options = await bench.trigger()
-        later, later_options = await bench.trigger()
-        acknowledge(bench, number, 0, options.directory, write(options, [place(first[0])]))
-        written = [write(later_options, [place(first[0])]), write(later_options, [])]
-        for task, entry in enumerate(written):
-            acknowledge(bench, later, task, later_options.directory, entry)
-        await bench.until(lambda: later in bench.listener.completed)
-        await bench.settle()
-        assert number in bench.listener.aborted
-        assert values(later_options.directory, written[0].inputs) == [1]
-
-
 async def test_files_left_by_a_killed_worker_are_deleted_after_the_restart(tmp_path: Path) -> None:
     """Only by name and when nothing refers to it; what a task of the next deployment writes meanwhile stays."""
 
@@ -200,25 +152,6 @@ async def test_files_left_by_a_killed_worker_are_deleted_after_the_restart(tmp_p
         await bench.until(lambda: third in bench.listener.completed)
         await bench.settle()
         assert shared(bench.directory) == sorted(["of-somebody-else", *names(first[0], unknown)])
-
-
-@pytest.mark.parametrize("retention", [CheckpointRetention.RETAIN_ON_CANCELLATION, None])
-async def test_only_files_of_the_kept_checkpoint_stay_after_the_end_of_the_job(
-    tmp_path: Path, retention: CheckpointRetention | None
-) -> None:
-    settings: dict[str, Any] = {} if retention is None else {"retention": retention}
-    async with opened(tmp_path, tolerable_failed_checkpoints=5, **settings) as bench:
-        first = await checkpoint(bench, [rows(1)], [rows(2)])
-        _, options = await bench.trigger()
-        write(options, [rows(9)])
-        bench.shell.clean_up_after(JobStatus.CANCELED)
-        await bench.until(lambda: any(isinstance(answer, out.ShutdownComplete) for answer in bench.listener.answers))
-        await bench.settle()
-        if retention is None:
-            assert not bench.directory.exists()
-        else:
-            assert shared(bench.directory) == names(*first)
-            assert bench.names() == ["chk-1"]
 
 
 def foreign_snapshot(tmp_path: Path, *, second_file: str | None = None) -> tuple[Path, CompletedCheckpoint]:
@@ -295,21 +228,3 @@ async def test_a_claimed_snapshot_cannot_have_other_files_deleted(tmp_path: Path
         await checkpoint(bench, [], [])
         assert resolve(stored(snapshot, 0).file.path).name not in shared(tmp_path / OTHER_JOB)
         assert precious.read_bytes() == b"x"
-
-
-async def test_an_earlier_job_of_the_same_id_keeps_its_shared_files(tmp_path: Path) -> None:
-    theirs = tmp_path / JOB / "shared" / "chk-3-theirs"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_bytes(b"x")
-    (tmp_path / JOB / "chk-3").mkdir()
-
-    async with opened(tmp_path) as bench:
-        assert bench.shell.storage.prepare() == 4
-        bench.ids.advance_to(4)
-        await checkpoint(bench, [rows(1)], [])
-        bench.shell.tell(on.TasksLeftRunning())
-        bench.shell.tell(on.RestoreRequested("restore-1"))
-        await bench.settle()
-        bench.shell.tell(on.JobRunning(TASKS))
-        await checkpoint(bench, [], [])
-        assert shared(bench.directory) == ["chk-3-theirs"]

@@ -199,11 +199,7 @@ async def test_peer_that_does_not_register_first_is_refused_by_name(
     [
         (AGENT, encode(AGENT), "a slot agent may not send message 'RegisterAgent' here"),
         (AGENT, encode(WorkerHeartbeat(1)), "a slot agent may not send message 'WorkerHeartbeat' here"),
-        (
-            AGENT,
-            b"\x83\xa4type\xacWorkerExited\xa6worker\xa1w\xa4code\xa1x",
-            "WorkerExited of a slot agent is",
-        ),
+        (AGENT, b"\x83\xa4type\xacWorkerExited\xa6worker\xa1w\xa4code\xa1x", "WorkerExited of a slot agent is"),
         (AGENT, b"\xc1", "a slot agent sent bytes that are not a message"),
         (WORKER, encode(AGENT), "a worker may not send message 'RegisterAgent' here"),
         (WORKER, encode(Ping()), "a worker may not send message 'Ping' here"),

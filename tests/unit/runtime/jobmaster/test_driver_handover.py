@@ -15,7 +15,6 @@ from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.jobmaster import storage_effects
 from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, NotReady, SavepointRequest
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.operations import OperationFailure
@@ -31,7 +30,7 @@ from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, Sto
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from tests.support.patience import patient
-from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names
+from tests.unit.runtime.jobmaster.drivers import checkpoint, crash, driver, found_by, make_hasty, names, stored_job
 from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
 
 PATCH = CheckpointOverrides(timeout_ms=77_000)
@@ -98,9 +97,7 @@ class TestFormerLeader:
     async def test_refused_pointer_does_not_count_as_a_failed_checkpoint(self, tmp_path: Path) -> None:
         """Nothing but the epoch in the document refuses it: no fence would keep its files from being deleted."""
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path), **TOLERANT)
-            await world.running(job)
+        async with stored_job(tmp_path, **TOLERANT) as (world, job, _):
             world.ignored = (TriggerCheckpoint,)
             late = asyncio.create_task(checkpoint(job))
             await world.until(lambda: all(worker.peer.of(TriggerCheckpoint) for worker in world.active()))
@@ -150,9 +147,7 @@ class TestFormerLeader:
     ) -> None:
         fence = Fence()
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (_, job, _):
             await checkpoint(job)
             await crash(job)
             record = DurableRecord(HaStore(str(tmp_path / "ha"), fence=fence, epoch=1), JOB)
@@ -175,9 +170,7 @@ class TestFormerLeader:
                 go_on.wait()
             publish(location, data)
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
-            await world.running(job)
+        async with stored_job(tmp_path, execution__checkpointing__timeout="1 min") as (world, job, _):
             monkeypatch.setattr(versioned_document, "publish", held)
             patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
             await world.until(arrived.is_set)
@@ -219,9 +212,7 @@ class TestFormerLeader:
             else:
                 publish(location, data)
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, _):
             monkeypatch.setattr(versioned_document, "publish", held)
             job.cancel()
             await world.until(arrived.is_set)
@@ -334,33 +325,6 @@ class TestLeftovers:
             await world.until(lambda: names(tmp_path) == ["chk-3"] and not (shared / "chk-2-unused").exists())
             assert sorted(path.name for path in shared.iterdir()) == ["used-0", "used-1"]
 
-    async def test_listing_of_unavailable_storage_is_repeated(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        find, errors = storage_effects.find_leftovers, [StorageError("away", "x")] * 3
-
-        def refuse(*arguments: Any) -> Any:
-            if errors:
-                raise errors.pop()
-            return find(*arguments)
-
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
-            await checkpoint(job)
-            await crash(job)
-            (tmp_path / "checkpoints" / JOB / "chk-2").mkdir()
-            driver(tmp_path).counters(JOB).reserve_checkpoint(2)
-            monkeypatch.setattr(storage_effects, "find_leftovers", refuse)
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is not None
-            recovered = world.recover_job(found.submission)
-            await world.running(recovered)
-            await world.until(lambda: not errors)
-            await checkpoint(recovered)
-            await checkpoint(recovered)
-            await world.until(lambda: names(tmp_path) == ["chk-4"])
-
 
 class TestDirectoryOfAnEndedJob:
     def litter(self, tmp_path: Path) -> list[Path]:
@@ -379,9 +343,7 @@ class TestDirectoryOfAnEndedJob:
         other.parent.mkdir(parents=True)
         other.touch()
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, _):
             await checkpoint(job)
             self.litter(tmp_path)
             job.cancel()
@@ -389,10 +351,7 @@ class TestDirectoryOfAnEndedJob:
             assert other.exists()
 
     async def test_next_driver_completes_the_deletion_of_a_job_directory(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, store):
             await checkpoint(job)
             await crash(job)
             self.litter(tmp_path)
@@ -410,10 +369,7 @@ class TestDirectoryOfAnEndedJob:
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_bytes(b"x")
 
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, store):
             assert await checkpoint(job) == 4
             job.cancel()
             await world.until(lambda: not store.jobs.list_ids() and names(tmp_path) == ["chk-3"])
@@ -422,10 +378,7 @@ class TestDirectoryOfAnEndedJob:
     async def test_retained_checkpoint_stays_complete(self, tmp_path: Path) -> None:
         retain = {"execution__checkpointing__externalized_checkpoint_retention": "RETAIN_ON_CANCELLATION"}
 
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store, **retain)
-            await world.running(job)
+        async with stored_job(tmp_path, **retain) as (world, job, store):
             await checkpoint(job)
             shared = self.litter(tmp_path)[1]
             job.cancel()
@@ -443,10 +396,7 @@ class TestStopWithSavepoint:
     async def test_a_driver_that_dies_before_the_job_has_ended_hands_over_the_savepoint(self, tmp_path: Path) -> None:
         """What the savepoint committed must not be committed again: the next driver resumes from it."""
 
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, store):
             await checkpoint(job)
             workers = world.active()
             stopping = asyncio.create_task(
@@ -489,9 +439,7 @@ class TestStopWithSavepoint:
                 raise AmbiguousWriteError("timeout", "x")
             publish(location, data)
 
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, _):
             workers = world.active()
             monkeypatch.setattr(versioned_document, "publish", unsure)
             stopping = asyncio.create_task(

@@ -14,13 +14,7 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics, CheckpointStat
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.jobmaster.executions import subtask_pressure, vertex_pressure
-from ckpt_runtime.jobmaster.gateway_values import (
-    ExecutionState,
-    JobDetails,
-    JobOverview,
-    SubtaskDetails,
-    VertexDetails,
-)
+from ckpt_runtime.jobmaster.gateway_values import ExecutionState, JobDetails, JobOverview, SubtaskDetails, VertexDetails
 from ckpt_runtime.jobmaster.health import HealthVerdict, JobHealth, job_health
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus

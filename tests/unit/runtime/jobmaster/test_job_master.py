@@ -53,7 +53,7 @@ from ckpt_runtime.network.control_messages import (
 from ckpt_runtime.scheduler.job_events import FailureInfo
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.metadata import read_metadata
-from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World
+from tests.unit.runtime.jobmaster.fake_slots import JOB, FakeWorker, World, running_job
 
 RESTARTING = {
     "restart_strategy__type": "fixed-delay",
@@ -78,9 +78,7 @@ async def test_a_job_gets_slots_is_deployed_and_runs(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_back(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        await world.running(job)
+    async with running_job(tmp_path) as (world, job):
         world.ignored = (CancelDeployment,)
         job.cancel()
         assert job.status is JobStatus.CANCELLING
@@ -93,9 +91,9 @@ async def test_a_cancelled_job_ends_when_its_workers_say_so_and_gives_its_slots_
 
 
 async def test_job_that_ends_while_it_waits_for_slots_withdraws_its_request(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job(restart_strategy__type="fixed-delay", restart_strategy__fixed_delay__delay="1 ms")
-        await world.running(job)
+    async with running_job(
+        tmp_path, restart_strategy__type="fixed-delay", restart_strategy__fixed_delay__delay="1 ms"
+    ) as (world, job):
         launch, world.slots.launch = world.slots.launch, lambda *arguments: None  # type: ignore[method-assign]
         world.slots.agents[0].close()
         await world.until(lambda: job.status is JobStatus.RESTARTING)
@@ -141,9 +139,7 @@ async def test_slots_that_are_lost_while_state_is_restored_are_not_deployed_to(t
 async def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_path: Path, ready: bool) -> None:
     """Between the end of the request and its answer the job may end."""
 
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        await world.running(job)
+    async with running_job(tmp_path) as (world, job):
         job.cancel()
         await world.until(lambda: world.slot_pool.available == 2)
         await world.until(lambda: all(slot.worker is not None for slot in world.slot_pool.all()))
@@ -159,9 +155,7 @@ async def test_slots_that_come_as_their_request_is_cancelled_are_given_back(tmp_
 
 
 async def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        await world.running(job)
+    async with running_job(tmp_path) as (world, job):
         world.ignored = (CancelDeployment,)
         job.cancel()
         for worker in world.active():
@@ -171,9 +165,7 @@ async def test_a_worker_that_cannot_end_its_subtasks_is_replaced(tmp_path: Path)
 
 
 async def test_a_finished_job_leaves_no_checkpoint(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        await world.running(job)
+    async with running_job(tmp_path) as (world, job):
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
         for worker in world.active():
             worker.state(TaskState.FINISHED)
@@ -218,9 +210,7 @@ async def test_a_job_that_has_ended_keeps_no_archive_in_memory(tmp_path: Path, s
 
 class TestFailures:
     async def test_a_failed_task_restarts_the_job_from_its_latest_checkpoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             done = await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
             world.active()[0].fail(only="k")
             await world.until(lambda: job.metrics()["numRestarts"] == "1")
@@ -233,9 +223,7 @@ class TestFailures:
             assert [worker.peer.of(DeploySubtasks)[-1].archive for worker in world.active()] == [None, None]
 
     async def test_a_lost_worker_is_the_cause_and_what_its_neighbours_lost_comes_along(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             first, second = world.active()
             second.state(TaskState.FAILED, LOST_CHANNEL)
             await world.until(lambda: bool(job._shell._consequences._held))
@@ -253,9 +241,7 @@ class TestFailures:
     async def test_a_lost_worker_whose_subtasks_have_finished_matters_if_others_take_their_rows(
         self, tmp_path: Path, feeds: bool
     ) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             lost, other = world.active() if feeds else reversed(world.active())
             lost.state(TaskState.FINISHED)
             await world.until(lambda: len(job._shell.core.machine.tasks.finished) == len(lost.deployment.subtasks))
@@ -269,9 +255,10 @@ class TestFailures:
             assert job.metrics()["numRestarts"] == "0"
 
     async def test_a_worker_in_which_subtasks_fail_again_and_again_is_replaced(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"})
-            await world.running(job)
+        async with running_job(tmp_path, **{**RESTARTING, "restart_strategy__fixed_delay__attempts": "10"}) as (
+            world,
+            job,
+        ):
             workers = [world.active()[0].peer.registration.worker]
             for restarts in range(1, 4):
                 world.active()[0].fail(only="k")
@@ -293,9 +280,7 @@ class TestFailures:
             assert entry.failure.exception == "ChannelLostError"
 
     async def test_failures_that_come_along_belong_to_the_first(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             world.ignored = (CancelDeployment,)
             first, second = world.active()
             first.fail("first", only="s")
@@ -309,9 +294,7 @@ class TestFailures:
             assert [other.failure.message for other in entry.concurrent] == ["second"]
 
     async def test_job_without_a_restart_strategy_fails_with_the_cause(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job()
-            await world.running(job)
+        async with running_job(tmp_path) as (world, job):
             world.active()[0].fail(only="s")
             await world.status(job, JobStatus.FAILED)
             failure = job.result().failure
@@ -319,17 +302,13 @@ class TestFailures:
             assert failure.message == "boom"
 
     async def test_failure_that_no_restart_can_repair_ends_the_job(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             world.active()[0].fail("another plan", recoverable=False, only="s")
             await world.status(job, JobStatus.FAILED)
             assert job.metrics()["numRestarts"] == "0"
 
     async def test_a_lost_worker_is_replaced_by_the_spare(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             await world.until(lambda: len(world.slots.workers) == 4)
             known = world.active()[0].peer.registration.worker
             world.active()[0].peer.close()
@@ -375,9 +354,7 @@ class TestFailures:
             assert "count" in entry.failure.message
 
     async def test_a_message_of_an_earlier_deployment_changes_nothing(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             worker = world.active()[0]
             late = TaskFailure(FailureInfo("E", "late"))
             worker.peer.send(TaskStateChanged(worker.number - 1, "s", 0, TaskState.FAILED, late))
@@ -444,9 +421,7 @@ class TestFailures:
 
 class TestCheckpoints:
     async def test_tasks_are_notified_of_a_complete_checkpoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job()
-            await world.running(job)
+        async with running_job(tmp_path) as (world, job):
             done = await job.trigger_checkpoint(CheckpointKind.FULL)
             assert done.checkpoint_id == 1
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
@@ -494,9 +469,7 @@ class TestCheckpoints:
                 await job.take_savepoint(SavepointRequest(str(tmp_path), AfterSavepoint.STOP))
 
     async def test_a_stop_is_answered_when_all_tasks_have_finished_after_the_savepoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job()
-            await world.running(job)
+        async with running_job(tmp_path) as (world, job):
             stopping = asyncio.create_task(
                 job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"), AfterSavepoint.DRAIN))
             )
@@ -563,9 +536,7 @@ class TestCheckpoints:
             assert stops == []
 
     async def test_the_same_stop_again_is_the_one_in_progress(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job()
-            await world.running(job)
+        async with running_job(tmp_path) as (world, job):
             target = str(tmp_path / "savepoints")
             first, second = (
                 asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP))) for _ in range(2)
@@ -582,9 +553,7 @@ class TestCheckpoints:
             assert len(list((tmp_path / "savepoints").iterdir())) == 1
 
     async def test_a_stop_whose_tasks_fail_names_the_savepoint(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(**RESTARTING)
-            await world.running(job)
+        async with running_job(tmp_path, **RESTARTING) as (world, job):
             target = str(tmp_path / "savepoints")
             stopping = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
             await world.until(lambda: all(worker.peer.of(NotifyCheckpointComplete) for worker in world.active()))
@@ -596,9 +565,7 @@ class TestCheckpoints:
     async def test_stop_whose_client_has_disconnected_leaves_no_unhandled_error(self, tmp_path: Path) -> None:
         logged: list[dict[str, Any]] = []
         asyncio.get_running_loop().set_exception_handler(lambda _, context: logged.append(context))
-        async with World.start(tmp_path) as world:
-            job = world.start_job()
-            await world.running(job)
+        async with running_job(tmp_path) as (world, job):
             target = str(tmp_path / "savepoints")
             stopping = asyncio.create_task(job.take_savepoint(SavepointRequest(target, AfterSavepoint.STOP)))
             await world.until(lambda: bool(job._stopping))
@@ -627,9 +594,7 @@ class TestCheckpoints:
             await world.until(lambda: job.checkpoint_statistics().counts.completed == 1)
 
     async def test_a_patch_holds_at_once_and_a_reset_returns(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.start_job(execution__checkpointing__timeout="1 min")
-            await world.running(job)
+        async with running_job(tmp_path, execution__checkpointing__timeout="1 min") as (_, job):
             shown = await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=5000))
             assert (shown.settings.timeout_ms, shown.overrides) == (5000, ("timeout_ms",))
             assert (shown.exactly_once, shown.state_backend) == (True, "HashMapStateBackend")
@@ -658,9 +623,7 @@ class TestCheckpoints:
 
 
 async def test_suspension_notifies_the_tasks_and_keeps_the_checkpoints(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job()
-        await world.running(job)
+    async with running_job(tmp_path) as (world, job):
         await job.trigger_checkpoint(CheckpointKind.CONFIGURED)
         job.suspend()
         assert job.status is JobStatus.SUSPENDED
@@ -672,12 +635,8 @@ ALIGNED = JobVertex("s", (OperatorNode("orders.reader", "orders", "range_reader"
 
 
 @pytest.mark.row("ends.3")
-async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_sources(
-    tmp_path: Path,
-) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job(graph=JobGraph("job", (ALIGNED,), ()))
-        await world.running(job)
+async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_sources(tmp_path: Path) -> None:
+    async with running_job(tmp_path, graph=JobGraph("job", (ALIGNED,), ())) as (world, _):
         workers = world.active()
 
         def progress(index: int, event_time: int | None, *, idle: bool = False) -> None:
@@ -704,9 +663,7 @@ async def test_sources_of_a_group_receive_the_slowest_watermark_of_active_source
 
 @pytest.mark.row("ends.4")
 async def test_rates_that_are_stored_reach_the_readers_without_a_restart(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.start_job(graph=JobGraph("job", (ALIGNED,), ()))
-        await world.running(job)
+    async with running_job(tmp_path, graph=JobGraph("job", (ALIGNED,), ())) as (world, job):
         base = job.accepted_plan
         given = Configuration({"pipeline.source.rates": "orders:2.5,clicks:0"})
         own = base.own.changed(given, ChangeNote(2, 7, "a test", ("pipeline.source.rates",)))

@@ -39,11 +39,7 @@ from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
 from ckpt_runtime.jobmaster.operations import OperationFailure
-from ckpt_runtime.network.control_messages import (
-    DeclineCheckpoint,
-    TriggerCheckpoint,
-    WorkerCommand,
-)
+from ckpt_runtime.network.control_messages import DeclineCheckpoint, TriggerCheckpoint, WorkerCommand
 from ckpt_runtime.rest import checkpoint_answers as answers
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
@@ -66,6 +62,7 @@ from tests.unit.runtime.jobmaster.drivers import (
     found_by,
     make_hasty,
     names,
+    stored_job,
     submission_found_by,
     taken_over,
 )
@@ -82,9 +79,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.row("571.5")
 async def test_a_new_driver_continues_with_overrides_from_the_latest_checkpoint(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path), execution__checkpointing__timeout="1 min")
-        await world.running(job)
+    async with stored_job(tmp_path, execution__checkpointing__timeout="1 min") as (world, job, _):
         assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
         await checkpoint(job)
         latest = await checkpoint(job)
@@ -110,10 +105,7 @@ async def test_a_new_driver_continues_with_overrides_from_the_latest_checkpoint(
 
 @pytest.mark.row("203.14")
 async def test_a_new_driver_continues_at_the_stored_parallelism(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        store = driver(tmp_path)
-        job = world.submit_durably(store)
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         assert {bounds.upper for bounds in job.resource_requirements().values()} == {2}
         await job.rescale(dict.fromkeys("sk", ParallelismBounds(3, 3)))
         await world.running(job)
@@ -146,10 +138,7 @@ async def test_the_same_rescale_again_is_that_one_and_another_one_is_refused(tmp
 
 @pytest.mark.row("203.14")
 async def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        store = driver(tmp_path)
-        job = world.submit_durably(store, record=UnsurePlan(store, JOB))
-        await world.running(job)
+    async with stored_job(tmp_path, record=UnsurePlan(driver(tmp_path), JOB)) as (world, job, _):
         with pytest.raises(NotReady, match="unknown whether the change is stored"):
             await job.rescale(dict.fromkeys("sk", ParallelismBounds(3, 3)))
         await world.until(lambda: {bounds.upper for bounds in job.resource_requirements().values()} == {2})
@@ -161,10 +150,7 @@ async def test_a_rescale_that_was_not_stored_after_all_leaves_the_job_as_it_was(
 
 @pytest.mark.row("571.7")
 async def test_a_job_stored_without_overrides_recovers(tmp_path: Path) -> None:
-    async with World.start(tmp_path) as world:
-        store = driver(tmp_path)
-        job = world.submit_durably(store)
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, store):
         await crash(job)
         assert JOB_CHECKPOINT_OVERRIDES not in store.jobs.get(JOB).configuration
         recovered = await taken_over(world, driver(tmp_path, 2))
@@ -191,9 +177,7 @@ async def test_next_driver_deletes_exactly_the_files_that_a_crashed_driver_did_n
     foreign.mkdir(parents=True)
     (foreign / "_metadata").touch()
 
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path))
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         latest = await checkpoint(job)
         assert latest == 4
         await world.until(lambda: "chk-4" in names(tmp_path))
@@ -272,9 +256,7 @@ async def test_a_savepoint_that_a_crash_interrupted_leaves_no_directory_and_a_co
     def dies(record: DurableRecord, checkpoint_id: int) -> None:
         raise StorageError("the driver is gone", "x")
 
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path))
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         with monkeypatch.context() as patch:
             if crash_at == "the first file":
                 patch.setattr(world.slots.workers[0], "behaviour", writes_and_says_nothing)
@@ -311,9 +293,7 @@ async def test_a_driver_that_was_paused_while_it_wrote_a_savepoints_metadata_doe
         Path(directory.path).mkdir(parents=True)  # an object store writes into a directory that is gone
         return write(directory, document)
 
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path))
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         monkeypatch.setattr(storage_effects, "write_metadata", pauses)
         taken = job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints")))
         taking = asyncio.ensure_future(taken)
@@ -337,14 +317,10 @@ async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, 
         worker.peer.send(DeclineCheckpoint(worker.number, "k", worker.index, message.checkpoint_id, reason, "not now"))
         return True
 
-    async with World.start(tmp_path) as world:
-        store = driver(tmp_path)
-        job = world.submit_durably(store)
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, store):
         world.on_message = declines
         taken = await asyncio.gather(
-            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))),
-            return_exceptions=True,
+            job.take_savepoint(SavepointRequest(str(tmp_path / "savepoints"))), return_exceptions=True
         )
         assert isinstance(taken[0], OperationFailure) == (end == "aborted")
         if end == "aborted":
@@ -356,9 +332,7 @@ async def test_a_savepoint_that_has_ended_is_expected_no_longer(tmp_path: Path, 
 async def test_a_directory_without_the_name_of_a_savepoint_is_never_deleted(tmp_path: Path) -> None:
     (tmp_path / "precious").mkdir()
 
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path))
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         await checkpoint(job)
         await crash(job)
         driver(tmp_path).pointers(JOB).expect_savepoint(99, (tmp_path / "precious").as_uri())
@@ -371,9 +345,7 @@ async def test_a_directory_without_the_name_of_a_savepoint_is_never_deleted(tmp_
 async def test_a_disposal_that_cannot_be_trusted_deletes_nothing_and_stops_no_job(
     tmp_path: Path, noted: dict[str, Any]
 ) -> None:
-    async with World.start(tmp_path) as world:
-        job = world.submit_durably(driver(tmp_path))
-        await world.running(job)
+    async with stored_job(tmp_path) as (world, job, _):
         await checkpoint(job)
         await crash(job)
         driver(tmp_path).pointers(JOB).remove(99, noted)
@@ -386,9 +358,7 @@ class TestHistory:
     """What a new driver shows of the time before it."""
 
     async def test_retained_checkpoints_are_shown(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
-            await world.running(job)
+        async with stored_job(tmp_path, execution__checkpointing__num_retained="2") as (world, job, _):
             ids = [await checkpoint(job) for _ in range(3)]
             await world.until(lambda: job.checkpoint_statistics().history[-1].discarded)
             before = {stats.id: stats for stats in job.checkpoint_statistics().history}
@@ -439,10 +409,7 @@ class TestHistory:
             await world.until(lambda: not (tmp_path / "ha" / "default" / "jobs" / JOB).exists())
 
     async def test_a_history_that_cannot_be_read_stops_no_job(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (_, job, store):
             await crash(job)
             store.failures(JOB).change(lambda _: {"entries": [{"failure": 7}]})
             submission = submission_found_by(driver(tmp_path, 2))
@@ -757,10 +724,7 @@ class TestPatch:
 
 class TestResults:
     async def test_a_cancelled_job_is_listed_by_the_next_driver_and_keeps_what_it_retains(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store, **RETAIN)
-            await world.running(job)
+        async with stored_job(tmp_path, **RETAIN) as (world, job, store):
             await checkpoint(job)
             job.cancel()
             await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
@@ -783,10 +747,7 @@ class TestResults:
     async def test_next_driver_knows_the_snapshot_to_resume_an_ended_job_from(
         self, tmp_path: Path, retained: bool
     ) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store, **RETAIN if retained else {})
-            await world.running(job)
+        async with stored_job(tmp_path, **RETAIN if retained else {}) as (world, job, store):
             await checkpoint(job)
             before = job.checkpoint_statistics().latest_completed
             assert before is not None
@@ -820,10 +781,7 @@ class TestResults:
             assert restored.id == 1
 
     async def test_a_failed_job_keeps_its_exceptions(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, store):
             world.active()[0].fail(only="s")
             await world.status(job, JobStatus.FAILED)
             await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
@@ -840,10 +798,7 @@ class TestResults:
     async def test_end_that_cannot_be_stored_is_not_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async with World.start(tmp_path) as world:
-            store = driver(tmp_path)
-            job = world.submit_durably(store)
-            await world.running(job)
+        async with stored_job(tmp_path) as (world, job, _):
             away = [True]
             attempts = []
             publish = versioned_document.publish
@@ -870,9 +825,7 @@ class TestUnreadable:
     async def test_a_damaged_file_of_one_job_does_not_keep_the_others_from_being_found(
         self, tmp_path: Path, victim: str
     ) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (_, job, _):
             await crash(job)
         store = driver(tmp_path)
         other = "fedcba9876543210" * 2
@@ -890,9 +843,7 @@ class TestUnreadable:
         assert sorted(found) == [JOB, other]
 
     async def test_an_ended_job_needs_no_savepoint_for_its_clean_up(self, tmp_path: Path) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (_, job, _):
             await crash(job)
         store = driver(tmp_path)
         request = {"pipeline_id": "p", "arguments": [], "claim_mode": "NO_CLAIM", "savepoint_path": "/gone"}
@@ -906,9 +857,7 @@ class TestUnreadable:
 
     @pytest.mark.parametrize("victim", ["metadata", "archive", "pointers"])
     async def test_job_whose_record_is_damaged_is_named_and_not_changed(self, tmp_path: Path, victim: str) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path), execution__checkpointing__num_retained="2")
-            await world.running(job)
+        async with stored_job(tmp_path, execution__checkpointing__num_retained="2") as (_, job, _):
             await checkpoint(job)
             await checkpoint(job)
             await crash(job)
@@ -928,9 +877,7 @@ class TestUnreadable:
     async def test_recovery_waits_for_storage_that_is_unavailable_for_a_moment(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        async with World.start(tmp_path) as world:
-            job = world.submit_durably(driver(tmp_path))
-            await world.running(job)
+        async with stored_job(tmp_path) as (_, job, _):
             await checkpoint(job)
             await crash(job)
             errors = [StorageError("away", "x")] * 3

@@ -6,14 +6,7 @@ import random
 
 import pytest
 
-from ckpt_runtime.jobmaster.slots import (
-    Allocation,
-    Supply,
-    allocate,
-    choose_cores,
-    shortage,
-    turn_after,
-)
+from ckpt_runtime.jobmaster.slots import Allocation, Supply, allocate, choose_cores, shortage, turn_after
 
 
 @pytest.mark.parametrize(

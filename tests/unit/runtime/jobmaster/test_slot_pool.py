@@ -191,6 +191,16 @@ async def opened(**settings: Any) -> AsyncIterator[World]:
         world.pool._watch.cancel()
 
 
+@asynccontextmanager
+async def holding(**times: Any) -> AsyncIterator[tuple[World, Owner, Slot]]:
+    """A world in which an owner holds the only slot, whose worker and spare are ready."""
+    async with opened(**times) as world:
+        owner = Owner()
+        (slot,) = await world.pool.acquire(owner, 1, [])
+        await settle()
+        yield world, owner, slot
+
+
 class TestQuestions:
     async def test_the_active_worker_answers_and_an_answer_that_comes_too_late_is_dropped(self) -> None:
         async with opened() as world:
@@ -530,10 +540,7 @@ class TestAcquire:
 
 class TestWorkers:
     async def test_the_spare_takes_over_and_another_is_started(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             first, spare = slot.worker, slot.spare
             assert first is not None
             assert spare is not None
@@ -546,10 +553,7 @@ class TestWorkers:
             assert slot.spare is not None
 
     async def test_an_exit_that_the_agent_reports_names_the_code_and_counts_once(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             assert slot.worker is not None
             worker_id = slot.worker.worker_id
             exited = WorkerExited(worker_id, -9)
@@ -560,10 +564,7 @@ class TestWorkers:
             assert "exit code -9" in owner.events[0][2]
 
     async def test_a_lost_connection_waits_for_the_exit_code_that_the_agent_reports(self) -> None:
-        async with opened(loss_grace_s=60) as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding(loss_grace_s=60) as (world, owner, slot):
             first, spare = slot.worker, slot.spare
             assert first is not None
             world.lose(world.workers[first.worker_id], "connection reset")
@@ -576,9 +577,7 @@ class TestWorkers:
             assert "exit code -9 (SIGKILL: killed by another process, most often by the kernel because memory" in reason
 
     async def test_log_of_a_worker_is_kept_if_its_end_was_not_ordered(self) -> None:
-        async with opened() as world:
-            (slot,) = await world.pool.acquire(Owner(), 1, [])
-            await settle()
+        async with holding() as (world, _, slot):
             ordered, unexpected = slot.worker, slot.spare
             assert ordered is not None
             assert unexpected is not None
@@ -666,10 +665,7 @@ class TestWorkers:
             assert owner.events == []
 
     async def test_a_lost_spare_is_replaced_quietly(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             active, spare = slot.worker, slot.spare
             assert spare is not None
             world.lose(world.workers[spare.worker_id])
@@ -680,10 +676,7 @@ class TestWorkers:
             assert owner.events == []
 
     async def test_messages_of_the_active_worker_of_a_held_slot_are_the_only_ones_accepted(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             assert slot.worker is not None
             assert slot.spare is not None
             pool, beat, peer = world.pool, WorkerHeartbeat(-1), slot.worker.peer
@@ -696,9 +689,7 @@ class TestWorkers:
             assert len(owner.events) == 1
 
     async def test_a_worker_that_was_given_no_work_has_nothing_to_report(self) -> None:
-        async with opened() as world:
-            (slot,) = await world.pool.acquire(Owner(), 1, [])
-            await settle()
+        async with holding() as (world, _, slot):
             assert slot.worker is not None
             assert slot.spare is not None
             for worker in slot.workers:
@@ -711,10 +702,7 @@ class TestWorkers:
 
     @pytest.mark.parametrize("which", ["active", "spare"])
     async def test_a_process_that_breaks_the_protocol_is_killed_and_reported_at_once(self, which: str) -> None:
-        async with opened(loss_grace_s=60) as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding(loss_grace_s=60) as (world, owner, slot):
             worker = slot.worker if which == "active" else slot.spare
             assert worker is not None
             world.lose(world.workers[worker.worker_id], "the message X is malformed", explained=True)
@@ -726,10 +714,7 @@ class TestWorkers:
             assert owner.events == ([told] if which == "active" else [])
 
     async def test_an_agent_that_breaks_the_protocol_is_the_reason_for_its_lost_slot(self) -> None:
-        async with opened(loss_grace_s=60) as world:
-            owner = Owner()
-            await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding(loss_grace_s=60) as (world, owner, _):
             world.lose(world.agents["0"], "the message X is malformed", explained=True)
             reason = "slot 0 was lost: its slot agent was lost: the message X is malformed"
             assert owner.events == [("slot lost", "0", reason)]
@@ -753,9 +738,7 @@ class TestWorkers:
 
 class TestRelease:
     async def test_a_worker_that_ran_a_job_is_replaced(self) -> None:
-        async with opened() as world:
-            (slot,) = await world.pool.acquire(Owner(), 1, [])
-            await settle()
+        async with holding() as (world, _, slot):
             used = slot.worker
             assert used is not None
             used.used = True
@@ -815,10 +798,7 @@ class TestLosses:
             assert [slot.slot_id for slot in slots] == ["1", "3"]
 
     async def test_sparks_reason_for_the_end_of_a_slot_is_the_reason_for_its_loss(self) -> None:
-        async with opened(loss_grace_s=60) as world:
-            owner = Owner()
-            await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding(loss_grace_s=60) as (world, owner, _):
             ended, world.ended["0"] = world.ended["0"], lambda slot_id, error: None
             world.lose(world.agents["0"], "reset")
             await settle()
@@ -847,10 +827,7 @@ class TestLosses:
             assert world.cancelled == ["0"]
 
     async def test_a_silent_worker_is_killed_and_the_spare_takes_over(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             silent, spare = slot.worker, slot.spare
             assert silent is not None
             world.workers[silent.worker_id].last_heard = LONG_AGO
@@ -860,10 +837,7 @@ class TestLosses:
             assert "no heartbeat" in owner.events[0][2]
 
     async def test_a_silent_spare_is_killed_quietly(self) -> None:
-        async with opened() as world:
-            owner = Owner()
-            (slot,) = await world.pool.acquire(owner, 1, [])
-            await settle()
+        async with holding() as (world, owner, slot):
             assert slot.spare is not None
             spare = slot.spare
             world.workers[spare.worker_id].last_heard = LONG_AGO
@@ -1077,9 +1051,7 @@ class TestSpares:
             await request
 
     async def test_spares_start_after_the_job_has_deployed(self) -> None:
-        async with opened(spare_pause_s=0.05) as world:
-            (slot,) = await world.pool.acquire(Owner(), 1, [])
-            await settle()
+        async with holding(spare_pause_s=0.05) as (world, _, slot):
             assert len(world.agents["0"].of(SpawnWorker)) == 1
             async with asyncio.timeout(TIMEOUT_S):
                 while slot.spare is None:

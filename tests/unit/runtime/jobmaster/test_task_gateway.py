@@ -107,10 +107,7 @@ def test_messages_are_sent_to_the_workers_of_their_tasks(gateway: TaskGateway, b
     gateway.abort(2, -1, TASKS[1:])
     gateway.abort(3, 1, TASKS[1:])
     first, second = (wire.messages()[1:] for _, wire in both)
-    assert first == [
-        TriggerCheckpoint(7, (("s", 0),), 1, 5, OPTIONS),
-        NotifyCheckpointComplete(7, (("s", 0),), 1),
-    ]
+    assert first == [TriggerCheckpoint(7, (("s", 0),), 1, 5, OPTIONS), NotifyCheckpointComplete(7, (("s", 0),), 1)]
     assert second == [
         NotifyCheckpointComplete(7, (("s", 1),), 1),
         NotifyCheckpointAborted(7, (("s", 1),), 2, None),

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, SenderCredit, Watermark
-from ckpt_runtime.network.output_queue import OutputQueue
+from ckpt_runtime.network.output_queue import EncodedRows, OutputQueue
 
 OPTIONS = CheckpointOptions(CheckpointProperties(), "dir", unaligned=True)
 ONE, TWO, THREE = (CheckpointBarrier(number, 0, OPTIONS) for number in (1, 2, 3))
 MARK = Watermark(7)
 
 
-def message(content: bytes) -> pa.Buffer:
-    return pa.py_buffer(content)
+def message(content: bytes) -> EncodedRows:
+    return EncodedRows(pa.schema([]), pa.py_buffer(content))
 
 
 A, B, C = message(b"aaaa"), message(b"bbbb"), message(b"cccc")
@@ -28,10 +28,8 @@ A, B, C = message(b"aaaa"), message(b"bbbb"), message(b"cccc")
 def queue_of(*elements: Any, capacity: int = 100) -> OutputQueue:
     queue = OutputQueue(capacity)
     for element in elements:
-        if isinstance(element, pa.Buffer):
+        if isinstance(element, EncodedRows):
             queue.add_rows(element)
-        elif isinstance(element, bytes):
-            queue.add_schema(element)
         else:
             queue.add_control(element)
     return queue
@@ -46,9 +44,9 @@ def taken(queue: OutputQueue, credit: int = 1_000) -> list[Any]:
 
 @pytest.mark.row("76.2")
 def test_barrier_overtakes_rows_and_watermarks_and_returns_them() -> None:
-    queue = queue_of(b"schema", A, MARK, B, EndOfData(True))
+    queue = queue_of(A, MARK, B, EndOfData(True))
     assert queue.add_barrier(ONE) == [A, MARK, B]
-    assert taken(queue) == [ONE, b"schema", A, MARK, B, EndOfData(True)]
+    assert taken(queue) == [ONE, A, MARK, B, EndOfData(True)]
 
 
 @pytest.mark.parametrize("stop", [ONE, CancelCheckpoint(1)])
@@ -156,7 +154,7 @@ def test_sent_and_overtaken_data_together_are_the_data_before_a_barrier(actions:
                     overtaken[known] = queue.switch_to_unaligned(known, limit)
                     break
         if limit is not None and number in overtaken:
-            assert sum(e.size for e in overtaken[number] if isinstance(e, pa.Buffer)) <= limit
+            assert sum(e.message.size for e in overtaken[number] if isinstance(e, EncodedRows)) <= limit
     left += taken(queue)
     identities = [e.checkpoint_id for e in left if isinstance(e, CheckpointBarrier)]
     assert identities == sorted(before)

@@ -14,6 +14,7 @@ from ckpt_runtime.network.connections import receive_exactly
 from ckpt_runtime.network.elements import EndOfPartition, Watermark
 from ckpt_runtime.network.framing import channel_id
 from ckpt_runtime.network.gate import InputChannel, InputGate
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.network.transport import DataTransport
 
 SECRET = "secret"
@@ -48,9 +49,9 @@ def take(gate: InputGate) -> object:
     arrived = gate.poll()
     assert arrived is not None
     channel, element = arrived
-    if isinstance(element, pa.Buffer):
+    if isinstance(element, EncodedRows):
         channel.buffer_consumed()
-        return pa.ipc.read_record_batch(element, channel.schema)
+        return pa.ipc.read_record_batch(element.message, element.schema)
     return element
 
 

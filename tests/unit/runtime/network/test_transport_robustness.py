@@ -80,6 +80,7 @@ def test_a_channel_that_always_had_room_causes_no_wakeup() -> None:
         (FrameKind.CONTROL, b"no element"),
         (FrameKind.CONTROL, b'{"t":"unknown"}'),
         (FrameKind.SCHEMA, b"no schema"),
+        (FrameKind.DATA, b"rows without a schema"),
         (None, b"\xff" * HEADER_BYTES),
     ],
 )

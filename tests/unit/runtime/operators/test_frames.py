@@ -62,11 +62,7 @@ def test_the_rows_of_a_key_come_in_order_and_in_frames_of_bounded_size(harness: 
 
     run = harness(operator(sizes))
     keys = ["x", "y"] * MOST_ROWS + ["x"]
-    assert run.process(batch(*keys)) == [
-        {"k": "x", "n": MOST_ROWS},
-        {"k": "x", "n": 1},
-        {"k": "y", "n": MOST_ROWS},
-    ]
+    assert run.process(batch(*keys)) == [{"k": "x", "n": MOST_ROWS}, {"k": "x", "n": 1}, {"k": "y", "n": MOST_ROWS}]
     assert run.process(batch("y")) == [{"k": "y", "n": 1}]
     run = harness(operator(sizes, arrow__maxRecordsPerBatch="2"))
     assert [row["n"] for row in run.process(batch("x", "x", "x", "y"))] == [2, 1, 1]

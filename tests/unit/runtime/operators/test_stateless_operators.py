@@ -40,17 +40,9 @@ def test_map_is_called_once_per_buffer(harness: type[Harness]) -> None:
     [
         (None, UserFunctionError, "'op' returned NoneType"),
         (BATCH, UserFunctionError, "'op' returned RecordBatch"),
-        (
-            iter([BATCH.select(["v", "k"])]),
-            OutputSchemaError,
-            r"returned .*\[v: double, k: int64\], but \[k: int64",
-        ),
+        (iter([BATCH.select(["v", "k"])]), OutputSchemaError, r"returned .*\[v: double, k: int64\], but \[k: int64"),
         (iter([1]), UserFunctionError, "'op' returned a int"),
-        (
-            iter([BATCH.select(["k"])]),
-            OutputSchemaError,
-            r"'op' returned .*\[k: int64\], but \[k: int64, v: double\]",
-        ),
+        (iter([BATCH.select(["k"])]), OutputSchemaError, r"'op' returned .*\[k: int64\], but \[k: int64, v: double\]"),
     ],
 )
 def test_map_that_breaks_its_contract_is_named(

@@ -128,9 +128,7 @@ def holds(pid: int, text: str) -> bool:
 
 
 @pytest.mark.usefixtures("served")
-def test_environment_of_a_process_is_not_in_memory_that_later_ones_inherit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_environment_of_a_process_is_not_in_memory_that_later_ones_inherit(monkeypatch: pytest.MonkeyPatch) -> None:
     secret = secrets.token_hex()
     monkeypatch.setenv("MY_SECRET", secret)
     template = int(run("assert os.environ['MY_SECRET']; answer = os.getppid()"))

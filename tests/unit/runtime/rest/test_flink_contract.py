@@ -70,10 +70,7 @@ DIFFERENCES: dict[str, tuple[int, str]] = {
     "aggregated, malformed subtasks": (400, "malformed `subtasks` of a vertex's aggregated metrics"),
     "legacy GET yarn-cancel": (404, "`GET /jobs/:jobid/yarn-cancel`"),
 }
-NOT_SERVED = {
-    r"/rescaling(/[0-9a-f]{32})?$": "`/jobs/:jobid/rescaling`",
-    r"/rescales/": "`/jobs/:jobid/rescales`",
-}
+NOT_SERVED = {r"/rescaling(/[0-9a-f]{32})?$": "`/jobs/:jobid/rescaling`", r"/rescales/": "`/jobs/:jobid/rescales`"}
 DOCUMENTED = {
     line.split(" | ")[0].removeprefix("| ") for line in PAGE.read_text().splitlines() if line.startswith("| ")
 }

@@ -94,10 +94,7 @@ def test_rest_server_needs_tls_1_2(url: str) -> None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_ciphers("ALL:@SECLEVEL=0")
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_1
-    with (
-        socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as plain,
-        pytest.raises(ssl.SSLError),
-    ):
+    with socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))) as plain, pytest.raises(ssl.SSLError):
         context.wrap_socket(plain)
 
 

@@ -68,8 +68,7 @@ def test_document_that_is_not_a_mark_is_refused(send: Send, change: dict[str, ob
 
 
 @pytest.mark.parametrize(
-    ("call", "path"),
-    [(requests.trigger_savepoint, "savepoints"), (requests.stop_with_savepoint, "stop")],
+    ("call", "path"), [(requests.trigger_savepoint, "savepoints"), (requests.stop_with_savepoint, "stop")]
 )
 def test_requester_is_read_from_a_header(send: Send, gateway: FakeGateway, call: object, path: str) -> None:
     assert callable(call)

@@ -25,13 +25,7 @@ from ckpt_runtime.scheduler.durable_change import MAX_ATTEMPTS
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.replacement import (
-    ParallelismBounds,
-    declared_bounds,
-    rescaled,
-    subtasks_of,
-    with_bounds_of,
-)
+from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds, rescaled, subtasks_of, with_bounds_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
 from tests.support.instants import later
 

@@ -406,14 +406,7 @@ class TestAdoption:
         async with opened(shut_down=False) as driver:
             driver.send(SpawnWorker("w1"))
             await until(started.exists)
-            driver.send(
-                ShutdownAgent(
-                    (
-                        "w1",
-                        "unknown",
-                    )
-                )
-            )
+            driver.send(ShutdownAgent(("w1", "unknown")))
             await until((started.parent / "free").exists)
 
 

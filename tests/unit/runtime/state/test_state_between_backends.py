@@ -138,9 +138,7 @@ def test_the_files_of_a_backend_are_private(made: Callable[[str], Snapshots], so
         made(target).restored(before.of(backend))
 
 
-def test_added_aggregates_are_neutral_in_unread_rows(
-    made: Callable[[str], Snapshots],
-) -> None:
+def test_added_aggregates_are_neutral_in_unread_rows(made: Callable[[str], Snapshots]) -> None:
     rocksdb = made("rocksdb")
     before = rocksdb.backend()
     before.aggregate_table("a", KEY, [COUNT]).update(batch(KEYS))

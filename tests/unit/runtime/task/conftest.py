@@ -15,7 +15,7 @@ from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, decode_element
 from ckpt_runtime.network.framing import FrameKind, decode_header
 from ckpt_runtime.network.gate import InputGate
-from ckpt_runtime.network.output_queue import InFlightData
+from ckpt_runtime.network.output_queue import EncodedRows, InFlightData
 from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
 from ckpt_runtime.operators.operator import (
     Operator,
@@ -36,6 +36,12 @@ from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeas
 
 def rows(*values: int) -> pa.RecordBatch:
     return pa.record_batch({"n": pa.array(values, pa.int64())})
+
+
+def encoded(*values: int) -> EncodedRows:
+    """The same as they come from another worker."""
+    batch = rows(*values)
+    return EncodedRows(batch.schema, batch.serialize())
 
 
 def barrier(
@@ -71,8 +77,8 @@ def kept(captured: CapturedChannel) -> list[Any]:
     """What was caught of a channel: rows as lists of ints, watermarks as they are."""
     found: list[Any] = []
     for element in captured.elements:
-        if isinstance(element, pa.Buffer):
-            found.append(pa.ipc.read_record_batch(element, captured.schema).column(0).to_pylist())
+        if isinstance(element, EncodedRows):
+            found.append(pa.ipc.read_record_batch(element.message, element.schema).column(0).to_pylist())
         else:
             found.append(element.column(0).to_pylist() if isinstance(element, pa.RecordBatch) else element)
     return found
@@ -137,7 +143,6 @@ class Sent:
     held = False
     is_drained = False
     is_empty = True
-    schema: pa.Schema | None = None
 
     def overtake(self, barrier: CheckpointBarrier, limit: int | None) -> list[InFlightData]:
         self.elements.append(barrier)
@@ -383,6 +388,7 @@ class TaskKit:
     """The names above for the tests of this folder."""
 
     rows = staticmethod(rows)
+    encoded = staticmethod(encoded)
     barrier = staticmethod(barrier)
     unaligned = staticmethod(unaligned)
     kept = staticmethod(kept)

@@ -21,22 +21,22 @@ def place(number: int) -> PersistedElement:
 
 @pytest.fixture(params=["message", "batch"])
 def buffer(request: pytest.FixtureRequest, kit: TaskKit) -> Any:
-    return kit.rows(1, 2).serialize() if request.param == "message" else kit.rows(1, 2)
+    return kit.encoded(1, 2) if request.param == "message" else kit.rows(1, 2)
 
 
 def test_rows_count_as_they_are_kept_whether_they_came_over_the_wire_or_not(kit: TaskKit) -> None:
     batch = kit.rows(1, 2, 3)
-    assert size_of(batch) == size_of(batch.serialize()) == batch.serialize().size
+    assert size_of(batch) == size_of(kit.encoded(1, 2, 3)) == batch.serialize().size
     assert size_of(batch.slice(1, 1)) == batch.slice(1, 1).serialize().size
     assert size_of(Watermark(5)) == 0
     assert size_of(place(1)) == 10
-    assert CapturedChannel(0, None, [batch, Watermark(1), place(1)]).bytes == size_of(batch) + 10
+    assert CapturedChannel(0, [batch, Watermark(1), place(1)]).bytes == size_of(batch) + 10
 
 
 def test_channels_without_elements_are_no_in_flight_data() -> None:
-    empty = CapturedChannel(0, None)
+    empty = CapturedChannel(0)
     assert InFlight((empty,), (empty,)).is_empty
-    assert not InFlight((empty,), (CapturedChannel(0, None, [Watermark(1)]),)).is_empty
+    assert not InFlight((empty,), (CapturedChannel(0, [Watermark(1)]),)).is_empty
 
 
 class TestPersistedBuffers:
@@ -89,7 +89,7 @@ class TestPersistedBuffers:
         known = PersistedBuffers()
         before = pa.total_allocated_bytes()
         for number in range(1, 4):
-            big = pa.record_batch({"n": pa.array(range(100_000))}).serialize()
+            big = kit.encoded(*range(100_000))
             known.written(number, [(big, place(number))])
             known.completed(number)
             assert known.place_of(big, 100) == place(number)
@@ -101,7 +101,7 @@ class TestPersistedBuffers:
 
     def test_buffer_that_is_freed_before_completion_is_not_remembered(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
-        gone = kit.rows(1).serialize()
+        gone = kit.encoded(1)
         known.written(1, [(gone, place(1))])
         del gone
         gc.collect()
@@ -110,7 +110,7 @@ class TestPersistedBuffers:
 
     def test_an_equal_buffer_is_another_one(self, kit: TaskKit) -> None:
         known = PersistedBuffers()
-        buffer = kit.rows(1).serialize()
+        buffer = kit.encoded(1)
         known.written(1, [(buffer, place(1))])
         known.completed(1)
-        assert known.place_of(kit.rows(1).serialize(), 3) is None
+        assert known.place_of(kit.encoded(1), 3) is None

@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, Key
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.state.backend import SnapshotFiles
 from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader, decode_schema
 from ckpt_runtime.storage.errors import StorageError
@@ -94,12 +95,13 @@ def storage(tmp_path: Path) -> Storage:
 
 @pytest.mark.row("76.3")
 def test_in_flight_data_of_a_subtask_is_one_file_apart_from_its_state(storage: Storage, kit: TaskKit) -> None:
-    message, batch = kit.rows(1).serialize(), kit.rows(2)
+    encoded, batch = kit.encoded(1), kit.rows(2)
+    message = encoded.message
     frozen = Frozen()
     written = storage.write(
         1,
-        [CapturedChannel(0, kit.rows(1).schema, [message, Watermark(3)]), CapturedChannel(1, None, [batch], edge=1)],
-        [CapturedChannel(4, batch.schema, [message], edge=2)],
+        [CapturedChannel(0, [encoded, Watermark(3)]), CapturedChannel(1, [batch], edge=1)],
+        [CapturedChannel(4, [encoded], edge=2)],
         [frozen],
     )
     assert len(written.files.locations) == len(storage.files()) == 2
@@ -116,7 +118,7 @@ def test_in_flight_data_of_a_subtask_is_one_file_apart_from_its_state(storage: S
 def test_rows_with_dictionaries_are_stored_plain_and_reused_later(storage: Storage, kit: TaskKit) -> None:
     texts = [pa.array(values).dictionary_encode() for values in (["a", "b", "a"], ["c", None])]
     batches = [pa.record_batch({"s": text, "t": pa.StructArray.from_arrays([text], ["u"])}) for text in texts]
-    stream = storage.write(1, [CapturedChannel(0, None, list(batches))]).state.inputs[0]
+    stream = storage.write(1, [CapturedChannel(0, list(batches))]).state.inputs[0]
     schema = decode_schema(stream.schema)
     assert schema is not None
     assert schema.types == [pa.string(), pa.struct([("u", pa.string())])]
@@ -124,44 +126,61 @@ def test_rows_with_dictionaries_are_stored_plain_and_reused_later(storage: Stora
     assert [batch.column("s").to_pylist() for batch in read] == [["a", "b", "a"], ["c", None]]
     assert [batch.column("t").field(0).to_pylist() for batch in read] == [["a", "b", "a"], ["c", None]]
     storage.persisted.completed(1)
-    again = storage.write(2, [CapturedChannel(0, None, list(batches))])
+    again = storage.write(2, [CapturedChannel(0, list(batches))])
     assert (again.in_flight_bytes, again.state.inputs[0].schema) == (0, stream.schema)
 
 
 @pytest.mark.row("76.11")
 def test_in_flight_data_of_a_completed_checkpoint_is_reused(storage: Storage, kit: TaskKit) -> None:
-    first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
-    schema = kit.rows(1).schema
-    storage.write(1, [CapturedChannel(0, schema, [first])])
+    first, second = kit.encoded(1), kit.encoded(2)
+    storage.write(1, [CapturedChannel(0, [first])])
     storage.persisted.completed(1)
-    later = storage.write(2, [CapturedChannel(0, schema, [first, second])])
-    assert later.in_flight_bytes == second.size + HEADER_BYTES
-    assert later.state.bytes == first.size + second.size + 2 * HEADER_BYTES
+    later = storage.write(2, [CapturedChannel(0, [first, second])])
+    assert later.in_flight_bytes == second.message.size + HEADER_BYTES
+    assert later.state.bytes == first.message.size + second.message.size + 2 * HEADER_BYTES
     assert later.state.inputs[0].bytes == later.state.bytes
     assert len({segment.file for segment in later.state.inputs[0].segments}) == 2
     assert len(later.files.locations) == 1
-    assert storage.content(2, later.state.inputs[0]) == [first, second]
+    assert storage.content(2, later.state.inputs[0]) == [first.message, second.message]
     storage.persisted.completed(2)
-    nothing_new = storage.write(3, [CapturedChannel(0, schema, [first, second])])
+    nothing_new = storage.write(3, [CapturedChannel(0, [first, second])])
     assert (nothing_new.in_flight_bytes, nothing_new.files.locations) == (0, [])
-    full = storage.write(4, [CapturedChannel(0, schema, [first, second])], full=True)
+    full = storage.write(4, [CapturedChannel(0, [first, second])], full=True)
     assert len({segment.file for segment in full.state.inputs[0].segments}) == 1
-    assert storage.content(4, full.state.inputs[0]) == [first, second]
+    assert storage.content(4, full.state.inputs[0]) == [first.message, second.message]
+
+
+def test_rows_whose_schema_changes_are_one_stream_for_each_run_and_reused_later(storage: Storage, kit: TaskKit) -> None:
+    other = pa.record_batch({"m": pa.array(["x"])})
+    encoded = EncodedRows(other.schema, other.serialize())
+    captured = [kit.encoded(1), Watermark(1), kit.rows(2), other, Watermark(2), encoded, kit.encoded(3)]
+    written = storage.write(1, [CapturedChannel(5, list(captured))], [CapturedChannel(6, [encoded])])
+    streams = written.state.inputs
+    assert [(stream.peer, decode_schema(stream.schema)) for stream in streams] == [
+        (5, kit.rows(1).schema),
+        (5, other.schema),
+        (5, kit.rows(1).schema),
+    ]
+    assert [len(storage.content(1, stream)) for stream in (*streams, *written.state.outputs)] == [3, 3, 1, 1]
+    storage.persisted.completed(1)
+    again = storage.write(2, [CapturedChannel(5, list(captured))])
+    assert [stream.schema for stream in again.state.inputs] == [stream.schema for stream in streams]
+    assert again.in_flight_bytes == 2 * (HEADER_BYTES + 8), "only the watermarks"
 
 
 def test_small_data_is_stored_in_the_handles_and_never_reused(storage: Storage, kit: TaskKit) -> None:
-    message = kit.rows(1).serialize()
-    written = storage.write(1, [CapturedChannel(0, kit.rows(1).schema, [message])], threshold=1 << 20)
+    encoded = kit.encoded(1)
+    written = storage.write(1, [CapturedChannel(0, [encoded])], threshold=1 << 20)
     assert (written.files.locations, storage.files()) == ([], [])
-    assert written.in_flight_bytes == message.size + HEADER_BYTES
+    assert written.in_flight_bytes == encoded.message.size + HEADER_BYTES
     storage.persisted.completed(1)
-    assert storage.persisted.place_of(message, 3) is None
+    assert storage.persisted.place_of(encoded, 3) is None
 
 
 def test_failing_to_freeze_state_leaves_no_file(storage: Storage, kit: TaskKit) -> None:
     good, bad = Frozen(), Frozen(RuntimeError("broken"))
     with pytest.raises(RuntimeError, match="broken"):
-        storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[good, bad])
+        storage.write(1, [CapturedChannel(0, [kit.rows(1)])], operators=[good, bad])
     assert storage.files() == []
     assert [good.released, bad.released] == [1, 1]
 
@@ -171,7 +190,7 @@ def test_failing_to_write_in_flight_data_leaves_no_file(
 ) -> None:
     frozen = Frozen()
     monkeypatch.setattr("ckpt_runtime.storage.channel_state.MAX_BODY_BYTES", 500)
-    channels = [CapturedChannel(0, None, [kit.rows(1), kit.rows(*range(1_000))])]
+    channels = [CapturedChannel(0, [kit.rows(1), kit.rows(*range(1_000))])]
     with pytest.raises(StorageError, match="in-flight element of .* bytes is larger"):
         storage.write(1, channels, operators=[frozen])
     assert storage.files() == []
@@ -186,14 +205,13 @@ def test_full_disk_at_the_second_file_removes_the_first(
 
     monkeypatch.setattr(snapshot_files, "write_channel_state", no_room)
     with pytest.raises(StorageError, match="no space left"):
-        storage.write(1, [CapturedChannel(0, None, [kit.rows(1)])], operators=[Frozen()])
+        storage.write(1, [CapturedChannel(0, [kit.rows(1)])], operators=[Frozen()])
     assert storage.files() == []
 
 
 def test_an_abandoned_snapshot_is_deleted_but_not_the_files_that_it_refers_to(storage: Storage, kit: TaskKit) -> None:
-    first, second = kit.rows(1).serialize(), kit.rows(2).serialize()
-    schema = kit.rows(1).schema
-    kept = storage.write(1, [CapturedChannel(0, schema, [first])])
+    first, second = kit.encoded(1), kit.encoded(2)
+    kept = storage.write(1, [CapturedChannel(0, [first])])
     storage.persisted.completed(1)
-    storage.write(2, [CapturedChannel(0, schema, [first, second])], operators=[Frozen()]).files.discard()
+    storage.write(2, [CapturedChannel(0, [first, second])], operators=[Frozen()]).files.discard()
     assert [path.name for path in storage.files()] == [resolve(kept.state.inputs[0].segments[0].file.path).name]

@@ -232,8 +232,7 @@ def test_a_buffer_of_slow_rows_counts_as_far_as_it_has_been_processed(kit: TaskK
 
     bench.head.__class__ = Slow
     rows = kit.rows(*range(4_000))
-    channel.schema = rows.schema
-    bench.put(0, rows.serialize() if remote else rows)
+    bench.put(0, kit.encoded(*range(4_000)) if remote else rows)
     while bench.subtask.step():
         if channel.buffer_size.latest is not None:
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.network.elements import EndOfData, Watermark
@@ -18,7 +19,7 @@ def test_unaligned_barrier_is_sent_before_data_that_waits_for_credit(kit: TaskKi
     one = kit.unaligned(1)
     overtaken = wire.subpartition.overtake(one, None)
     assert wire.take() == [[1], one]
-    assert [type(element).__name__ for element in overtaken] == ["Buffer", "Buffer", "Watermark"]
+    assert [type(element).__name__ for element in overtaken] == ["EncodedRows", "EncodedRows", "Watermark"]
     wire.grant(5)
     assert wire.take() == [[2], [3], Watermark(5)]
 
@@ -36,9 +37,21 @@ def test_schema_precedes_the_first_rows_also_after_an_overtaking_barrier(kit: Ta
     wire = kit.Wire()
     wire.subpartition.send_batch(kit.rows(1))
     wire.subpartition.overtake(kit.unaligned(1), None)
-    assert wire.subpartition.schema == kit.rows(1).schema
     wire.grant(1)
     assert wire.take() == [kit.unaligned(1), [1]]
+
+
+@pytest.mark.row("76.2")
+def test_a_change_of_the_schema_precedes_its_rows_and_overtaken_rows_know_theirs(kit: TaskKit) -> None:
+    wire = kit.Wire()
+    wire.grant(1)
+    other = pa.record_batch({"m": pa.array([2], pa.int16()), "n": [5]})
+    for batch in (kit.rows(1), other, other, kit.rows(3)):
+        wire.subpartition.send_batch(batch)
+    overtaken = wire.subpartition.overtake(kit.unaligned(1), None)
+    assert [element.schema for element in overtaken] == [other.schema, other.schema, kit.rows(3).schema]
+    wire.grant(3)
+    assert wire.take() == [[1], kit.unaligned(1), [2], [2], [3]]
 
 
 def test_the_producer_is_woken_when_there_is_room_again(kit: TaskKit) -> None:

@@ -21,6 +21,7 @@ from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CancelCheckpoint, CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.storage.channel_state import ChannelStateReader
 from ckpt_runtime.storage.filesystem import delete_tree, make_directory, resolve
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput
@@ -30,6 +31,7 @@ from tests.unit.runtime.task.conftest import Bench, TaskKit, Wire
 
 ALL = KeyGroupRange(0, 127)
 PER_CHANNEL = 1_000
+_NARROW = pa.schema([("n", pa.int32())])
 
 
 @dataclass(frozen=True)
@@ -150,9 +152,6 @@ class Run:
         self.taken: dict[int, Any] = {}
         self.sent: list[Any] = []
         self._written = 0
-        bench.gate.channels[0].schema = None
-        for channel in bench.gate.channels[1:2]:
-            channel.schema = kit.rows(1).schema
         bench.subtask.open()
 
     def act(self, choice: int) -> None:
@@ -174,7 +173,9 @@ class Run:
         if self.waiting[channel]:
             element = self.waiting[channel].pop(0)
             if channel == 1 and isinstance(element, pa.RecordBatch):
-                element = element.serialize()
+                # Of two types, which take turns at random.
+                element = element.cast(_NARROW) if element.column(0)[0].as_py() % 2 else element
+                element = EncodedRows(element.schema, element.serialize())
             self.bench.put(channel, element)
 
     def look(self) -> None:

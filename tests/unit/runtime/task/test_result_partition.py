@@ -73,6 +73,15 @@ class TestBuffers:
         assert out.elements == [[1, 2]]
         assert part.flush_at is None
 
+    def test_rows_of_another_schema_get_a_buffer_of_their_own(self, kit: TaskKit) -> None:
+        out = kit.Sent()
+        part = partition(Partitioning.FORWARD, [out])
+        for batch in (kit.rows(1), kit.rows(2), pa.record_batch({"m": [3], "n": [4]}), kit.rows(5)):
+            part.emit(batch)
+        part.flush()
+        assert out.elements == [[1, 2], [3], [5]]
+        assert part.bytes == 8 * 5
+
     def test_full_buffer_is_sent_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=4)

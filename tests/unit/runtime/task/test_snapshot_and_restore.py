@@ -245,14 +245,7 @@ def test_damaged_inline_state_is_named_by_its_snapshot(tmp_path: Path) -> None:
         restored([broken], tmp_path)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"path": "../outside"},
-        {"checksum": "md5:0"},
-        {"length": -1},
-    ],
-)
+@pytest.mark.parametrize("change", [{"path": "../outside"}, {"checksum": "md5:0"}, {"length": -1}])
 def test_handle_that_refers_to_another_place_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     (handle,) = _written(tmp_path)
     with pytest.raises(StateRestoreError, match="operator 'op'"):

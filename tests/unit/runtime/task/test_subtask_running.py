@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData, EndOfPartition, EndOfRange, Watermark
+from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
 from tests.unit.runtime.task.conftest import TaskKit
 
@@ -29,11 +31,11 @@ def test_rows_come_in_order_with_their_gate_and_are_counted(kit: TaskKit) -> Non
     assert bench.subtask.metrics.bytes_in == 24
 
 
-def test_serialised_batches_are_read_with_the_channels_schema(kit: TaskKit) -> None:
+def test_serialised_batches_are_read_with_their_own_schema(kit: TaskKit) -> None:
     bench = kit.Bench().open()
-    bench.gate.channels[0].schema = kit.rows().schema
-    bench.put(0, kit.rows(4).serialize()).run()
-    assert bench.out.elements == [[4]]
+    other = pa.record_batch({"m": pa.array([5], pa.int32()), "n": pa.array([6])})
+    bench.put(0, kit.encoded(4), EncodedRows(other.schema, other.serialize()), kit.encoded(7)).run()
+    assert bench.out.elements == [[4], [5], [7]]
 
 
 def test_consumed_buffers_give_credit_back(kit: TaskKit) -> None:

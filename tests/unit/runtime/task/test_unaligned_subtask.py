@@ -118,11 +118,10 @@ class TestRecording:
         assert bench.host.snapshot_ids == [1]
         assert inputs(bench, kit) == {0: [[1]], 1: [[11]]}
 
-    def test_a_schema_that_came_while_recording_belongs_to_what_was_recorded(self, kit: TaskKit) -> None:
+    def test_rows_that_came_encoded_while_recording_are_captured_with_their_schema(self, kit: TaskKit) -> None:
         bench = kit.Bench(channels=2).open()
         bench.put(0, kit.unaligned(1)).run()
-        bench.gate.channels[1].schema = kit.rows(1).schema
-        bench.put(1, kit.rows(4).serialize(), kit.unaligned(1)).run()
+        bench.put(1, kit.encoded(4), kit.unaligned(1)).run()
         assert inputs(bench, kit) == {1: [[4]]}
 
     def test_channels_that_stay_in_order_are_aligned_first(self, kit: TaskKit) -> None:
