@@ -79,6 +79,25 @@ def optional_integer(title: str, description: str, section: str, minimum: int) -
     return Param(None, type=["null", "integer"], minimum=minimum, title=title, description=full, section=section)
 
 
+def number(
+    default: int, title: str, description: str, section: str, *, kind: str = "integer", minimum: int = 1, **schema: Any
+) -> Param:
+    """A required number."""
+    return Param(default, type=kind, minimum=minimum, title=title, description=description, section=section, **schema)
+
+
+def arguments(description: str, section: str) -> Param:
+    """The arguments of a program."""
+    return Param(
+        [], type="array", items={"type": "string"}, title="Arguments", description=description, section=section
+    )
+
+
+def options(title: str, description: str, section: str) -> Param:
+    """Options by key."""
+    return Param({}, type="object", title=title, description=description, section=section)
+
+
 def switch(default: bool, title: str, description: str, section: str) -> Param:
     """Yes or no."""
     return Param(default, type="boolean", title=title, description=description, section=section)

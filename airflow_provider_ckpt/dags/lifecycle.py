@@ -14,7 +14,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from airflow.sdk import DAG, BaseOperator, Param, TriggerRule, XComArg, chain, task
+from airflow.sdk import DAG, BaseOperator, TriggerRule, XComArg, chain, task
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_ckpt.dags import _params as form
@@ -55,36 +55,18 @@ PARAMS = {
     ),
     "savepoints": form.text(f"{DATA}/savepoints", "Directory for savepoints", "The session writes there.", _FILES),
     "checkpoints": form.text(f"{DATA}/checkpoints", "Directory for checkpoints", "The session writes there.", _FILES),
-    "parallelism": Param(
-        2, type="integer", minimum=1, title="Parallelism", description="Parallelism of both versions.", section=_SPEED
+    "parallelism": form.number(2, "Parallelism", "Parallelism of both versions.", _SPEED),
+    "rows_per_second": form.number(
+        3000, "Rows per second of version 1", "0 means unlimited.", _SPEED, kind="number", minimum=0
     ),
-    "rows_per_second": Param(
-        3000,
-        type="number",
-        minimum=0,
-        title="Rows per second of version 1",
-        description="0 means unlimited.",
-        section=_SPEED,
-    ),
-    "rows_per_second_v2": Param(
-        20000,
-        type="number",
-        minimum=0,
-        title="Rows per second of version 2",
-        description="0 means unlimited.",
-        section=_SPEED,
+    "rows_per_second_v2": form.number(
+        20000, "Rows per second of version 2", "0 means unlimited.", _SPEED, kind="number", minimum=0
     ),
     "interval": form.duration("2 s", "Checkpoint interval", "The interval at submission.", _TIMES),
     "timeout": form.duration("60 s", "Checkpoint timeout", "The timeout at submission.", _TIMES),
     "new_interval": form.duration("1 s", "New checkpoint interval", "The interval after the patch.", _TIMES),
     "new_timeout": form.duration("90 s", "New checkpoint timeout", "The timeout after the patch.", _TIMES),
-    "configuration": Param(
-        {},
-        type="object",
-        title="Further options",
-        description="Options of both jobs. Secrets are refused.",
-        section=_SPEED,
-    ),
+    "configuration": form.options("Further options", "Options of both jobs. Secrets are refused.", _SPEED),
 }
 
 DEFAULTS: dict[str, Any] = {"ckpt_conn_id": CONNECTION, "retries": 2, "retry_delay": timedelta(seconds=5)}

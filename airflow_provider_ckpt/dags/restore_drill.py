@@ -31,13 +31,11 @@ PARAMS = {
         "Directory in which the latest savepoint is searched. If empty, it is the one configured for the job.",
         WHAT,
     ),
-    "pipeline": Param(
+    "pipeline": form.text(
         "/opt/pipelines",
-        type="string",
-        minLength=1,
-        title="Pipeline",
-        description="The program that restores the savepoint: a `.py`, a `.zip` or a folder on the worker.",
-        section=JOB,
+        "Pipeline",
+        "The program that restores the savepoint: a `.py`, a `.zip` or a folder on the worker.",
+        JOB,
     ),
     "entry": form.optional_text(
         "Entry point",
@@ -45,9 +43,7 @@ PARAMS = {
         JOB,
         pattern=r"^(\s*|[\w.]+:[\w.]+)$",
     ),
-    "args": Param(
-        [], type="array", items={"type": "string"}, title="Arguments", description="One argument per line.", section=JOB
-    ),
+    "args": form.arguments("One argument per line.", JOB),
     "parallelism": Param(
         None,
         type=["integer", "null"],
@@ -56,17 +52,9 @@ PARAMS = {
         description="If empty, the pipeline and the session decide. The drill needs that many slots.",
         section=JOB,
     ),
-    "configuration": Param(
-        {}, type="object", title="Options of the job", description="Options by key, as for a submission.", section=JOB
-    ),
-    "checkpoints": Param(
-        2,
-        type="integer",
-        minimum=1,
-        maximum=1000,
-        title="Checkpoints",
-        description="Number of checkpoints that have to complete with the restored state.",
-        section=GOAL,
+    "configuration": form.options("Options of the job", "Options by key, as for a submission.", JOB),
+    "checkpoints": form.number(
+        2, "Checkpoints", "Number of checkpoints that have to complete with the restored state.", GOAL, maximum=1000
     ),
     "checkpoint_interval": form.duration(
         "5 s", "Checkpoint interval", "Interval of the drill, instead of the job's.", GOAL

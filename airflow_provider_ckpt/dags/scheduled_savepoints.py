@@ -138,13 +138,8 @@ with DAG(
             form.savepoint_directory(), "Directory", "Each job gets its own directory in it.", _SAVEPOINT
         ),
         "format": form.savepoint_format(_SAVEPOINT),
-        "keep": Param(
-            7,
-            type="integer",
-            minimum=1,
-            title="Savepoints to keep",
-            description="Number of each job's newest savepoints that are kept.",
-            section=_RETENTION,
+        "keep": form.number(
+            7, "Savepoints to keep", "Number of each job's newest savepoints that are kept.", _RETENTION
         ),
         "keep_for": form.duration("7 d", "Minimum age to delete", "Younger savepoints are kept as well.", _RETENTION),
         "preview": form.switch(False, "Preview", "Only log what would be deleted.", _RETENTION),

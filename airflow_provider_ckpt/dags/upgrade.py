@@ -33,27 +33,15 @@ PARAMS = {
     "entry": form.optional_text(
         "Entry point", "module:function. If empty, that of the old version.", _SECTIONS[0], pattern=r"^[\w.]+:[\w.]+$"
     ),
-    "args": Param(
-        [],
-        type="array",
-        items={"type": "string"},
-        title="Arguments",
-        description="One argument per line. If empty, those of the old version.",
-        section=_SECTIONS[0],
+    "args": form.arguments("One argument per line. If empty, those of the old version.", _SECTIONS[0]),
+    "configuration": form.options(
+        "Options", "Options that override those of the old version. Secrets are refused.", _SECTIONS[0]
     ),
-    "configuration": Param(
-        {},
-        type="object",
-        title="Options",
-        description="Options that override those of the old version. Secrets are refused.",
-        section=_SECTIONS[0],
-    ),
-    "allow_non_restored_state": Param(
+    "allow_non_restored_state": form.switch(
         False,
-        type="boolean",
-        title="Drop state that the new version does not have",
-        description="If off, such an upgrade is refused before anything is stopped.",
-        section=_SECTIONS[0],
+        "Drop state that the new version does not have",
+        "If off, such an upgrade is refused before anything is stopped.",
+        _SECTIONS[0],
     ),
     "mode": Param(
         "savepoint",
@@ -82,23 +70,17 @@ PARAMS = {
         "After this time the upgrade falls back to a checkpoint, or is refused.",
         _SECTIONS[1],
     ),
-    "healthy_checkpoints": Param(
-        1,
-        type="integer",
-        minimum=1,
-        title="Completed checkpoints",
-        description="Number of checkpoints that the new version has to complete.",
-        section=_SECTIONS[2],
+    "healthy_checkpoints": form.number(
+        1, "Completed checkpoints", "Number of checkpoints that the new version has to complete.", _SECTIONS[2]
     ),
     "healthy_timeout": form.duration(
         "5 min", "Health timeout", "After this time the old version is started again.", _SECTIONS[2]
     ),
-    "approval": Param(
+    "approval": form.switch(
         True,
-        type="boolean",
-        title="Ask for an approval before the start of the new version",
-        description="Nothing runs meanwhile. Without an answer in an hour, the old version is started again.",
-        section=_SECTIONS[3],
+        "Ask for an approval before the start of the new version",
+        "Nothing runs meanwhile. Without an answer in an hour, the old version is started again.",
+        _SECTIONS[3],
     ),
 }
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 import pytest
 
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.connectors.kafka_source import KafkaEnumerator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.testing.mini_cluster import MiniCluster
@@ -284,6 +285,15 @@ def test_a_topic_that_is_deleted_fails_the_job_unless_loss_is_allowed(broker: Ka
         broker.create_topic(topic, 1)
         for _ in range(20):
             is_read(other)
+
+
+@pytest.mark.row("ends.4")
+def test_source_that_is_closed_while_it_looks_for_partitions_leaves_no_thread(broker: KafkaBroker, topic: str) -> None:
+    with closing(Job("kafka", options(broker, topic))) as job:
+        enumerator = job.enumerator._enumerator
+    assert isinstance(enumerator, KafkaEnumerator)
+    assert enumerator._thread is not None
+    assert not enumerator._thread.is_alive()
 
 
 @pytest.mark.row("ends.4")

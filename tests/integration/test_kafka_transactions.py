@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -19,10 +20,12 @@ from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
+from tests.integration.test_kafka_source import read_until
 from tests.support.jobs import fast, program_of
 from tests.support.kafka_broker import KafkaBroker, Log, committed
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import JOB, context, opened, redistributed, snapshot_of
+from tests.unit.runtime.connectors.split_jobs import Job
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
 
@@ -34,9 +37,17 @@ State = Sequence[OperatorListState]
 class Attempt:
     """The sink's subtask in one attempt of a job. A test makes it crash by calling it no more."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, *, ended_jobs: tuple[str, ...] = (), **place: object) -> None:
-        options = {"kafka.bootstrap.servers": broker.servers, "topic": topic, "kafka.log_level": "2"}
-        self.sink = KafkaSink(options)
+    def __init__(
+        self,
+        broker: KafkaBroker,
+        topic: str,
+        *,
+        ended_jobs: tuple[str, ...] = (),
+        options: Mapping[str, str] | None = None,
+        **place: object,
+    ) -> None:
+        given = {"kafka.bootstrap.servers": broker.servers, "topic": topic, "kafka.log_level": "2"}
+        self.sink = KafkaSink({**given, **(options or {})})
         self.operator = CommittingSinkOperator(self.sink)
         _ATTEMPTS.append(self)
         lineage = SinkLineage(sha256(topic.encode()).hexdigest()[:16], ended_jobs)
@@ -90,6 +101,28 @@ def test_messages_are_committed_when_their_checkpoint_has_completed(broker: Kafk
     attempt.operator.close()
     log = committed(broker, topic)
     assert (values(log), log.open) == (["a", "b", "c"], {})
+
+
+@pytest.mark.row("ends.4", "ends.5")
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_messages_of_the_sink_are_the_rows_of_the_source_with_any_compression(
+    broker: KafkaBroker, topic: str, codec: str
+) -> None:
+    """Null keys, values and headers, empty ones, and a message that is just below the client's limit."""
+    attempt = Attempt(broker, topic, options={"kafka.compression.type": codec})
+    header = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+    schema = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", header)])
+    rows = [
+        {"key": None, "value": b"x" * 999_000, "headers": None},
+        {"key": b"k", "value": None, "headers": [{"key": "a", "value": None}, {"key": "a", "value": b""}]},
+        {"key": b"", "value": b"", "headers": [{"key": "", "value": b"\0\xff"}]},
+        *({"key": b"%d" % n, "value": b"row %d" % n, "headers": None} for n in range(200)),
+    ]
+    attempt.operator.process_batch(pa.RecordBatch.from_pylist(rows, schema), 0)
+    attempt.checkpoint(1)
+    given = {"kafka.bootstrap.servers": broker.servers, "subscribe": topic, "startingOffsets": "earliest"}
+    with closing(Job("kafka", {**given, "includeHeaders": "true"})) as job:
+        assert [{name: row[name] for name in schema.names} for row in read_until(job, len(rows))] == rows
 
 
 @pytest.mark.row("ends.5")

@@ -16,11 +16,10 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.graph.job_graph import Partitioning
 from ckpt_runtime.jobmaster.event_log import JobAnnouncer
-from ckpt_runtime.jobmaster.job_host import JobSlots, JobTimers
+from ckpt_runtime.jobmaster.job_host import JobSlots, JobTimers, SnapshotDeletions
 from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.progress import JobProgress
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as job_out

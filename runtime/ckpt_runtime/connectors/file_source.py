@@ -374,6 +374,8 @@ class FileReader(SplitReader):
         location = self.location(split)
         if position:
             self.check_unchanged(split, position)
+        # The client of an object store reads one version of an object; a local file may change while it is open.
+        before = file_entry(location) if location.is_local else None
         partition = description["partition"]
         names = {name.lower() for name in partition}
         inside = pa.schema([field for field in self._schema if field.name.lower() not in names])
@@ -385,6 +387,12 @@ class FileReader(SplitReader):
                 continue
             yield self._with_partition(batch.slice(skip), values, location.url)
             skip = 0
+        now = before and file_entry(location)  # None if it was deleted, which its open file outlives
+        if before is not None and now is not None and now != before:
+            raise ValueError(
+                f"{split.id} has changed while it was read: it had {before.size} bytes, and has {now.size}; files must "
+                "not change after they have appeared"
+            )
 
     def _with_metadata(self, batch: pa.RecordBatch, split: Split, first: int) -> pa.RecordBatch:
         """Adds Spark's hidden column to rows of a file, whose first one has the index ``first`` in it.

@@ -388,7 +388,8 @@ class KafkaEnumerator(SplitEnumerator):
                 if found.splits or found.gone or found.topics != self._topics or self._is_first:
                     self._taken.clear()
                     self._found.put(found)
-                    self._taken.wait()  # the same partitions would be discovered again until then
+                    if not self._closed.is_set():
+                        self._taken.wait()  # the same partitions would be discovered again until then
             self._closed.wait(self._brokers.refresh_s)
 
     def _look(self) -> _Found:

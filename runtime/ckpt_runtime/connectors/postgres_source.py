@@ -382,7 +382,8 @@ class PostgresEnumerator(SplitEnumerator):
                 self._found.put(settled)
                 if self._bounded:
                     break
-                self._taken.wait()
+                if not self._closed.is_set():
+                    self._taken.wait()
                 sent = settled.upto if settled.upto is not None else sent
             self._closed.wait(pause_s)
         if table is not None:

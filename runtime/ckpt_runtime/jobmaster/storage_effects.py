@@ -22,9 +22,8 @@ from ckpt_runtime.checkpoint.events import CoordinatorEvent
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.failure_report import summary_of
-from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
+from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result, SnapshotDeletions
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.snapshots.clean_up import (
     JobCleanUp,

@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.key_groups import key_group_range
-from ckpt_runtime.jobmaster import job_record, job_shell, snapshot_deletions, storage_effects
+from ckpt_runtime.jobmaster import job_host, job_record, job_shell, storage_effects
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
 from ckpt_runtime.storage import checkpoint_storage
@@ -283,7 +283,7 @@ class World:
                 for module in (storage_effects, job_record, job_shell, checkpoint_storage)
             ),
             (storage_effects, "RETRY_BASE_MS", 15.0),
-            (snapshot_deletions, "DELETION_PAUSE_MS", 15.0),
+            (job_host, "DELETION_PAUSE_MS", 15.0),
             (job_record, "UNKNOWN_PAUSE_MS", 15.0),
             (job_record, "_SETTLE_PAUSE_MS", 60.0),
         ]

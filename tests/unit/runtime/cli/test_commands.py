@@ -29,6 +29,8 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from tests.unit.runtime.rest import fake_gateway
 from tests.unit.runtime.rest.fake_gateway import VERTICES, FakeGateway, graph_of
 
+Capture = pytest.CaptureFixture[str]
+
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 UNKNOWN = "0" * 32
 CAUSE = FailureCause("ckpt.Failed", "no room", "ckpt.Failed: no room")
@@ -50,9 +52,7 @@ def pipeline(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_threads_and_logs_of_all_processes_or_of_a_named_one_are_shown(
-    ckpt: Ckpt, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_threads_and_logs_of_all_processes_or_of_a_named_one_are_shown(ckpt: Ckpt, capsys: Capture) -> None:
     assert ckpt("threads", "driver") == 0
     assert capsys.readouterr().out.startswith('"control" Id=7\n\tat ckpt_runtime.task.worker')
     assert ckpt("logs", "0-0") == 0
@@ -65,9 +65,7 @@ def test_threads_and_logs_of_all_processes_or_of_a_named_one_are_shown(
     assert "Task manager 9-9 not found" in capsys.readouterr().err
 
 
-def test_list_shows_active_jobs_and_with_a_all_jobs(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_shows_active_jobs_and_with_a_all_jobs(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     gateway.add_job("1" * 32, "done")
     gateway.move("1" * 32, JobStatus.FINISHED)
     assert ckpt("list") == 0
@@ -83,7 +81,7 @@ def test_list_shows_active_jobs_and_with_a_all_jobs(
 
 
 def test_info_shows_state_checkpoints_settings_and_failures_of_a_job(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
 ) -> None:
     job = gateway.jobs[JOB]
     _, path = gateway.complete_checkpoint(job)
@@ -98,9 +96,7 @@ def test_info_shows_state_checkpoints_settings_and_failures_of_a_job(
 
 
 @pytest.mark.row("571.9")
-def test_info_shows_how_far_pending_checkpoints_have_come(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_shows_how_far_pending_checkpoints_have_come(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     job = gateway.jobs[JOB]
     number = gateway.start_checkpoint(job)
     for index in range(2):
@@ -114,7 +110,7 @@ def test_info_shows_how_far_pending_checkpoints_have_come(
 
 
 def test_health_shows_the_verdict_with_its_reasons(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(handlers, "now_ms", lambda: gateway.now)
     job = gateway.jobs[JOB]
@@ -131,7 +127,7 @@ def test_health_shows_the_verdict_with_its_reasons(
 
 @pytest.mark.row("203.14")
 def test_rescale_sets_the_named_vertices_and_a_number_alone_all_others(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
 ) -> None:
     def parallelism() -> list[int]:
         return [vertex.parallelism for vertex in gateway.jobs[JOB].graph.vertices]
@@ -156,9 +152,7 @@ def test_rescale_sets_the_named_vertices_and_a_number_alone_all_others(
 
 
 @pytest.mark.row("203.14")
-def test_vertices_that_are_not_named_keep_their_bounds(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_vertices_that_are_not_named_keep_their_bounds(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     """With as many slots as there are: the upper bound alone would ask for more than that."""
     gateway.slots_for_rescale = 3
     asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
@@ -169,7 +163,7 @@ def test_vertices_that_are_not_named_keep_their_bounds(
 
 
 def test_cancel_waits_for_the_end_and_conflicts_with_a_finished_job(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
 ) -> None:
     assert ckpt("cancel", JOB, "--wait", "--wait-timeout", "10 s") == 0
     assert gateway.jobs[JOB].status is JobStatus.CANCELED
@@ -181,7 +175,7 @@ def test_cancel_waits_for_the_end_and_conflicts_with_a_finished_job(
 
 @pytest.mark.parametrize("command", [("cancel", JOB), ("cancel", JOB, "--retain"), ("stop", JOB, "-p", "/s")])
 def test_a_stop_names_the_incarnation_that_it_means(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, command: tuple[str, ...]
 ) -> None:
     assert ckpt(*command, "--incarnation", "0") == 2
     assert gateway.conditions == []
@@ -189,9 +183,7 @@ def test_a_stop_names_the_incarnation_that_it_means(
     assert gateway.conditions == [Precondition(incarnation=3)]
 
 
-def test_a_program_is_held_and_released_by_its_owner(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_program_is_held_and_released_by_its_owner(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     program = StoredPipeline("0" * 32 + "_p", "job.py", gateway.now)
     gateway.pipelines[program.id] = program
     assert ckpt("program", "hold", program.id, "--owner", "me") == 0
@@ -201,9 +193,7 @@ def test_a_program_is_held_and_released_by_its_owner(
     assert gateway.pipelines[program.id].holds == {}
 
 
-def test_cancel_with_retain_names_the_retained_checkpoint(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_cancel_with_retain_names_the_retained_checkpoint(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     gateway.complete_checkpoint(gateway.jobs[JOB])
     assert ckpt("cancel", JOB, "--retain", "--wait", "--wait-timeout", "10 s") == 0
     assert "Retained: file:" in capsys.readouterr().out
@@ -217,7 +207,7 @@ def test_cancel_with_retain_names_the_retained_checkpoint(
     ("option", "written"), [("native", "NATIVE"), ("canonical", "CANONICAL"), ("CANONICAL", "CANONICAL")]
 )
 def test_savepoint_and_stop_print_the_paths_of_the_wanted_format(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], option: str, written: str
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, option: str, written: str
 ) -> None:
     assert ckpt("savepoint", JOB, "/s", "--type", option) == 0
     first = capsys.readouterr().out.strip()
@@ -229,7 +219,7 @@ def test_savepoint_and_stop_print_the_paths_of_the_wanted_format(
 
 
 @pytest.mark.row("203.8")
-def test_a_savepoint_says_how_it_was_made(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_savepoint_says_how_it_was_made(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     assert ckpt("savepoint", JOB, "/s") == 0
     assert "full: 600 B written" in capsys.readouterr().err
     assert ckpt("savepoint", JOB, "/s", "--json") == 0
@@ -237,9 +227,7 @@ def test_a_savepoint_says_how_it_was_made(ckpt: Ckpt, gateway: FakeGateway, caps
     assert [document[name] for name in ("incremental", "checkpointed_size", "reused_size")] == [False, 600, 0]
 
 
-def test_savepoint_command_shows_the_progress(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_savepoint_command_shows_the_progress(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     job = gateway.jobs[JOB]
     number = gateway.start_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     metrics = CheckpointMetrics(checkpointed_size=1 << 20, reused_size=2 << 20)
@@ -248,9 +236,7 @@ def test_savepoint_command_shows_the_progress(
     assert "taking a savepoint: 0 of 6 subtasks, 3.0 MiB so far" in capsys.readouterr().err
 
 
-def test_a_savepoint_is_disposed_of_once_and_without_a_job(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_savepoint_is_disposed_of_once_and_without_a_job(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     assert ckpt("savepoint", "-d", "file:/s/one") == 0
     assert gateway.disposed == ["file:/s/one"]
     assert ckpt("savepoint", "-d", "file:/s/one") == 1
@@ -259,9 +245,7 @@ def test_a_savepoint_is_disposed_of_once_and_without_a_job(
     assert ckpt("savepoint") == 2
 
 
-def test_checkpoint_waits_and_prints_the_id_or_the_failure(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_checkpoint_waits_and_prints_the_id_or_the_failure(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     assert ckpt("checkpoint", JOB, "--full") == 0
     assert "Checkpoint 1 is completed." in capsys.readouterr().out
     assert ckpt("checkpoint", JOB, "--json") == 0
@@ -271,9 +255,7 @@ def test_checkpoint_waits_and_prints_the_id_or_the_failure(
     assert capsys.readouterr().err.endswith("ckpt: no room\n")
 
 
-def test_detached_operations_print_their_trigger_id(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_detached_operations_print_their_trigger_id(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     for arguments in (
         ("checkpoint", JOB),
         ("savepoint", JOB, "/s"),
@@ -287,7 +269,7 @@ def test_detached_operations_print_their_trigger_id(
 @pytest.mark.row("571.1")
 @pytest.mark.row("571.8")
 def test_patch_checkpoint_config_changes_what_its_options_name(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
 ) -> None:
     command = ("patch-checkpoint-config", JOB)
     assert ckpt(*command, "--timeout", "15 min") == 0
@@ -325,9 +307,7 @@ def test_a_patch_during_another(ckpt: Ckpt, gateway: FakeGateway) -> None:
     assert ckpt("patch-checkpoint-config", JOB, "--interval", "1 s") == 5
 
 
-def test_run_detached_passes_everything_on(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str
-) -> None:
+def test_run_detached_passes_everything_on(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, pipeline: str) -> None:
     assert ckpt(
         "run", "-d", "-s", "s3://b/s", "-n", "--claim-mode", "claim", "-p", "3", "-D", "a=1", "-D", "b=x=y",
         "-c", "wordcount:main", "--job-id", "AB" * 16, pipeline, "--input", "x", "-d", "--", "--json",
@@ -342,7 +322,7 @@ def test_run_detached_passes_everything_on(
 
 @pytest.mark.parametrize(("end", "code"), [(JobStatus.FINISHED, 0), (JobStatus.CANCELED, 1), (JobStatus.FAILED, 1)])
 def test_run_attached_ends_as_the_job_ends(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str, end: JobStatus, code: int
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, pipeline: str, end: JobStatus, code: int
 ) -> None:
     gateway.end_of_new_jobs = end
     job = "ab" * 16
@@ -362,7 +342,7 @@ def test_run_attached_ends_as_the_job_ends(
 
 
 def test_plans_that_a_program_explains_are_shown_by_run_and_plan(
-    ckpt: Ckpt, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, pipeline: str
+    ckpt: Ckpt, capsys: Capture, monkeypatch: pytest.MonkeyPatch, pipeline: str
 ) -> None:
     text = "== Plan of the frame, output mode append ==\n(1) source json, no uid, parallelism 1"
     monkeypatch.setattr(fake_gateway, "graph_of", lambda name: replace(graph_of(name), explained=(text,)))
@@ -376,7 +356,7 @@ def test_interrupting_an_attached_run_leaves_the_job(
     request: pytest.FixtureRequest,
     ckpt: Ckpt,
     gateway: FakeGateway,
-    capsys: pytest.CaptureFixture[str],
+    capsys: Capture,
     monkeypatch: pytest.MonkeyPatch,
     pipeline: str,
 ) -> None:
@@ -410,23 +390,21 @@ def test_runs_that_are_refused(ckpt: Ckpt, gateway: FakeGateway, pipeline: str, 
     assert list(gateway.jobs) == [JOB]
 
 
-def test_a_wait_that_takes_too_long(ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wait_that_takes_too_long(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     gateway.polls_until_done = 10**9
     assert ckpt("checkpoint", JOB, "--wait-timeout", "50 ms") == 7
     assert "did not happen within 0.05 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["info", "cancel", "checkpoint", "stop", "savepoint"])
-def test_unknown_and_malformed_jobs(ckpt: Ckpt, capsys: pytest.CaptureFixture[str], command: str) -> None:
+def test_unknown_and_malformed_jobs(ckpt: Ckpt, capsys: Capture, command: str) -> None:
     assert ckpt(command, UNKNOWN) == 4
     assert "Traceback" not in capsys.readouterr().err
     for bad in ("x", JOB[:-1], "\udcff" * 32, "../" + JOB):
         assert ckpt(command, bad) == 2
 
 
-def test_errors_are_json_objects_with_the_exit_code_if_json_is_wanted(
-    ckpt: Ckpt, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_are_json_objects_with_the_exit_code_if_json_is_wanted(ckpt: Ckpt, capsys: Capture) -> None:
     assert ckpt("info", UNKNOWN, "--json") == 4
     captured = capsys.readouterr()
     assert json.loads(captured.err) == {"error": f"Job {UNKNOWN} not found", "exit_code": 4}
@@ -439,7 +417,7 @@ def test_arguments_that_are_no_utf8(ckpt: Ckpt, gateway: FakeGateway) -> None:
     assert not gateway.operations
 
 
-def test_command_line_without_a_command_is_a_usage_error(ckpt: Ckpt, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_line_without_a_command_is_a_usage_error(ckpt: Ckpt, capsys: Capture) -> None:
     assert ckpt() == 2
     assert ckpt("nosuch") == 2
     assert ckpt("--help") == 0
@@ -447,7 +425,7 @@ def test_command_line_without_a_command_is_a_usage_error(ckpt: Ckpt, capsys: pyt
 
 
 def test_plan_shows_how_a_snapshot_fits_and_starts_nothing(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str], pipeline: str
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, pipeline: str
 ) -> None:
     before = set(gateway.jobs)
     assert ckpt("plan", "-s", "/data/s", "-n", "-p", "3", "-D", "a=1", "-c", "wordcount:main", pipeline, "--x") == 0
@@ -461,9 +439,7 @@ def test_plan_shows_how_a_snapshot_fits_and_starts_nothing(
     assert set(gateway.jobs) == before
 
 
-def test_plan_ends_with_1_when_the_snapshot_would_be_refused(
-    ckpt: Ckpt, capsys: pytest.CaptureFixture[str], pipeline: str
-) -> None:
+def test_plan_ends_with_1_when_the_snapshot_would_be_refused(ckpt: Ckpt, capsys: Capture, pipeline: str) -> None:
     assert ckpt("plan", "-s", "/data/refused", pipeline) == 1
     assert "refused: state 'aggregates' of operator 'count': no" in capsys.readouterr().err
     assert ckpt("--json", "plan", "-s", "/data/refused", pipeline) == 1
@@ -475,7 +451,7 @@ def test_plan_ends_with_1_when_the_snapshot_would_be_refused(
 
 
 def test_events_prints_a_line_for_each_until_the_named_jobs_end(
-    ckpt: Ckpt, gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    ckpt: Ckpt, gateway: FakeGateway, capsys: Capture
 ) -> None:
     """One line for each, up to the end of the jobs that were named."""
     announcer = JobAnnouncer(JOB, gateway.events.publish)

@@ -25,6 +25,8 @@ from ckpt_runtime.version import VERSION
 from tests.unit.runtime.rest.fake_gateway import FakeGateway
 from tests.unit.runtime.rest.served import served
 
+Capture = pytest.CaptureFixture[str]
+
 ME = ProcessId.of(os.getpid())
 MY_PID = ME.pid
 SOUND = {
@@ -55,7 +57,7 @@ def record(
     return SessionInfo(url, leader, driver, log, "/ready", token)
 
 
-def test_commands_without_any_job_manager_name_the_ways_to_give_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_without_any_job_manager_name_the_ways_to_give_one(capsys: Capture) -> None:
     assert main(["list"]) == 2
     assert "--url" in capsys.readouterr().err
     assert main(["session", "stop"]) == 4
@@ -75,7 +77,7 @@ def test_token_of_a_session_is_not_sent_to_other_addresses(secured: str, session
     assert main(["--token", "wrong", "list", "--url", secured]) == 6
 
 
-def test_a_port_without_a_listener(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_port_without_a_listener(capsys: Capture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main(["list", "--url", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
@@ -87,7 +89,7 @@ def test_urls_that_cannot_be_one(url: str) -> None:
     assert main(["list", "--url", url]) == 2
 
 
-def test_a_ca_file_that_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_ca_file_that_is_missing(capsys: Capture) -> None:
     assert main(["list", "--url", "https://127.0.0.1:1", "--ca-file", "/nosuch"]) == 2
     assert "--ca-file" in capsys.readouterr().err
 
@@ -120,9 +122,7 @@ def test_a_session_file_that_others_can_write_is_refused(secured: str, session_f
     assert main(["list"]) == 2
 
 
-def test_status_shows_the_session_without_its_token(
-    secured: str, session_file: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_status_shows_the_session_without_its_token(secured: str, session_file: Path, capsys: Capture) -> None:
     write_session(session_file, record(secured, "secret"))
     assert main(["session", "status"]) == 0
     assert "6 free of 8" in capsys.readouterr().out
@@ -161,7 +161,7 @@ def launch(secured: str, monkeypatch: pytest.MonkeyPatch) -> FakeLaunch:
     return fake
 
 
-def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_start_then_use_then_stop(launch: FakeLaunch, session_file: Path, capsys: Capture) -> None:
     start = ["session", "start", "--master", "local[4]", "--slots", "4", "-D", "a.b=c"]
     assert main([*start, "--conf", "spark.x=y", "--log-file", "/tmp/log", "--ready-timeout", "5 s"]) == 0
     assert not launch.started.pop("is_given_up")()
@@ -205,9 +205,7 @@ def test_a_token_is_required_unless_authentication_is_switched_off(launch: FakeL
     assert launch.started["authenticated"] is False
 
 
-def test_a_secret_of_sparks_is_refused_on_the_command_line(
-    launch: FakeLaunch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_secret_of_sparks_is_refused_on_the_command_line(launch: FakeLaunch, capsys: Capture) -> None:
     assert main(["session", "start", "--conf", "spark.authenticate.secret=hidden"]) == 2
     said = capsys.readouterr().err
     assert "spark-defaults.conf" in said
@@ -226,7 +224,7 @@ def test_a_secret_of_sparks_is_refused_on_the_command_line(
     ],
 )
 def test_an_option_that_would_do_nothing_is_refused_before_anything_starts(
-    launch: FakeLaunch, capsys: pytest.CaptureFixture[str], definition: str, hint: str
+    launch: FakeLaunch, capsys: Capture, definition: str, hint: str
 ) -> None:
     assert main(["session", "start", "-D", definition]) == 2
     assert launch.started == {}
@@ -237,13 +235,13 @@ def test_an_option_that_would_do_nothing_is_refused_before_anything_starts(
 
 @pytest.mark.parametrize("option", [["--log-file", "x"], ["--ready-timeout", "1 min"]])
 def test_options_of_a_detached_start_are_refused_in_the_foreground(
-    launch: FakeLaunch, capsys: pytest.CaptureFixture[str], option: list[str]
+    launch: FakeLaunch, capsys: Capture, option: list[str]
 ) -> None:
     assert main(["session", "start", "--foreground", *option]) == 2
     assert f"{option[0]}: it cannot be given together with --foreground" in capsys.readouterr().err
 
 
-def test_the_version_is_printed_without_a_job_manager(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_printed_without_a_job_manager(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"ckpt {VERSION}\n"
 
@@ -276,7 +274,7 @@ def lead(directory: Path, url: str, token: str, cluster: str = "default") -> Non
 
 
 def test_the_leader_is_found_in_its_directory(
-    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     lead(tmp_path / "ha", secured, "secret")
     lead(tmp_path / "ha", secured, "secret", "trains")
@@ -290,7 +288,7 @@ def test_the_leader_is_found_in_its_directory(
 
 
 def test_options_on_the_command_line_override_the_environment(
-    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    secured: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     lead(tmp_path / "ha", secured, "secret")
     monkeypatch.setenv("CKPT_REST_TOKEN", "secret")
@@ -305,7 +303,7 @@ def test_options_on_the_command_line_override_the_environment(
 
 
 def test_token_of_the_session_file_is_sent_to_a_leader_with_the_same_token(
-    secured: str, session_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    secured: str, session_file: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     lead(tmp_path / "ha", secured, "secret")
     write_session(session_file, record("http://127.0.0.1:1", "secret"))

@@ -21,6 +21,8 @@ from ckpt_runtime.storage.job_store import StoredJob
 from ckpt_runtime.storage.metadata import encode, read_metadata
 from tests.support.golden import DIRECTORY
 
+Capture = pytest.CaptureFixture[str]
+
 pytestmark = pytest.mark.row("203.10")
 
 
@@ -41,13 +43,11 @@ def damage(savepoint: Path) -> Path:
     return file
 
 
-def printed(capsys: pytest.CaptureFixture[str]) -> Any:
+def printed(capsys: Capture) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_list_shows_snapshots_and_those_that_cannot_be_read(
-    savepoint: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_list_shows_snapshots_and_those_that_cannot_be_read(savepoint: Path, capsys: Capture) -> None:
     broken = savepoint.parent / "broken"
     broken.mkdir()
     (broken / "_metadata").write_bytes(b"garbage")
@@ -64,7 +64,7 @@ def test_list_shows_snapshots_and_those_that_cannot_be_read(
     assert lines[2].startswith("unreadable")
 
 
-def test_list_of_a_directory_without_snapshots_is_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_of_a_directory_without_snapshots_is_empty(tmp_path: Path, capsys: Capture) -> None:
     assert main(["snapshot", "list", str(tmp_path)]) == 0
     assert capsys.readouterr().out == "no snapshots\n"
     for command in ("list", "latest"):
@@ -72,7 +72,7 @@ def test_list_of_a_directory_without_snapshots_is_empty(tmp_path: Path, capsys: 
         assert "there is no directory" in capsys.readouterr().err
 
 
-def test_show_describes_the_states_of_a_snapshot(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_describes_the_states_of_a_snapshot(savepoint: Path, capsys: Capture) -> None:
     assert main(["snapshot", "show", str(savepoint), "--json"]) == 0
     document = printed(capsys)
     assert document["written_by"] == "0.1.0"
@@ -84,14 +84,14 @@ def test_show_describes_the_states_of_a_snapshot(savepoint: Path, capsys: pytest
     assert "key.source: int64, user_key.start: int64, value.rows: int64" in text
 
 
-def test_names_out_of_a_snapshot_do_nothing_to_a_terminal(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_out_of_a_snapshot_do_nothing_to_a_terminal(savepoint: Path, capsys: Capture) -> None:
     text = json.dumps(read_metadata(str(savepoint)).document).replace('"totals"', json.dumps("to\x1b[2Jtals"))
     (savepoint / "_metadata").write_bytes(encode(json.loads(text)))
     assert main(["snapshot", "show", str(savepoint)]) == 0
     assert "\x1b" not in capsys.readouterr().out
 
 
-def test_verify_names_the_file_and_state_of_a_damage(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_names_the_file_and_state_of_a_damage(savepoint: Path, capsys: Capture) -> None:
     assert main(["snapshot", "verify", str(savepoint)]) == 0
     assert capsys.readouterr().out == f"{savepoint.as_uri()} is complete and intact.\n"
     file = damage(savepoint)
@@ -103,7 +103,7 @@ def test_verify_names_the_file_and_state_of_a_damage(savepoint: Path, capsys: py
     assert "operator" in problem["state"]
 
 
-def test_verify_of_a_missing_or_damaged_snapshot_fails(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_of_a_missing_or_damaged_snapshot_fails(savepoint: Path, capsys: Capture) -> None:
     assert main(["snapshot", "verify", str(savepoint / "missing")]) == 4
     assert main(["snapshot", "verify", "relative"]) == 2
     (savepoint / "_metadata").write_bytes(b"garbage")
@@ -111,9 +111,7 @@ def test_verify_of_a_missing_or_damaged_snapshot_fails(savepoint: Path, capsys: 
     assert "_metadata" in capsys.readouterr().err
 
 
-def test_copy_makes_a_whole_snapshot_or_none(
-    savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_copy_makes_a_whole_snapshot_or_none(savepoint: Path, tmp_path: Path, capsys: Capture) -> None:
     target = tmp_path / "copy"
     assert main(["snapshot", "copy", str(savepoint), str(target), "--json"]) == 0
     assert printed(capsys)["location"] == target.as_uri()
@@ -125,7 +123,7 @@ def test_copy_makes_a_whole_snapshot_or_none(
     assert not (tmp_path / "other").exists()
 
 
-def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsys: Capture) -> None:
     file = damage(savepoint)
     file.unlink()
     target = str(tmp_path / "other")
@@ -137,7 +135,7 @@ def test_a_file_that_is_missing_is_damage(savepoint: Path, tmp_path: Path, capsy
     assert not (tmp_path / "other").exists()
 
 
-def test_convert_writes_either_format_into_a_new_directory(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_writes_either_format_into_a_new_directory(savepoint: Path, capsys: Capture) -> None:
     canonical, native = savepoint.parent / "canonical", savepoint.parent / "native"
     assert main(["snapshot", "convert", str(savepoint), str(canonical), "--format", "canonical", "--json"]) == 0
     document = printed(capsys)
@@ -150,7 +148,7 @@ def test_convert_writes_either_format_into_a_new_directory(savepoint: Path, caps
     assert "native" in capsys.readouterr().err
 
 
-def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys: Capture) -> None:
     target = tmp_path / "target"
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "native", "--backend", "nosuch"]
     assert main(order) == ExitCode.USAGE
@@ -158,7 +156,7 @@ def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys:
     assert not target.exists()
 
 
-def test_backend_option_is_for_native_savepoints_only(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_backend_option_is_for_native_savepoints_only(savepoint: Path, capsys: Capture) -> None:
     target = savepoint.parent / "canonical"
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "canonical", "--backend", "rocksdb"]
     assert main(order) == ExitCode.USAGE
@@ -166,7 +164,7 @@ def test_backend_option_is_for_native_savepoints_only(savepoint: Path, capsys: p
     assert not target.exists()
 
 
-def test_convert_what_has_no_other_form(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_convert_what_has_no_other_form(tmp_path: Path, capsys: Capture) -> None:
     unaligned, target = DIRECTORY / "format-2" / "unaligned", tmp_path / "target"
     assert main(["snapshot", "convert", str(unaligned), str(target), "--format", "canonical"]) == 2
     assert "take a savepoint" in capsys.readouterr().err
@@ -187,7 +185,7 @@ def owner_of(savepoint: Path) -> Claimant:
 
 @pytest.mark.row("203.12")
 def test_release_of_a_claim_needs_the_owner_declared_dead_if_its_session_may_live(
-    savepoint: Path, capsys: pytest.CaptureFixture[str]
+    savepoint: Path, capsys: Capture
 ) -> None:
     assert main(["snapshot", "release", str(savepoint)]) == ExitCode.NOT_FOUND
     assert "no job has claimed" in capsys.readouterr().err
@@ -203,7 +201,7 @@ def test_release_of_a_claim_needs_the_owner_declared_dead_if_its_session_may_liv
 
 
 @pytest.mark.row("203.12")
-def test_release_while_the_owner_lives(savepoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_release_while_the_owner_lives(savepoint: Path, capsys: Capture) -> None:
     job = claimed(savepoint, "session a", own_mark())
     assert main(["snapshot", "release", str(savepoint), "--owner-is-dead", job]) == ExitCode.CONFLICT
     assert "its session is a process of this machine" in capsys.readouterr().err
@@ -211,9 +209,7 @@ def test_release_while_the_owner_lives(savepoint: Path, capsys: pytest.CaptureFi
 
 
 @pytest.mark.row("203.12")
-def test_release_of_what_a_stored_job_has_claimed(
-    savepoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_release_of_what_a_stored_job_has_claimed(savepoint: Path, tmp_path: Path, capsys: Capture) -> None:
     store = HaStore(str(tmp_path / "ha"))
     job = claimed(savepoint, store.root.url)
     store.jobs.put(StoredJob(job, {}, {}), b"archive")

@@ -264,6 +264,31 @@ def test_a_file_that_changes_while_it_is_read_fails_the_job_after_a_restore(tmp_
         Job("text", {"path": str(tmp_path)}, restored=state).run()
 
 
+def test_a_file_that_grows_while_it_is_read_fails_the_job_at_its_end_and_is_read_again(tmp_path: Path) -> None:
+    path = write(tmp_path, "text", "a", 0, 20)
+    job = Job("text", {"path": str(tmp_path), "availableNow": "true"}, most_rows=3)
+    job.discover()
+    state = job.checkpoint(1)
+    job.read(2)
+    with path.open("a") as file:
+        file.write("20\n")
+    with pytest.raises(
+        ValueError, match="a has changed while it was read: it had 50 bytes, and has 53; files must not"
+    ):
+        job.read(20)
+    again = Job("text", {"path": str(tmp_path), "availableNow": "true"}, restored=state)
+    assert [row["value"] for row in again.run()] == [str(number) for number in range(21)]
+
+
+def test_a_file_that_is_deleted_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
+    path = write(tmp_path, "text", "a", 0, 20)
+    job = Job("text", {"path": str(tmp_path), "availableNow": "true"}, most_rows=3)
+    job.discover()
+    job.read(2)
+    path.unlink()
+    assert len(job.run()) == 20
+
+
 @pytest.mark.parametrize("how", ["delete", "archive"])
 def test_a_file_is_cleaned_when_a_checkpoint_that_covers_it_completes(tmp_path: Path, how: str) -> None:
     source, archive = tmp_path / "in", tmp_path / "archive"

@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.configuration.configuration import Configuration, OwnConfiguration
 from ckpt_runtime.graph.job_graph import JobGraph
-from ckpt_runtime.jobmaster import job_record, known_jobs, snapshot_deletions, storage_effects
+from ckpt_runtime.jobmaster import job_host, job_record, known_jobs, storage_effects
 from ckpt_runtime.jobmaster.gateway_values import AfterSavepoint, CheckpointKind, SavepointRequest
 from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
@@ -26,7 +26,7 @@ from tests.unit.runtime.jobmaster.fake_slots import JOB, World
 def make_hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """All pauses before a retry are short."""
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1)
     monkeypatch.setattr(job_record, "_PAUSE_S", 0.001)
     monkeypatch.setattr(known_jobs, "_PAUSE_S", 0.001)

@@ -17,9 +17,8 @@ from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
-from ckpt_runtime.jobmaster.job_host import LoopHost
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.jobmaster import job_host, storage_effects
+from ckpt_runtime.jobmaster.job_host import LoopHost, SnapshotDeletions
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.metadata import read_metadata
 from tests.support.late_calls import deadline_passes
@@ -60,7 +59,7 @@ def hangs() -> Iterator[list[Hang]]:
 @pytest.fixture(autouse=True)
 def hasty_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(storage_effects, "RETRY_BASE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
 
 
 @pytest.fixture

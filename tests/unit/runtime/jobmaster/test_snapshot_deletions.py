@@ -12,9 +12,8 @@ from typing import Any, cast
 import pytest
 
 from ckpt_runtime.checkpoint.instant import Instant
-from ckpt_runtime.jobmaster import snapshot_deletions
-from ckpt_runtime.jobmaster.job_host import LoopHost, Pool
-from ckpt_runtime.jobmaster.snapshot_deletions import SnapshotDeletions
+from ckpt_runtime.jobmaster import job_host
+from ckpt_runtime.jobmaster.job_host import LoopHost, Pool, SnapshotDeletions
 from ckpt_runtime.storage.driver_pools import DriverPools
 from ckpt_runtime.storage.errors import (
     CorruptFileError,
@@ -77,13 +76,13 @@ async def attempted(deletions: SnapshotDeletions, delete: Callable[[], None], wh
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """No retry by the clock within a test."""
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1_000_000)
-    monkeypatch.setattr(snapshot_deletions, "MAX_DELETION_PAUSE_MS", 1_000_000)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1_000_000)
+    monkeypatch.setattr(job_host, "MAX_DELETION_PAUSE_MS", 1_000_000)
 
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
 
 
 @pytest.mark.usefixtures("hasty")
@@ -225,7 +224,7 @@ def test_the_newest_failure_sets_the_pause() -> None:
     for _ in range(9):
         host.fire()
     assert host.pauses[:3] == [500.0, 1000.0, 2000.0]
-    assert host.pauses[-1] == snapshot_deletions.MAX_DELETION_PAUSE_MS
+    assert host.pauses[-1] == job_host.MAX_DELETION_PAUSE_MS
     host.now_ms += 10_000
     fresh_ms = host.now_ms
     deletions.submit("delete new", new.delete("new"))
@@ -234,7 +233,7 @@ def test_the_newest_failure_sets_the_pause() -> None:
     assert host.pauses[-1] == 1000.0
     host.fire()
     assert new.deleted == ["new"]
-    assert host.pauses[-1] == snapshot_deletions.MAX_DELETION_PAUSE_MS
+    assert host.pauses[-1] == job_host.MAX_DELETION_PAUSE_MS
 
 
 def test_a_retry_that_is_due_earlier_is_not_put_off_by_a_fresh_failure() -> None:
@@ -256,7 +255,7 @@ def test_a_retry_that_is_due_earlier_is_not_put_off_by_a_fresh_failure() -> None
 
 @pytest.mark.usefixtures("patient")
 async def test_the_backlog_is_bounded(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(snapshot_deletions, "MAX_WAITING", 2)
+    monkeypatch.setattr(job_host, "MAX_WAITING", 2)
     storage = Storage(*(away() for _ in range(3)))
 
     async with opened() as deletions:

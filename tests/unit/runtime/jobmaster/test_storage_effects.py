@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.jobmaster import snapshot_deletions, storage_effects
+from ckpt_runtime.jobmaster import job_host, storage_effects
 from ckpt_runtime.jobmaster.job_record import JobRecord
 from ckpt_runtime.scheduler.core_events import JobInput, LeadershipLost
 from ckpt_runtime.scheduler.job_events import SuspendRequested
@@ -284,8 +284,8 @@ async def test_files_that_cannot_be_deleted_do_not_stop_the_job_and_are_deleted_
         delete(*arguments)
 
     monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1_000_000)
-    monkeypatch.setattr(snapshot_deletions, "MAX_DELETION_PAUSE_MS", 1_000_000)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1_000_000)
+    monkeypatch.setattr(job_host, "MAX_DELETION_PAUSE_MS", 1_000_000)
 
     async with opened(tmp_path) as bench:
         await bench.checkpoint()
@@ -309,7 +309,7 @@ async def test_failed_deletions_are_repeated_after_the_end_of_the_job(
         delete(*arguments)
 
     monkeypatch.setattr(storage_effects, "delete_checkpoint", refuse)
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
 
     async with opened(tmp_path) as bench:
         await bench.checkpoint()
@@ -322,8 +322,8 @@ async def test_failed_deletions_are_repeated_after_the_end_of_the_job(
 
 @pytest.fixture
 def mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mount:
-    monkeypatch.setattr(snapshot_deletions, "DELETION_PAUSE_MS", 1)
-    monkeypatch.setattr(snapshot_deletions, "MAX_DELETION_PAUSE_MS", 10)
+    monkeypatch.setattr(job_host, "DELETION_PAUSE_MS", 1)
+    monkeypatch.setattr(job_host, "MAX_DELETION_PAUSE_MS", 10)
     (tmp_path / "mount").mkdir()
     return Mount(tmp_path / "mount")
 
