@@ -40,6 +40,8 @@ _RANDOM = {"rand": 0, "random": 0, "randn": 0, "uuid": 0, "randstr": 1, "shuffle
 """Functions by the number of arguments before their seed, which has no effect on a stream."""
 _FILE_NAME = "input_file_name"
 """The function whose result the engine finds in the hidden column of files."""
+_ANALYSES = msgspec.json.Decoder(Analysis)
+"""Made once, where templates import this module: to make one for these types takes longer than to plan a step."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -126,7 +128,7 @@ class Capture:
                 self.require_answers()
             return Analysis()
         self.used[digest] = text
-        analysis = msgspec.json.decode(text, type=Analysis)
+        analysis = _ANALYSES.decode(text)
         if analysis.error:
             raise PlanError("query", analysis.error)
         if analysis.unsupported:
