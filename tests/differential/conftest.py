@@ -51,6 +51,9 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
     builder = SparkSession.builder.master("local[2]").appName("differential")
     for key, value in {
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        # To plan a query again after each of its stages takes longer than a stage of a few hundred rows.
+        "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",

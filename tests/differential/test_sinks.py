@@ -233,6 +233,25 @@ def test_functions_get_the_rows_of_each_checkpoint_once_through_kills_at_each_st
     assert is_empty(checkpoints / "staged")
 
 
+@pytest.mark.row("ends.1")
+def test_frames_and_views_of_the_program_meet_those_of_a_function_as_in_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
+) -> None:
+    source, theirs, ours = (tmp_path / name for name in ("in", "spark", "engine"))
+    for directory in (source, theirs, ours):
+        directory.mkdir()
+    (source / "rows.json").write_text("".join(f'{{"n": {n}}}\n' for n in range(5)))
+    batch_functions.combined(spark, str(source), str(theirs)).awaitTermination()
+    job = cluster.submit(
+        PIPELINES / "batch_functions.py",
+        entry="batch_functions:combined",
+        arguments=[str(source), str(ours)],
+        configuration=fast(restart_strategy__type="none"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert (ours / "0.json").read_text() == (theirs / "0.json").read_text()
+
+
 VALUES = pa.schema(
     [
         ("n", pa.int32()),

@@ -10,7 +10,7 @@ import zoneinfo
 from functools import cache
 from typing import Any
 
-from ckpt_runtime.expressions.types import SparkType, is_fractional
+from ckpt_runtime.expressions.types import SparkType, is_day_time, is_fractional, is_year_month
 
 EPOCH = datetime.datetime(1970, 1, 1)
 _UTC = datetime.UTC
@@ -125,7 +125,38 @@ def value_text(value: Any, type_: SparkType, zone: datetime.tzinfo) -> str:
         return date_text(value)
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
+    if is_day_time(type_) or is_year_month(type_):
+        return interval_text(value, str(type_))
     return str(value)
+
+
+def interval_text(value: datetime.timedelta | int, type_: str) -> str:
+    """Returns an interval of days to seconds, or a number of months, as Spark writes its type's fields."""
+    first, _, last = type_.removeprefix("interval ").partition(" to ")
+    last = last or first
+    whole = value if isinstance(value, int) else value // datetime.timedelta(microseconds=1)
+    sign, whole = "-" if whole < 0 else "", abs(whole)
+    if first in ("year", "month"):
+        text = {"year": f"{whole // 12}", "month": f"{whole}"}[first]
+        text = text if first == last else f"{text}-{whole % 12}"
+    else:
+        seconds, micros = divmod(whole, 1_000_000)
+        fraction = f".{micros:06}".rstrip("0") if micros else ""
+        text = {
+            "day": f"{seconds // 86_400}",
+            "hour": f"{seconds // 3600:02}",
+            "minute": f"{seconds // 60:02}",
+            "second": f"{seconds:02}{fraction}",
+        }[first]
+        after = {
+            "day": "",
+            "hour": f" {seconds // 3600 % 24:02}",
+            "minute": f":{seconds // 60 % 60:02}",
+            "second": f":{seconds % 60:02}{fraction}",
+        }
+        fields = [*after]
+        text += "".join(after[field] for field in fields[fields.index(first) + 1 : fields.index(last) + 1])
+    return f"INTERVAL '{sign}{text}' {type_.removeprefix('interval ').upper()}"
 
 
 def _nested_text(value: Any, type_: dict[str, Any], zone: datetime.tzinfo) -> str:

@@ -40,6 +40,8 @@ _RANDOM = {"rand": 0, "random": 0, "randn": 0, "uuid": 0, "randstr": 1, "shuffle
 """Functions by the number of arguments before their seed, which has no effect on a stream."""
 _FILE_NAME = "input_file_name"
 """The function whose result the engine finds in the hidden column of files."""
+_ANALYSES = msgspec.json.Decoder(Analysis)
+"""Made once, where templates import this module: to make one for these types takes longer than to plan a step."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
 _TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
@@ -71,11 +73,12 @@ class Capture:
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
     are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
     them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
-    digests of the tables that queries read. ``clock`` is the program's, which passes while it waits for them.
-    ``infers_schemas``: streams of files without a schema have the columns of the files that are
-    there. ``explain`` returns the text of ``explain()`` for a frame or a query (with columns if its
-    last argument is true), and ``explained`` has the texts that the program requested. ``remembered`` are answers to an
-    earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it makes other requests.
+    digests of the tables that queries read. ``static_views`` are the relations of views that read no stream. ``clock``
+    is the program's, which passes while it waits for them. ``infers_schemas``: streams of files without a schema have
+    the columns of the files that are there. ``explain`` returns the text of ``explain()`` for a frame or a query (with
+    columns if its last argument is true), and ``explained`` has the texts that the program requested. ``remembered``
+    are answers to an earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it
+    makes other requests.
     """
 
     analyses: Mapping[str, str]
@@ -87,6 +90,7 @@ class Capture:
     used: dict[str, str] = field(default_factory=dict)
     configuration: dict[str, str] = field(default_factory=dict)
     views: dict[str, bytes] = field(default_factory=dict)
+    static_views: dict[str, bytes] = field(default_factory=dict)
     declarations: list[str] = field(default_factory=list)
     registered: dict[str, bytes] = field(default_factory=dict)
     called: CapturedFunctions = field(default_factory=CapturedFunctions)
@@ -124,7 +128,7 @@ class Capture:
                 self.require_answers()
             return Analysis()
         self.used[digest] = text
-        analysis = msgspec.json.decode(text, type=Analysis)
+        analysis = _ANALYSES.decode(text)
         if analysis.error:
             raise PlanError("query", analysis.error)
         if analysis.unsupported:

@@ -199,7 +199,7 @@ class Service:
             view = request.plan.command.create_dataframe_view
             if view.is_global:
                 raise PlanError("createGlobalTempView", "programs share no views; use createOrReplaceTempView")
-            self._capture.views[view.name] = self._capture.request_of(view.input).relation
+            self._add_view(view.name, view.input)
         elif kind == "register_function":
             function = request.plan.command.register_function
             self._capture.registered[function.function_name] = self._capture.prepared(function)
@@ -237,7 +237,16 @@ class Service:
         else:
             named.CopyFrom(given)
         self._capture.views.pop(view.name, None)  # it may read views that are newer than the one before it
-        self._capture.views[view.name] = self._capture.request_of(named).relation
+        self._add_view(view.name, named)
+
+    def _add_view(self, name: str, relation: Any) -> None:
+        """Keeps a view for requests to Spark, and, unless it may read a stream, for functions of ``foreachBatch``."""
+        streams = "|".join(re.escape(view) for view in self._capture.views.keys() - self._capture.static_views.keys())
+        self._capture.views[name] = self._capture.request_of(relation).relation
+        self._capture.static_views.pop(name, None)
+        text = relation.SerializeToString()
+        if not _reads_stream(relation) and not (streams and re.search(streams.encode(), text, re.IGNORECASE)):
+            self._capture.static_views[name] = text
 
     def _query_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""

@@ -2,15 +2,18 @@
 
 The program was run to find its functions, with a session whose channel is not connected. From now on this session's
 channel is connected to the server, so that a function finds Spark through the variable ``spark`` that it closes over,
-and through ``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query.
+and through ``SparkSession.builder.getOrCreate()``. Its frames belong to another session, that of the query, which has
+the static views and the functions of the program. Frames of the program may be combined with them.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,6 +21,11 @@ REMOTE_MODE = {"SPARK_CONNECT_MODE_ENABLED": "1", "SPARK_REMOTE": "sc://in-proce
 """PySpark's variables for a remote Spark; they make ``builder.getOrCreate()`` return a program's captured session."""
 _MOST_BYTES = 128 << 20
 _CONNECTING = threading.Lock()
+_OF_TWO_FRAMES = (
+    *("join", "crossJoin", "lateralJoin", "union", "unionByName", "intersect", "intersectAll", "subtract", "exceptAll"),
+)
+"""Methods of frames that take another one."""
+logger = logging.getLogger(__name__)
 _SESSIONS = uuid.UUID("8f4c5d5e-2f0b-4a53-9a55-6b0d2c5f6a11")
 
 
@@ -51,9 +59,9 @@ class RealChannel:
 def session_of_query(program: Any, url: str, job_id: str, uid: str, configuration: Mapping[str, str]) -> Any:
     """Returns a session of Spark for one query, and connects the program's own session if it is not connected yet.
 
-    As in Spark, a query has a session of its own: views that its function creates are not visible to other queries. A
-    session has the same id in every attempt. Operations of an earlier attempt that still run in it are interrupted:
-    their function did not return, and will be called again.
+    As in Spark, a query has a session of its own: views that its function creates are not visible to other queries,
+    and those of the program are visible in it. A session has the same id in every attempt. Operations of an earlier
+    attempt that still run in it are interrupted: their function did not return, and will be called again.
     """
     from pyspark.sql.connect.session import SparkSession
 
@@ -63,11 +71,52 @@ def session_of_query(program: Any, url: str, job_id: str, uid: str, configuratio
             _connect(program, url, job_id, configuration)
         SparkSession._set_default_and_active_session(program)
         query = type(program)(program.client._builder)
+        query.program = program
         _connect(query, url, f"{job_id}/{uid}", configuration)
+        _let_frames_meet()
         return query
 
 
+@cache
+def _let_frames_meet() -> None:
+    """Lets methods of two frames take one of a query and one of its program, as in Spark: the result is the query's.
+
+    A copy of a query's frame on the server is the query's, too; PySpark takes it for one of the active session.
+    """
+    from pyspark.sql.connect.dataframe import DataFrame
+
+    def meeting(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def called(*frames: Any, **named: Any) -> Any:
+            both = [each for each in (*frames, *named.values()) if isinstance(each, DataFrame)]
+            of: Any = next((each._session for each in both if hasattr(each._session, "program")), None)
+
+            def moved(each: Any) -> Any:
+                is_programs = isinstance(each, DataFrame) and of is not None and each._session is of.program
+                return DataFrame(each._plan, of) if is_programs else each
+
+            return method(*map(moved, frames), **{name: moved(each) for name, each in named.items()})
+
+        return called
+
+    def copying(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def called(frame: Any, *arguments: Any, **named: Any) -> Any:
+            copy = method(frame, *arguments, **named)._plan
+            copy._spark_session = frame._session  # which also removes it
+            return DataFrame(copy, frame._session)
+
+        return called
+
+    for name in _OF_TWO_FRAMES:
+        setattr(DataFrame, name, meeting(getattr(DataFrame, name)))
+    for name in ("checkpoint", "localCheckpoint"):
+        setattr(DataFrame, name, copying(getattr(DataFrame, name)))
+
+
 def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:
+    from pyspark.errors import PySparkException
+
     client = session.client
     if client._channel.live is not None:
         client._channel.live.close()
@@ -78,3 +127,38 @@ def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, 
     session.interruptAll()
     for key, value in configuration.items():
         session.conf.set(key, value)
+    for name, command in _commands(client._builder.capture):
+        try:
+            client.execute_command(command)
+        except PySparkException as error:
+            logger.warning("%s of the program is not there in functions of foreachBatch: %s", name, error)
+
+
+def _commands(capture: Any) -> Iterator[tuple[str, Any]]:
+    """Yields what gives a session the program's functions and static views, each with its name; not its variables.
+
+    If Spark refuses one, functions that use it get Spark's error. Python functions are pickled for Spark's own workers.
+    """
+    from pyspark.serializers import CloudPickleSerializer
+    from pyspark.sql.connect.proto import Command
+    from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
+
+    for name, given in capture.registered.items():
+        command = Command()
+        command.register_function.ParseFromString(given)
+        python = command.register_function.python_udf
+        function = capture.called.of_number(int(python.command))
+        kind = proto_schema_to_pyspark_data_type(python.output_type)
+        python.command = CloudPickleSerializer().dumps((function, kind))
+        yield f"function {name!r}", command
+    for statement in capture.declarations:
+        if statement.split(maxsplit=1)[0].upper() != "CREATE":
+            continue  # the session of Spark's queries has no variables
+        command = Command()
+        command.sql_command.input.sql.query = statement
+        yield repr(statement), command
+    for name, relation in capture.static_views.items():
+        command = Command()
+        command.create_dataframe_view.name, command.create_dataframe_view.replace = name, True
+        command.create_dataframe_view.input.ParseFromString(relation)
+        yield f"view {name!r}", command

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
+
+from msgspec import to_builtins
 
 from ckpt_runtime.configuration.registry import VERTEX_PARALLELISM
 from ckpt_runtime.graph.key_groups import DEFAULT_MAX_PARALLELISM
@@ -204,7 +206,8 @@ class JobGraph:
         return self.with_parallelism(dict.fromkeys((vertex.id for vertex in self.vertices), 1)).fingerprint
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        document: dict[str, Any] = to_builtins(self)
+        return document
 
     @classmethod
     def from_json(cls, document: object) -> JobGraph:

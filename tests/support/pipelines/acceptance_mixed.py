@@ -354,3 +354,222 @@ def sessions_joined_with_windows(rows: DataFrame) -> DataFrame:
         .agg(F.sum("count").alias("n"))
         .selectExpr(*seconds(), "n")
     )
+
+
+# Calls that many programs make
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def renamed_and_replaced_columns(rows: DataFrame) -> DataFrame:
+    frame = rows.withColumns({"w": F.col("v") * 2, "k2": F.concat_ws("-", "k", "v")}).withColumnsRenamed({"k2": "name"})
+    frame = frame.transform(lambda each: each.where(each["w"] > 4)).toDF("k", "v", "w", "name")
+    return frame.na.replace({"a": "A"}, subset=["k"]).withColumn("s", F.struct("k", "v")).select("s.*", "w", "name")
+
+
+@program("append", schemas={"rows": "k STRING, v INT, x DOUBLE"},
+         rows=([("a", 1, None), (None, 2, 0.5)], [("b", None, 1.5), (None, None, None)]))  # fmt: skip
+def filled_and_dropped_nulls(rows: DataFrame) -> DataFrame:
+    return rows.dropna(thresh=1, subset=["k", "v", "x"]).fillna({"k": "none", "v": -1}).na.fill(0.25, ["x"])
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def arrays_and_maps_of_rows(rows: DataFrame) -> DataFrame:
+    arrays = rows.withColumn("vs", F.array(*[F.col("v") % each for each in (3, 5, 7)]))
+    return arrays.select(
+        F.transform("vs", lambda each, at: each * 10 + at).alias("t"),
+        F.filter("vs", lambda each: each > 1).alias("f"),
+        F.array_sort("vs", lambda one, other: other - one).alias("sorted"),
+        F.map_filter(
+            F.map_from_arrays(F.array("v", F.col("v") + 1), F.array_repeat("k", 2)), lambda _, value: value != "c"
+        ).alias("m"),
+        F.aggregate("vs", F.lit(0), lambda total, each: total + each, lambda total: total * 2).alias("total"),
+        F.zip_with("vs", F.reverse("vs"), lambda one, other: one + other).alias("z"),
+    ).where(F.map_keys("m").isNotNull())
+
+
+@program("append", schemas=PAIRS, rows=EVENTS, settings={"spark.sql.session.timeZone": "America/New_York"})
+def parts_of_times_in_a_zone(rows: DataFrame) -> DataFrame:
+    at = F.timestamp_seconds(F.col("v") * 400_000 + 1_700_000_000)
+    return rows.select(
+        "k",
+        F.date_format(at, "yyyy-MM-dd'T'HH:mm EEE").alias("text"),
+        F.date_trunc("week", at).cast("string").alias("week"),
+        F.dayofyear(at).alias("day"),
+        F.months_between(at, F.lit("2024-01-31").cast("timestamp")).alias("months"),
+        F.to_utc_timestamp(at, "Asia/Tokyo").cast("long").alias("utc"),
+        F.datediff(at, F.to_date(F.lit("2023-11-05"))).alias("days"),
+    )
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def hashes_and_patterns_of_texts(rows: DataFrame) -> DataFrame:
+    text = F.concat("k", F.lit(":"), F.lpad(F.col("v").cast("string"), 4, "0"))
+    return rows.select(
+        F.sha2(text, 256).alias("sha"),
+        F.xxhash64(text, "v").alias("xx"),
+        F.base64(F.encode(text, "utf-8")).alias("b"),
+        F.regexp_extract(text, r"(\w):0*(\d+)", 2).alias("number"),
+        F.split(text, "[:0]+", 2).alias("parts"),
+        F.conv(F.col("v").cast("string"), 10, 2).alias("bits"),
+        F.format_string("%s=%05d", "k", "v").alias("f"),
+    )
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def joins_with_two_tables(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    names = spark.createDataFrame([("a", "Anna"), ("b", None), (None, "Nobody")], "id STRING, name STRING")
+    ranges = spark.createDataFrame(
+        [(0, 10, "low"), (10, 30, "middle"), (25, 100, "high")], "f INT, t INT, level STRING"
+    )
+    named = rows.join(F.broadcast(names), rows["k"].eqNullSafe(names["id"]), "left")
+    return named.join(ranges, (F.col("v") >= F.col("f")) & (F.col("v") < F.col("t")), "left").select(
+        "k", "v", "name", "level"
+    )
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def rows_that_a_table_lacks(rows: DataFrame) -> DataFrame:
+    known = rows.sparkSession.range(0, 20).selectExpr("cast(id AS INT) AS v", "'a' AS k")
+    return rows.join(known, ["k", "v"], "left_anti").join(known.select("v"), "v", "left_semi").select("k", "v")
+
+
+@program("update", keys="k size", schemas=PAIRS, rows=EVENTS)
+def groups_by_what_functions_compute(rows: DataFrame) -> DataFrame:
+    @F.udf("struct<size: string, odd: boolean>")
+    def sized(v: int) -> Any:
+        return ("small" if v < 15 else "large", v % 2 == 1)
+
+    @F.pandas_udf("double")
+    def halved(vs: Iterator[pd.Series]) -> Iterator[pd.Series]:
+        for each in vs:
+            yield each / 2
+
+    frame = rows.withColumn("s", sized("v")).withColumn("h", halved("v"))
+    return frame.groupBy("k", F.col("s.size").alias("size")).agg(F.sum("h").alias("h"), F.max("s.odd").alias("odd"))
+
+
+@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
+def aggregates_by_a_dictionary(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg({"v": "max", "*": "count"}).withColumnRenamed("count(1)", "n")
+
+
+@program("complete", schemas=PAIRS, rows=EVENTS)
+def averages_without_keys(rows: DataFrame) -> DataFrame:
+    return rows.groupBy().agg(
+        F.avg("v").alias("a"), F.median("v").alias("m"), F.mode("k").alias("k"), F.stddev("v").alias("s")
+    )
+
+
+@program("complete", schemas=PAIRS, rows=EVENTS)
+def cube_with_the_number_of_its_grouping(rows: DataFrame) -> DataFrame:
+    parity = F.when(F.col("v") % 2 == 0, "even").otherwise("odd").alias("parity")
+    return rows.select("k", "v", parity).cube("k", "parity").agg(F.sum("v").alias("s"), F.grouping_id().alias("g"))
+
+
+@program("update", keys="k", schemas={"rows": "k STRING, v INT, x DOUBLE"},
+         rows=([("a", 1, None), ("a", 2, 0.5)], [("a", None, 1.5), ("b", None, None)], [("b", 9, 3.5)]))  # fmt: skip
+def firsts_lasts_and_lists_with_nulls(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("k").agg(
+        F.first("v", ignorenulls=True).alias("f"),
+        F.last("v").alias("l"),
+        F.last("x", ignorenulls=True).alias("lx"),
+        F.collect_list("v").alias("vs"),
+        F.max_by(F.struct("v", "x"), F.coalesce("x", F.lit(-1.0))).alias("most"),
+        F.array_agg("x").alias("xs"),
+        F.count_if(F.col("x").isNull()).alias("none"),
+    )
+
+
+@program("append", schemas=RANGES, **RANGED)
+def outer_join_in_sql_with_a_range_of_time(left: DataFrame, right: DataFrame) -> DataFrame:
+    left.selectExpr("l", "timestamp_seconds(lv) AS lt").withWatermark("lt", "10 seconds").createOrReplaceTempView(
+        "clicks"
+    )
+    right.selectExpr("r", "timestamp_seconds(rv) AS rt").withWatermark("rt", "10 seconds").createOrReplaceTempView(
+        "buys"
+    )
+    return left.sparkSession.sql(
+        "WITH c AS (SELECT * FROM clicks WHERE l > 0) SELECT l, cast(lt AS long) AS lt, r, cast(rt AS long) AS rt "
+        "FROM c LEFT JOIN buys ON l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS"
+    )
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def batches_of_arrow_in_windows(rows: DataFrame) -> DataFrame:
+    def even(batches: Iterator[Any]) -> Iterator[Any]:
+        for batch in batches:
+            yield batch.filter([value % 2 == 0 for value in batch.column("v").to_pylist()])
+
+    made = timed(rows.mapInArrow(even, "k STRING, v INT"))
+    return (
+        made.groupBy(F.window("t", "20 seconds"))
+        .agg(F.collect_set("k").alias("ks"))
+        .selectExpr(*seconds(), "array_sort(ks) AS ks")
+    )
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def subqueries_over_tables_in_sql(rows: DataFrame) -> DataFrame:
+    spark = rows.sparkSession
+    spark.createDataFrame([("a", 12), ("b", 50)], "k STRING, most INT").createOrReplaceTempView("limits_of_keys")
+    rows.createOrReplaceTempView("limited_rows")
+    return spark.sql(
+        "SELECT k, v, CASE WHEN v > (SELECT avg(most) FROM limits_of_keys) THEN 'above' ELSE 'below' END AS side "
+        "FROM limited_rows WHERE k IN (SELECT k FROM limits_of_keys) "
+        "AND NOT EXISTS (SELECT 1 FROM limits_of_keys l WHERE l.most = v)"
+    )
+
+
+class Ended(Processor):
+    """Sets a timer for each row, and keeps a map."""
+
+    def init(self, handle: Any) -> None:
+        super().init(handle)
+        self.handle = handle
+        self.seen = handle.getMapState("seen", "v INT", "n INT")
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        for row in rows:
+            place = (row.v % 4,)
+            self.seen.updateValue(place, ((self.seen.getValue(place)[0] if self.seen.containsKey(place) else 0) + 1,))
+            self.handle.registerTimer(1000 * (row.v + 3))
+        return iter(())
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        yield Row(k=key[0], at=expiredTimerInfo.getExpiryTimeInMs(), places=len(list(self.seen.keys())) > 0)
+
+
+@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
+def several_timers_of_a_key(rows: DataFrame) -> DataFrame:
+    return (
+        timed(rows).groupBy("k").transformWithState(Ended(), "k STRING, at LONG, places BOOLEAN", "Append", "EventTime")
+    )
+
+
+class PandasTotals(Processor):
+    """Totals of frames by two keys."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
+        n = self.number() + sum(int(frame["v"].sum()) for frame in rows)
+        self.state.update((n,))
+        yield pd.DataFrame({"k": [key[0]], "parity": [key[1]], "n": [n], "at": [pd.Timestamp("2026-01-01")]})
+
+
+@program("update", keys="k parity", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
+def processor_of_frames_by_a_computed_key(rows: DataFrame) -> DataFrame:
+    keyed = rows.withColumn("parity", F.col("v") % 2)
+    grouped = keyed.groupBy("k", "parity")
+    totals = "k STRING, parity INT, n LONG, at TIMESTAMP"
+    return grouped.transformWithStateInPandas(PandasTotals(), totals, "Update", "None")
+
+
+@program("append", schemas=PAIRS, rows=EVENTS)
+def intervals_as_texts(rows: DataFrame) -> DataFrame:
+    return rows.selectExpr(
+        "cast(timestamp_seconds(v) - timestamp_seconds(13.25) AS STRING) AS second",
+        "cast(make_dt_interval(v % 3, -v, 5, v / 7) AS STRING) AS made",
+        "cast(make_ym_interval(v % 5, -v) AS STRING) AS months",
+        "cast(INTERVAL '1 02' DAY TO HOUR * v AS STRING) AS product",
+        "cast(struct(timestamp_seconds(v) - timestamp_seconds(90000) AS i, v) AS STRING) AS inside",
+    )

@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
 SCHEMA = "n BIGINT, name STRING, price DECIMAL(10,2), at TIMESTAMP, tags ARRAY<STRING>"
 
@@ -71,6 +72,30 @@ def pipeline(spark: SparkSession, source: str, rate: str, output: str, faults: s
 
     doubled.writeStream.foreachBatch(write).queryName("batches").start()
     doubled.select("n").writeStream.foreach(Epochs(f"{output}/epochs", faults)).queryName("epochs").start()
+
+
+def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
+    """The function combines its frame with frames and a view of the program, and with frames that it makes."""
+    names = spark.createDataFrame([(0, "even"), (1, "odd")], "part INT, name STRING")
+    names.createOrReplaceTempView("names_of_parts")
+    spark.udf.register("marked", lambda name: f"<{name}>", "string")
+    spark.sql("CREATE TEMPORARY FUNCTION more(n INT) RETURNS INT RETURN n + 1000")
+    rows = spark.readStream.schema("n INT").json(source)
+
+    def write(batch: DataFrame, batch_id: int) -> None:
+        parted = batch.withColumn("part", F.col("n") % 2).localCheckpoint()
+        parted.createOrReplaceTempView("parted")
+        left = parted.join(names, parted["part"] == names["part"]).select("n", "name")
+        right = names.join(parted, "part", "left_outer").select("n", "name")
+        of_view = batch.sparkSession.sql(
+            "SELECT more(n) AS n, marked(name) AS name FROM parted JOIN names_of_parts USING (part)"
+        )
+        made = spark.range(100, 102).selectExpr("cast(id AS INT) AS n", "'made' AS name")
+        whole = left.union(right).unionByName(other=of_view).union(made)
+        Path(output, f"{batch_id}.json").write_text(json.dumps(sorted(map(list, whole.collect()))))
+
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", f"{output}/state")
+    return writer.trigger(availableNow=True).start()
 
 
 def files(spark: SparkSession, source: str, rate: str, output: str) -> None:

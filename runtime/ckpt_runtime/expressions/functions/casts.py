@@ -24,6 +24,7 @@ from ckpt_runtime.expressions.types import (
     decimal_of,
     is_fractional,
     is_integral,
+    is_year_month,
     value_type,
 )
 
@@ -44,6 +45,8 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     """
     if (source, target) == ("string", "interval"):
         return per_row(texts.parse_interval, value_type(target))  # in ANSI mode too, a bad text gives null
+    if target == "string" and is_year_month(source):  # no column has its values
+        return _to_string(source, texts.zone_of(zone))
     result = arrow_type(target)
     if source == target or arrow_type(source) == result:
         return lambda value: value
@@ -168,7 +171,7 @@ def _to_string(source: SparkType, zone: datetime.tzinfo) -> Callable[[Value], Va
         return _decoded
     if source == "date":
         return lambda value: pc.strftime(value, format="%Y-%m-%d")
-    if isinstance(source, str) and source.startswith("interval"):
+    if source == "interval":
         raise UnsupportedExpressionError(f"a cast from {source} to string")
     return per_row(lambda value: texts.value_text(value, source, zone), pa.string())
 

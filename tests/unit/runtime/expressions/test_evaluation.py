@@ -14,6 +14,7 @@ from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evalu
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
 from ckpt_runtime.expressions.patterns import read, tokens_of
 from ckpt_runtime.expressions.regex import compile_java
+from ckpt_runtime.expressions.texts import interval_text
 from ckpt_runtime.expressions.types import EvaluationError, UnsupportedExpressionError, arrow_type
 
 A, B = Column(0, "double"), Column(1, "double")
@@ -139,3 +140,26 @@ def test_date_pattern_with_unknown_letters_is_refused(pattern: str) -> None:
 @pytest.mark.parametrize("text", ["2026-02-30", "2026-1-01", "x", "2026-01-01 "])
 def test_text_that_does_not_fit_a_date_pattern_gives_nothing(text: str) -> None:
     assert read(text, tokens_of("yyyy-MM-dd")) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("day to second", 93_784_500_000, "'1 02:03:04.5' DAY TO SECOND"),
+        ("day to second", -1, "'-0 00:00:00.000001' DAY TO SECOND"),
+        ("day", 172_800_000_000, "'2' DAY"),
+        ("day to hour", -97_200_000_000, "'-1 03' DAY TO HOUR"),
+        ("hour to second", 360_061_000_000, "'100:01:01' HOUR TO SECOND"),
+        ("minute", 60_000_000, "'01' MINUTE"),
+        ("second", 7_500_000, "'07.5' SECOND"),
+        ("second", 1_234_000_000, "'1234' SECOND"),
+        ("year to month", -14, "'-1-2' YEAR TO MONTH"),
+        ("year", 24, "'2' YEAR"),
+        ("month", 25, "'25' MONTH"),
+    ],
+)
+def test_intervals_are_written_with_the_fields_of_their_types(kind: str, value: int, text: str) -> None:
+    assert interval_text(value, f"interval {kind}") == f"INTERVAL {text}"
+    if kind == "day to second":
+        cast = call("Cast", "string", Column(0, f"interval {kind}"))
+        assert computed(cast, pa.array([value, None], pa.duration("us"))) == [f"INTERVAL {text}", None]
