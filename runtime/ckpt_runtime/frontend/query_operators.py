@@ -56,6 +56,23 @@ class QueryOperators:
             node.parallelism = 1
         return (LogicalInput(node),)
 
+    def known(self, spec: specs.OperatorSpec, inputs: Inputs, plan_id: int | None) -> Inputs | None:
+        """Returns the rows of an operator that the plan has and that would be the same, None without one.
+
+        Optimized plans differ in the columns that are read from one aggregation, so that their nodes are not equal. The
+        projection in front of the new operator is removed. Operators with hints are not shared.
+        """
+        if self.whole or (plan_id is not None and self.capture.hints.get(plan_id)):
+            return None
+        for other in self._plan.nodes:
+            if (other.uid, other.parallelism) == (None, None) and other.spec == spec and _same(other.inputs, inputs):
+                read = [edge.node for node in self._plan.nodes for edge in node.inputs]
+                for given in inputs:
+                    if given.node not in read:
+                        self._plan.nodes.remove(given.node)
+                return (LogicalInput(other),)
+        return None
+
     def _merged(self, spec: specs.EvaluateSpec, inputs: Inputs) -> tuple[specs.EvaluateSpec, Inputs]:
         """Returns a projection over the input of the projection before it, if no row is computed twice by that."""
         [edge] = inputs
@@ -92,6 +109,18 @@ class QueryOperators:
             if edge.node not in self._plan.nodes:
                 self._plan.nodes.append(edge.node)
         return self._plan.add(node)
+
+
+def _same(inputs: Inputs, others: Inputs) -> bool:
+    """Returns whether inputs bring the same rows: from one node, or from equal projections of one node."""
+    if len(inputs) != len(others):
+        return False
+    for edge, other in zip(inputs, others, strict=True):
+        one, two = edge.node, other.node
+        equal = isinstance(one.spec, specs.EvaluateSpec) and one.spec == two.spec and one.inputs == two.inputs
+        if not (one is two or equal) or (edge.partitioning, edge.keys) != (other.partitioning, other.keys):
+            return False
+    return True
 
 
 def _changes_nothing(spec: specs.EvaluateSpec, inputs: Inputs) -> bool:

@@ -195,7 +195,7 @@ class _Grouping:
                 self._schema, keys, aggregates, operators.output_mode, event_time, self._session, total
             )
             output = spec.output_schema
-        grouped = operators.apply(spec, by_key, output, node.plan_id)
+        grouped = operators.known(spec, by_key, node.plan_id) or operators.apply(spec, by_key, output, node.plan_id)
         if isinstance(spec, specs.GroupSpec) and spec.mode == "complete":
             table = specs.TableSpec(spec, total=not node.keys)
             grouped, output = operators.apply_table(table, grouped), table.schema

@@ -56,8 +56,9 @@ class _ComputingOperator(LeavesOutBadRows):
 
     def __init__(self, schema: pa.Schema, rows: Sequence[Sequence[Expression]]) -> None:
         self._schema = schema
-        self._schemas: dict[tuple[pa.DataType, ...], pa.Schema] = {}
-        """The schema by the types of its columns: text may be encoded in dictionaries."""
+        self._given: list[pa.DataType] = schema.types
+        """The types of the last columns, which may be encoded in dictionaries, and their schema."""
+        self._given_schema = schema
         compiled = iter(compile_encoded([tree for row in rows for tree in row]))
         self._rows = [[(next(compiled), kind) for kind in schema.types] for _ in rows]
 
@@ -76,11 +77,11 @@ class _ComputingOperator(LeavesOutBadRows):
 
     def _emit(self, rows: list[list[pa.Array]]) -> None:
         for arrays in rows:
-            schema = self._schema
-            if any(isinstance(array, _MAY_BE_ENCODED) for array in arrays):
-                kinds = tuple(array.type for array in arrays)
-                schema = self._schemas.get(kinds) or self._schemas.setdefault(kinds, _with_types(schema, kinds))
-            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=schema))
+            # Types are compared, because Arrow computes the hash of one from its text.
+            kinds = [array.type for array in arrays]
+            if kinds != self._given:
+                self._given, self._given_schema = kinds, _with_types(self._schema, kinds)
+            self.output.emit(pa.RecordBatch.from_arrays(arrays, schema=self._given_schema))
 
 
 class EvaluateOperator(_ComputingOperator):
@@ -95,9 +96,6 @@ class ExpandOperator(_ComputingOperator):
 
     def __init__(self, spec: ExpandSpec) -> None:
         super().__init__(spec.schema, spec.rows)
-
-
-_MAY_BE_ENCODED = (pa.DictionaryArray, pa.StructArray, pa.ListArray, pa.MapArray, pa.LargeListArray)
 
 
 def _with_types(schema: pa.Schema, kinds: Sequence[pa.DataType]) -> pa.Schema:

@@ -153,8 +153,12 @@ class WatermarkOperator(Operator):
             return
         # Rounded down, since rounding up would make rows of the same millisecond late.
         multiply, divide = _PER_MS[column.type.unit]
-        total = pc.sum(numbers.cast(pa.float64(), safe=False)).as_py() * multiply / divide  # integers could overflow
         rows = len(numbers) - numbers.null_count
+        if (greatest - least) * rows <= _MAX:
+            total = least * rows + pc.sum(pc.subtract(numbers, least)).as_py()
+        else:
+            total = pc.sum(numbers.cast(pa.float64(), safe=False)).as_py()
+        total = total * multiply / divide
         times = EventTimes(least * multiply // divide, greatest * multiply // divide, total, rows)
         self._times = times if self._times is None else self._times.and_(times)
         reached = greatest * multiply // divide - self._delay_ms

@@ -23,10 +23,15 @@ HIDDEN = frozenset(
 HIDDEN_PREFIXES = ("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_")
 """Airflow's keys and connections, which a session started by an Airflow task inherits."""
 
+ALLOCATOR = {"MIMALLOC_ALLOW_THP": "0"}
+"""Arrow's memory has no huge pages, unless the user's own variable says so. The operating system clears a page of 2 MiB
+where a few kilobytes are needed, and clears it again when the memory is used after it was free: half of the time of
+joins that keep text."""
+
 
 def user_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variables that user code may see. The user's own variables stay, including storage credentials."""
-    return {
+    return ALLOCATOR | {
         name: value
         for name, value in environment.items()
         if name not in HIDDEN and not name.startswith(HIDDEN_PREFIXES)

@@ -5,9 +5,10 @@ of a batch are looked up once, both for finding matches and for storing. Rows ar
 match. A snapshot shares all columns and copies one byte per row. Memory is compacted when removed rows outnumber the
 live ones. One thread owns the buffers; frozen ones may go to another.
 
-Columns are appended a batch at a time, read by row number, and never changed. Batches are kept as they arrive and
-merged into larger ones as they accumulate: each row is copied a logarithmic number of times, and there are few
-segments to read from. A snapshot shares the segments.
+Columns are appended a batch at a time, read by row number, and never changed. Small batches are merged as they
+accumulate, eight at a time. Larger ones are kept as they arrive: copying their text costs more than all the rest of
+adding rows that are never read, such as the bids that wait for an auction. They are merged when reading from many
+segments has cost about as much as that. A snapshot shares the segments.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ from ckpt_runtime.state.stored_rows import ROW, StateWriter
 
 _MERGED_ROWS = 1 << 16
 _MERGED_BYTES = 1 << 28
+_SMALL_ROWS, _SMALL_BYTES = 1 << 13, 1 << 20
+"""A segment of fewer rows and bytes is merged with others of its size without being read."""
+_AT_ONCE = 8
+_READS_OF_COPY = 16
+"""Reading from so many segments costs about as much as copying one of 1 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class RowSegments:
         self.rows = 0
         self._segments: list[pa.RecordBatch] = []
         self._ends: AnyArray = read_only(np.empty(0, dtype=np.int64))
+        self._reads = 0
 
     @property
     def segments(self) -> tuple[pa.RecordBatch, ...]:
@@ -71,25 +78,43 @@ class RowSegments:
 
     def append(self, batch: pa.RecordBatch) -> None:
         """Adds rows; the batch is kept or copied."""
+        size = batch.nbytes
+        if batch.get_total_buffer_size() > size + size // 2:
+            batch = pa.concat_batches([batch])  # a part would keep the memory of the whole
+        self.rows += batch.num_rows
         segments = self._segments
         segments.append(batch)
-        first = len(segments) - 1
-        rows, size = batch.num_rows, batch.nbytes
-        while first:
-            before = segments[first - 1]
-            if (
-                before.num_rows > 2 * rows
-                or rows + before.num_rows > _MERGED_ROWS
-                or size + before.nbytes > _MERGED_BYTES
-            ):
+        merges = False
+        while (level := _level(segments[-1])) is not None:
+            first = len(segments) - 1
+            while first and (before := _level(segments[first - 1])) is not None and before <= level:
+                first -= 1
+            if len(segments) - first < _AT_ONCE:
                 break
-            rows += before.num_rows
-            size += before.nbytes
-            first -= 1
-        if first < len(segments) - 1:
             segments[first:] = [pa.concat_batches(segments[first:])]
-        self.rows += batch.num_rows
-        self._ends = read_only(np.cumsum([segment.num_rows for segment in segments], dtype=np.int64))
+            merges = True
+        if merges:
+            self._number()
+        else:
+            self._ends = read_only(np.append(self._ends, np.int64(self.rows)))
+
+    def _number(self) -> None:
+        self._ends = read_only(np.cumsum([segment.num_rows for segment in self._segments], dtype=np.int64))
+
+    def _merge(self) -> None:
+        """Merges segments up to the greatest size."""
+        merged: list[pa.RecordBatch] = []
+        run: list[pa.RecordBatch] = []
+        rows = size = 0
+        for segment in self._segments:
+            if run and (rows + segment.num_rows > _MERGED_ROWS or size + segment.nbytes > _MERGED_BYTES):
+                merged.append(run[0] if len(run) == 1 else pa.concat_batches(run))
+                run, rows, size = [], 0, 0
+            run.append(segment)
+            rows += segment.num_rows
+            size += segment.nbytes
+        self._segments = [*merged, run[0] if len(run) == 1 else pa.concat_batches(run)]
+        self._number()
 
     def take(self, rows: AnyArray, wanted: Sequence[int]) -> list[pa.Array]:
         """The columns at the positions ``wanted``, for row numbers in any order."""
@@ -104,7 +129,12 @@ class RowSegments:
             for segment, start, end in zip(self._segments, bounds[:-1], bounds[1:], strict=True)
             if start < end
         ]
-        return [self._gathered(index, parts, len(rows)) for index in wanted]
+        taken = [self._gathered(index, parts, len(rows)) for index in wanted]
+        self._reads += len(parts)
+        if self._reads > _READS_OF_COPY * len(self._segments):
+            self._reads = 0
+            self._merge()
+        return taken
 
     def _gathered(self, index: int, parts: list[_Part], rows: int) -> pa.Array:
         """One column: plain numbers and bytes are written to their places; other values are taken, then reordered."""
@@ -140,6 +170,14 @@ class RowSegments:
         for view, part in zip(views, parts, strict=True):
             kernels.gather_bytes(view.offsets, view.data, part.inside, part.places, read_only(ends), out)
         return bytes_array(kind, ends, out)
+
+
+def _level(segment: pa.RecordBatch) -> int | None:
+    """The logarithm of the rows of a small segment; None for larger ones."""
+    rows = int(segment.num_rows)
+    if rows >= _SMALL_ROWS or segment.nbytes >= _SMALL_BYTES:
+        return None
+    return (rows.bit_length() - 1) // 3
 
 
 PAIRS_PER_CALL = 16_384

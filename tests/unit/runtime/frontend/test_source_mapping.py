@@ -22,7 +22,7 @@ from ckpt_runtime.frontend.typed_plan import (
 )
 from ckpt_runtime.graph.compiler import compile_plan
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.logical import LogicalPlan
+from ckpt_runtime.graph.logical import LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import SourceSpec
 
 COLUMNS = (TypedColumn("value", "string"),)
@@ -74,12 +74,12 @@ def projection(plan_id: int, name: str, below: int) -> Project:
     )
 
 
-def plan_of(*queries: tuple[PlanNode, ...], hints: dict[int, dict[str, str]]) -> LogicalPlan:
+def plan_of(*queries: tuple[PlanNode, ...], hints: dict[int, dict[str, str]], mode: str = "append") -> LogicalPlan:
     capture = Capture({}, lambda _: [("value", "string")], lambda _key, _value: None, hints=hints)
     capture.sources[7] = CapturedSource("text", {"path": "/data"}, "value STRING")
     source = Source(columns=COLUMNS, plan_id=7)
     for number, nodes in enumerate(queries):
-        start = WriteStreamOperationStart(format="noop", output_mode="append", query_name=f"query-{number}")
+        start = WriteStreamOperationStart(format="noop", output_mode=mode, query_name=f"query-{number}")
         capture.queries.append(CapturedQuery(start, Analysis(columns=nodes[-1].columns, nodes=(source, *nodes))))
     plan = LogicalPlan("job")
     add_queries(capture, plan, lambda name: name)
@@ -103,6 +103,30 @@ def test_projections_of_a_frame_that_another_query_has_merged_are_all_reached() 
         assert compiled.warnings == ()
         names = {schema.names[0] for uid, schema in compiled.input_schemas.items() if uid.startswith("query-")}
         assert names == {"third", other[-1].columns[0].name}
+
+
+def counted(plan_id: int, name: str, function: str = "Upper") -> tuple[PlanNode, ...]:
+    """Counts the rows of each text in capitals."""
+    text = Call(function, (Column(0, "string"),), "string", "ansi")
+    key = Project(columns=COLUMNS, inputs=(0,), expressions=(text,))
+    count = TypedAggregate("Count", (0,), "long")
+    columns = (TypedColumn(name, "string"), TypedColumn("num", "long"))
+    return key, Aggregate(columns=columns, inputs=(1,), plan_id=plan_id, keys=(0,), aggregates=(count,))
+
+
+def test_aggregation_whose_results_are_read_under_different_names_is_computed_once() -> None:
+    def aggregates(*queries: tuple[PlanNode, ...], hints: dict[int, dict[str, str]]) -> list[LogicalNode]:
+        plan = plan_of(*queries, hints=hints, mode="update")
+        names = {schema.names[0] for uid, schema in compile_plan(plan).input_schemas.items() if uid.startswith("query")}
+        assert names == {query[-1].columns[0].name for query in queries}
+        return [node for node in plan.nodes if node.kind == "aggregate"]
+
+    assert len(aggregates(counted(8, "one"), counted(10, "two"), hints={})) == 1
+    assert len(aggregates(counted(8, "one"), counted(10, "two", "Lower"), hints={})) == 2
+    assert [node.uid for node in aggregates(counted(8, "one"), counted(10, "two"), hints={10: {"uid": "named"}})] == [
+        None,
+        "named",
+    ]
 
 
 NAMED = (TypedColumn("n", "integer"), TypedColumn("name", "string"), TypedColumn("bad", "string"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ckpt_runtime.client.session_command import TOKEN_VARIABLE
-from ckpt_runtime.processes.user_environment import user_environment
+from ckpt_runtime.processes.user_environment import ALLOCATOR, user_environment
 
 
 def test_credentials_of_the_engine_are_hidden_and_the_users_own_are_not() -> None:
@@ -17,4 +17,9 @@ def test_credentials_of_the_engine_are_hidden_and_the_users_own_are_not() -> Non
         "AIRFLOW_CONN_DB": "1",
     }
     own = {"PATH": "/bin", "AWS_SECRET_ACCESS_KEY": "1", "MY_TOKEN": "1", "AIRFLOW_HOME": "/a"}
-    assert user_environment(hidden | own) == own
+    assert user_environment(hidden | own) == ALLOCATOR | own
+
+
+def test_memory_has_no_huge_pages_unless_the_user_says_so() -> None:
+    assert user_environment({})["MIMALLOC_ALLOW_THP"] == "0"
+    assert user_environment({"MIMALLOC_ALLOW_THP": "1"})["MIMALLOC_ALLOW_THP"] == "1"

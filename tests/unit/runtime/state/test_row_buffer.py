@@ -43,13 +43,13 @@ def append(buffers: RowBuffers, side: RowBuffer, batch: pa.RecordBatch) -> None:
 
 
 def test_rows_are_read_back_by_number_from_any_number_of_segments() -> None:
-    """Batches of falling sizes stay apart; small ones that follow are merged."""
+    """Eight small batches of like sizes are merged, and larger ones stay as they are."""
     kinds = [pa.large_binary(), pa.string(), pa.binary(), pa.uint8(), pa.int16(), pa.float32(), pa.bool_()]
     schema = pa.schema([*SCHEMA, *((str(kind), kind) for kind in kinds)])
     segments = RowSegments(schema)
     whole = []
     start = 0
-    for size in (4000, 900, 200, 40, 10, 3, 1, 1, 1, 300):
+    for size in (9000, 900, 200, 40, *[10] * 7, *[3] * 8, *[300] * 9):
         numbers = range(start - 1, start + size)
         more: list[list[Any]] = [[str(n % 900).encode() * (n % 7) for n in numbers]] * 3
         more += [[n % 200 for n in numbers]] * 2 + [[n / 3 for n in numbers], [n % 3 == 0 for n in numbers]]
@@ -59,7 +59,8 @@ def test_rows_are_read_back_by_number_from_any_number_of_segments() -> None:
         whole.append(batch)
         start += size
     table = pa.Table.from_batches(whole)
-    assert 1 < len(segments.segments) < 5
+    merged = 200 + (40 + 7 * 10) + 8 * 3 + 5 * 300
+    assert [segment.num_rows for segment in segments.segments] == [9000, 900, merged, 300, 300, 300, 300]
     choice = Random(1)
     for count in (0, 1, 7, 5000):
         rows = np.array([choice.randrange(start) for _ in range(count)], dtype=np.int32)
@@ -70,6 +71,26 @@ def test_rows_are_read_back_by_number_from_any_number_of_segments() -> None:
         assert [array.to_pylist() for array in taken] == [
             column.to_pylist() for column in table.take(pa.array(rows)).columns
         ]
+
+
+def test_large_segments_are_merged_when_reading_from_many_has_cost_as_much() -> None:
+    segments = RowSegments(INTS.schema)
+    batch = pa.record_batch([pa.array(range(10_000)), pa.nulls(10_000, pa.timestamp("ms"))], INTS.schema.names)
+    for _ in range(6):
+        segments.append(batch)
+    rows = np.arange(0, 60_000, 5_000, dtype=np.int32)
+    counts = []
+    for _ in range(20):
+        assert segments.take(rows, [0])[0].to_pylist() == [0, 5_000] * 6
+        counts.append(len(segments.segments))
+    assert (counts[0], counts[-1]) == (6, 1)
+
+
+def test_part_of_a_batch_does_not_keep_the_memory_of_the_whole() -> None:
+    segments = RowSegments(INTS.schema)
+    batch = pa.record_batch([pa.array(range(100_000)), pa.nulls(100_000, pa.timestamp("ms"))], INTS.schema.names)
+    segments.append(batch.slice(50_000, 20_000))
+    assert segments.segments[0].get_total_buffer_size() < 500_000
 
 
 def test_segments_have_a_bounded_size() -> None:
@@ -179,7 +200,7 @@ def test_added_and_removed_columns_evolve_as_in_other_states(all_snapshots: Snap
         .row_buffers([RowBufferSpec("rows", wider, ("k", "n"), "t")])
         .sides
     )
-    [(batch, _)] = side.living()
+    batch = pa.concat_batches([batch for batch, _ in side.living()])
     assert batch.schema.equals(wider)
     assert batch["new"].null_count == 3
     strict = pa.schema([*SCHEMA, pa.field("new", pa.int8(), nullable=False)])
