@@ -15,17 +15,23 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import Any, ClassVar, Literal
 
 import msgspec
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from ckpt_runtime.connectors.file_sink import FileSink, ParquetFileWriter, PartFile, PartWriter, part_of
-from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
+from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, PartName, is_visible_part, owner_of
 from ckpt_runtime.graph.formats import partition_columns, target_file_size
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
+from ckpt_runtime.storage.filesystem import discard_file, naming
+from ckpt_runtime.storage.publish import publish
 
 _LOG = logging.getLogger(__name__)
 _LONGEST_TEXT = 64
@@ -70,7 +76,7 @@ class DeltaSink(FileSink):
     def open_committer(self, schema: pa.Schema | None, context: SinkContext) -> SinkCommitter:
         assert schema is not None
         self.directory.create()
-        return DeltaCommitter(self.directory, schema, self.parsed, overwrites=self._overwrites)
+        return DeltaCommitter(self.directory, schema, self.parsed, context, overwrites=self._overwrites)
 
 
 class _DeltaWriter(PartWriter):
@@ -93,13 +99,21 @@ class DeltaCommitter(SinkCommitter):
     """Adds files to the table's log."""
 
     def __init__(
-        self, directory: PartDirectory, schema: pa.Schema, options: Mapping[str, Any], *, overwrites: bool = False
+        self,
+        directory: PartDirectory,
+        schema: pa.Schema,
+        options: Mapping[str, Any],
+        context: SinkContext,
+        *,
+        overwrites: bool = False,
     ) -> None:
+        self._owner = owner_of(context.job_id, context.uid, context.sink_id)
+        self._attempt = context.attempt
         self._mode: Literal["append", "overwrite"] = "overwrite" if overwrites else "append"
         self._directory = directory
         self._schema = schema
         self._keys = partition_columns(options, schema)
-        self._compression = options["compression"].upper().replace("NONE", "UNCOMPRESSED")
+        self._compression = options["compression"]
         self._merges = bool(options["mergeSchema"])
         self._target_size = 0 if overwrites else target_file_size(options)
         self._small_bytes: int | None = None
@@ -146,25 +160,93 @@ class DeltaCommitter(SinkCommitter):
         )
 
     def _merge_small_files(self, files: Sequence[DeltaFile]) -> None:
-        """Merges small files when together they have the target size, in a version that changes no row.
+        """Merges small files of sinks when together they have the target size, in a version that changes no row.
 
-        Another writer may be faster; then the files are merged after a later commit.
+        The version follows the one whose files were read, or is not written: if another writer has removed one of
+        these files meanwhile, its rows would be there again. (deltalake's own ``optimize`` looks for conflicts from a
+        newer version on, so that two of them at once double rows.) Then the files are merged after a later commit.
         """
-        import deltalake
-        from deltalake.exceptions import DeltaError
-
+        small = self._target_size // 2
         sizes = [file.size for file in files]
         if self._small_bytes is None:  # those of earlier attempts and jobs count as well
             sizes = pa.table(self._opened().get_add_actions(flatten=True)).column("size_bytes").to_pylist()
-        self._small_bytes = (self._small_bytes or 0) + sum(size for size in sizes if size < self._target_size // 2)
+        self._small_bytes = (self._small_bytes or 0) + sum(size for size in sizes if size < small)
         if self._small_bytes < self._target_size:
             return
         self._small_bytes = 0
-        writing = deltalake.WriterProperties(compression=self._compression)
+        table = self._opened()
+        if "deletionVectors" in (table.protocol().writer_features or ()):
+            return  # the files have rows that were deleted
+        version = table.version() + 1
+        now_ms = int(datetime.now(UTC).timestamp() * 1000)
+        info = {"timestamp": now_ms, "operation": "OPTIMIZE", "operationParameters": {}, "readVersion": version - 1}
+        actions: list[dict[str, Any]] = [{"commitInfo": info}]
+        merged: list[PartName] = []
         try:
-            self._opened().optimize.compact(target_size=self._target_size, writer_properties=writing)
-        except DeltaError as error:
-            _LOG.warning("%s: small files were not merged: %s", self._directory.url, error)
+            for values, group in self._mergeable(table, small):
+                part = PartName(
+                    self._owner, 0, self._attempt, len(merged), secrets.token_hex(4), version, extension="parquet"
+                )
+                merged.append(part)
+                size, stats = self._merged(table, [name for name, _ in group], part)
+                name = self._directory.visible_name(part)
+                added = {"path": name, "partitionValues": values, "size": size, "modificationTime": now_ms}
+                actions.append({"add": {**added, "dataChange": False, "stats": stats}})
+                for path, old_size in group:
+                    removed = {"path": path, "deletionTimestamp": now_ms, "dataChange": False}
+                    more = {"extendedFileMetadata": True, "partitionValues": values, "size": old_size}
+                    actions.append({"remove": {**removed, **more}})
+            if merged:
+                log = self._directory.location.child("_delta_log", f"{version:020d}.json")
+                publish(log, "\n".join(map(json.dumps, actions)).encode(), private=False)
+        except AmbiguousWriteError:
+            raise  # the version may be there, with the merged files
+        except (StorageError, pa.ArrowException) as error:
+            for part in merged:
+                self._directory.discard(replace(part, checkpoint=None))
+                self._directory.discard(part)
+                discard_file(self._directory.location.child(self._directory.visible_name(part)))
+            _LOG.warning("%s: small files are merged later: %s", self._directory.url, error)
+
+    def _mergeable(self, table: Any, small: int) -> Iterator[tuple[dict[str, str | None], list[tuple[str, int]]]]:
+        """Groups of small files that sinks have written, with the values of their partition, each with its size."""
+        groups: dict[tuple[str | None, ...], list[tuple[str, int]]] = {}
+        for added in pa.table(table.get_add_actions(flatten=True)).to_pylist():
+            if added["size_bytes"] < small and is_visible_part(added["path"]):
+                values = tuple(_log_text(added[f"partition.{key}"]) for key in self._keys)
+                groups.setdefault(values, []).append((added["path"], added["size_bytes"]))
+        for values, files in groups.items():
+            group: list[tuple[str, int]] = []
+            for at, file in enumerate(files):
+                group.append(file)
+                if sum(size for _, size in group) >= self._target_size or at == len(files) - 1:
+                    if len(group) > 1:
+                        yield dict(zip(self._keys, values, strict=True)), group
+                    group = []
+
+    def _merged(self, table: Any, names: Sequence[str], part: PartName) -> tuple[int, str]:
+        """Writes the rows of files into another one, whose size and statistics it returns."""
+        wanted = pa.schema([field for field in pa.schema(table.schema().to_arrow()) if field.name not in self._keys])
+        written = replace(part, checkpoint=None)
+        file = self._directory.open_for_writing(written)
+        with naming("write", self._directory.location.child(written.in_progress)):
+            writer = ParquetFileWriter(file, wanted, self._compression)
+            for name in names:
+                with self._directory.open_for_reading(name) as stream:
+                    for batch in pq.ParquetFile(stream).iter_batches():
+                        columns = [
+                            batch.column(field.name).cast(field.type)
+                            if field.name in batch.schema.names
+                            else pa.nulls(batch.num_rows, field.type)
+                            for field in wanted
+                        ]
+                        writer.write(pa.Table.from_arrays(columns, schema=wanted))
+            writer.close()
+            size = file.tell()
+            self._directory.finish(written, file)
+        self._directory.make_pending(part)
+        self._directory.commit(part)
+        return size, json.dumps(_statistics(writer.metadata[0]))
 
     def abort(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> None:
         for file in committables:
@@ -259,6 +341,11 @@ def _statistics(metadata: Any) -> dict[str, Any]:
         if low is not None and high is not None:
             least[name], greatest[name] = low, high
     return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+def _log_text(value: Any) -> str | None:
+    """The value of a partition's column as the log has it."""
+    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bound(value: Any, *, up: bool) -> Any:

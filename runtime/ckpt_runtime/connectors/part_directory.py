@@ -139,6 +139,12 @@ def parse_hidden(name: str) -> PartName | None:
     return part if name in (part.pending, part.in_progress) else None
 
 
+def is_visible_part(name: str) -> bool:
+    """Whether a file has the visible name of a sink's."""
+    match = _NAME.fullmatch(name)
+    return match is not None and match["stage"] is None and not name.startswith(".")
+
+
 def partition_directory(values: Iterable[tuple[str, str | None]]) -> str:
     """Returns the directory of a partition by the texts of its columns, with the names that Spark and Hive give it.
 

@@ -79,7 +79,10 @@ def session_of_query(program: Any, url: str, job_id: str, uid: str, configuratio
 
 @cache
 def _let_frames_meet() -> None:
-    """Lets methods of two frames take one of a query and one of its program, as in Spark: the result is the query's."""
+    """Lets methods of two frames take one of a query and one of its program, as in Spark: the result is the query's.
+
+    A copy of a query's frame on the server is the query's, too; PySpark takes it for one of the active session.
+    """
     from pyspark.sql.connect.dataframe import DataFrame
 
     def meeting(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -96,8 +99,19 @@ def _let_frames_meet() -> None:
 
         return called
 
+    def copying(method: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(method)
+        def called(frame: Any, *arguments: Any, **named: Any) -> Any:
+            copy = method(frame, *arguments, **named)._plan
+            copy._spark_session = frame._session  # which also removes it
+            return DataFrame(copy, frame._session)
+
+        return called
+
     for name in _OF_TWO_FRAMES:
         setattr(DataFrame, name, meeting(getattr(DataFrame, name)))
+    for name in ("checkpoint", "localCheckpoint"):
+        setattr(DataFrame, name, copying(getattr(DataFrame, name)))
 
 
 def _connect(session: Any, url: str, identity: str, configuration: Mapping[str, str]) -> None:

@@ -53,14 +53,16 @@ _REFUSALS = (*(status for status in range(400, 500) if status not in (408, 425, 
 _CONTENDED_ATTEMPTS = 20
 
 
-def publish(location: Location, data: bytes) -> None:
+def publish(location: Location, data: bytes, *, private: bool = True) -> None:
     """Creates a file with this content, atomically and durably; exactly one of several writers wins.
+
+    Only the owner can read a ``private`` file on this machine.
 
     Raises :class:`AlreadyExistsError` when the file exists, :class:`AmbiguousWriteError` when it is unknown whether
     the write took effect, :class:`StorageError` when it had none.
     """
     if location.is_local:
-        _publish_locally(location, data, _link)
+        _publish_locally(location, data, _link, private=private)
     else:
         _put(location, data, create=True)
 
@@ -114,12 +116,14 @@ def _link(temporary: str, final: str) -> None:
     os.link(temporary, final, follow_symlinks=False)
 
 
-def _publish_locally(location: Location, data: bytes, install: Callable[[str, str], None]) -> None:
+def _publish_locally(
+    location: Location, data: bytes, install: Callable[[str, str], None], *, private: bool = True
+) -> None:
     directory = os.path.dirname(location.path)
     temporary = os.path.join(directory, f".{location.name}.{uuid4().hex}.tmp")
     try:
         with naming("write", location):
-            with open(temporary, "xb", opener=open_private) as file:
+            with open(temporary, "xb", opener=open_private if private else None) as file:
                 file.write(data)
                 file.flush()
                 # Before it gets its name: otherwise a power failure could leave the name without the content.

@@ -83,7 +83,7 @@ def combined(spark: SparkSession, source: str, output: str) -> StreamingQuery:
     rows = spark.readStream.schema("n INT").json(source)
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        parted = batch.withColumn("part", F.col("n") % 2)
+        parted = batch.withColumn("part", F.col("n") % 2).localCheckpoint()
         parted.createOrReplaceTempView("parted")
         left = parted.join(names, parted["part"] == names["part"]).select("n", "name")
         right = names.join(parted, "part", "left_outer").select("n", "name")

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -15,6 +17,7 @@ from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
+from tests.support.patience import patient
 from tests.unit.runtime.connectors.harness import JOB, SINK, Collector, context, opened, redistributed, snapshot_of
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
@@ -140,6 +143,28 @@ def test_rows_appended_by_another_writer_stay(tmp_path: Path) -> None:
     job.checkpoint(2)
     job.committer.notify_complete(2)
     assert numbers(tmp_path) == [1, 2, 100]
+
+
+@pytest.mark.row("ends.5")
+def test_jobs_that_create_and_append_to_one_table_at_the_same_time_have_each_row_once(tmp_path: Path) -> None:
+    """They also merge small files while the others append."""
+    jobs = [Job(tmp_path, job_id=f"{at}" * 32, sink=SinkLineage(f"{at}" * 16), targetFileSize="3kb") for at in range(3)]
+    together = Barrier(len(jobs), timeout=patient(30))
+
+    def run(at: int) -> None:
+        for checkpoint in range(1, 9):
+            jobs[at].write(2 * (10 * at + checkpoint), 2 * (10 * at + checkpoint) + 1)
+            jobs[at].checkpoint(checkpoint)
+            together.wait()
+            jobs[at].committer.notify_complete(checkpoint)
+        jobs[at].close()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(run, range(len(jobs))))
+    assert numbers(tmp_path) == sorted(
+        2 * (10 * at + checkpoint) + odd for at in range(3) for checkpoint in range(1, 9) for odd in (0, 1)
+    )
+    assert hidden(tmp_path) == []
 
 
 def test_commit_that_another_process_has_repeated_is_refused_by_the_log(tmp_path: Path) -> None:

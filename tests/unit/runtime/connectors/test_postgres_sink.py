@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +23,7 @@ from ckpt_runtime.connectors.sink_operators import PreparingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink
 from ckpt_runtime.sinks import BadRowError, CommitOutcome, SinkContext, Transaction
+from tests.support.patience import patient
 from tests.support.postgres_server import postgres_server
 from tests.unit.runtime.connectors.harness import context, opened
 
@@ -112,6 +115,34 @@ def test_commit_that_fails_half_way_leaves_nothing_and_can_be_repeated(url: str,
     assert content(database) == []
     assert committed(sink, SCHEMA, 1, tables) is CommitOutcome.COMMITTED
     assert content(database) == [(1, "a")]
+
+
+@pytest.mark.parametrize("options", [{}, {"preparedTransactions": "true"}, {"mode": "upsert", "keys": "id"}])
+def test_jobs_that_write_to_one_table_at_the_same_time_have_each_row_once(
+    url: str, database: Any, options: dict[str, str]
+) -> None:
+    """They also create the tables beside it, and of ``upsert`` write the same keys in other orders."""
+    sink, jobs, together = sink_of(url, **options), range(3), Barrier(3, timeout=patient(30))
+    upserts = "mode" in options
+
+    def run(job: int) -> None:
+        place = replace(CONTEXT, sink_id=f"{job}" * 16, job_id=f"{job}" * 32)
+        together.wait()
+        sink.clean_up(place)
+        committer = sink.open_committer(SCHEMA, place)
+        for checkpoint in range(1, 6):
+            ids = range(20) if upserts else range(100 * job + 10 * checkpoint, 100 * job + 10 * checkpoint + 10)
+            rows = named(*((number, f"{job}") for number in (reversed(ids) if job % 2 else ids)))
+            tables = staged(sink, rows, checkpoint, place)
+            together.wait()
+            committer.commit(Transaction(f"writer-{job}", checkpoint), tables)
+        committer.close()
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        list(pool.map(run, jobs))
+    wanted = range(20) if upserts else sorted(100 * job + number for job in jobs for number in range(10, 60))
+    assert [number for number, _ in content(database)] == list(wanted)
+    assert staging_tables(database) == set()
 
 
 @pytest.mark.parametrize("marked", [False, True])
