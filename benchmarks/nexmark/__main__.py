@@ -8,11 +8,12 @@ times, and the figures are those of the run with the median of processor seconds
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
 import time
-from argparse import BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from contextlib import ExitStack
 from datetime import date
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
-from benchmarks.nexmark.chart import write_chart
+from benchmarks.nexmark.chart import Queries, write_chart
 from benchmarks.nexmark.expected import EVENTS, Expected
 from benchmarks.nexmark.flink.peer import CHECKED_EVENTS, CHECKED_PER_S, FlinkPeer
 from benchmarks.nexmark.generator import EVENTS_PER_S
@@ -53,9 +54,11 @@ def main() -> None:
     parser.add_argument("--flink-dir", help="a Flink distribution, otherwise that of FLINK_HOME")
     parser.add_argument("--rounds", type=positive_int, default=1, help="times that ours and Flink run in turn")
     parser.add_argument("--plot", help="where to write a chart of the queries beside the peer, as SVG")
+    parser.add_argument("--beside", help="the output of a run with the other peer, which the chart shows, too")
     options = parser.parse_args()
     if options.plot is not None and options.peer == "none":
         parser.error("--plot draws a query beside that of a peer: give --peer, too")
+    other = {} if options.beside is None else _earlier(parser, Path(options.beside))
     names = list(QUERIES) if options.query == "all" else options.query.split(",")
     if unknown := [name for name in names if name not in QUERIES]:
         parser.error(f"--query {unknown[0]}: it has to be one of {', '.join(QUERIES)}")
@@ -65,10 +68,19 @@ def main() -> None:
             queries = _measured(names, options, directory)
         if options.plot is not None:
             note = f"{options.events:,} events, {options.parallelism} subtasks, {date.today()}"
-            write_chart(Path(options.plot), queries, _PEERS[options.peer], note)
+            write_chart(Path(options.plot), {_PEERS[options.peer]: queries} | other, note)
         emit(NAME, options, {"queries": queries}, round(memory.peak_mb))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def _earlier(parser: ArgumentParser, file: Path) -> dict[str, Queries]:
+    """The figures of an earlier run, by its peer."""
+    try:
+        line = json.loads(file.read_text().splitlines()[-1])
+        return {_PEERS[line["options"]["peer"]]: line["queries"]}
+    except (OSError, ValueError, LookupError) as error:
+        parser.error(f"--beside {file} is not the output of a run with a peer: {error!r}")
 
 
 def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str, dict[str, Any]]:

@@ -91,13 +91,17 @@ def test_option_that_is_not_a_number_of_whole_groups_is_refused(name: str, value
         NexmarkSource({name: value})
 
 
-def test_chart_shows_the_queries_that_both_have_run_with_the_ratio(tmp_path: Path) -> None:
+def test_chart_shows_the_queries_that_a_peer_has_run_with_the_ratio_to_each(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    both = {"events_per_s_core": 900_000, "peer_events_per_s_core": 300_000}
-    write_chart(tmp_path / "nexmark.svg", {"q0": both, "q6": {"events_per_s_core": 1}}, "a peer", "a note")
+    beside_one = {"events_per_s_core": 900_000, "peer_events_per_s_core": 300_000}
+    runs = {
+        "a peer": {"q0": beside_one, "q6": {"events_per_s_core": 1}},
+        "another": {"q0": {"events_per_s_core": 800_000, "peer_events_per_s_core": 180_000}},
+    }
+    assert bars(runs) == [("q0", [900.0, 300.0, 180.0])]
+    write_chart(tmp_path / "nexmark.svg", runs, "a note")
     text = (tmp_path / "nexmark.svg").read_text()
-    assert bars({"q0": both, "q6": {"events_per_s_core": 1}}) == [("q0", 900.0, 300.0)]
-    assert "<!-- 3.0× -->" in text
+    assert all(f"<!-- {shown} -->" in text for shown in ("3.0×", "5.0×", "a peer", "another"))
     assert "<!-- q6 -->" not in text
 
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from threading import Event
 from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
@@ -20,6 +19,16 @@ from typing import Annotated, Any, ClassVar, NotRequired, TypedDict
 import pyarrow as pa
 from msgspec import Meta
 
+from ckpt_runtime.connectors.kafka_reader import (
+    DATA_LOSS,
+    PASSING,
+    KafkaReader,
+    Partition,
+    lost_data,
+    named,
+    partition_of,
+    place,
+)
 from ckpt_runtime.graph.formats import source_options
 from ckpt_runtime.graph.kafka_options import (
     EARLIEST,
@@ -36,13 +45,11 @@ from ckpt_runtime.graph.kafka_options import (
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.operators.task_context import HelperThread
 from ckpt_runtime.sources import (
-    Offsets,
     PositionKind,
     Source,
     Split,
     SplitEnumerator,
     SplitReader,
-    SplitRows,
     StartPosition,
 )
 
@@ -51,25 +58,11 @@ _ANSWER_S = 5.0
 _FIRST_ANSWER_S = 60.0
 """How long a source waits for its brokers when no snapshot says that they have ever answered."""
 _POLL_FOUND_MS = 100
-_CONSUMED_AT_ONCE = 4_096
-_MOST_BUFFERED_BYTES = 16 << 20
-_BYTES_OF_RECORD = 64
-_TIME_TYPES = {0: -1, 1: 0, 2: 1}
-"""From the library's types of timestamps to Kafka's: none, of the producer, of the log."""
 
-_DATA_LOSS = (
-    "_AUTO_OFFSET_RESET",
-    "OFFSET_OUT_OF_RANGE",
-    "UNKNOWN_TOPIC_OR_PART",
-    "_UNKNOWN_PARTITION",
-    "_UNKNOWN_TOPIC",
-)
-_PASSING = ("_TRANSPORT", "_ALL_BROKERS_DOWN", "_RESOLVE")
 _WITHOUT_IDS = ("_UNSUPPORTED_FEATURE", "UNSUPPORTED_VERSION")
 _NO_ID = "A" * 22
 """The id of a topic as text, where brokers have none (before Kafka 2.8)."""
 
-Partition = tuple[str, int]
 _Number = Annotated[str, Meta(pattern="^[0-9]{1,9}$")]
 
 
@@ -129,7 +122,7 @@ class KafkaSource(Source):
             if end is not None
         }
         for split, offset in reading:
-            key = _partition_of(split)
+            key = partition_of(split)
             at = split.description["begin"] if offset is None else offset
             kept[key] = min(at, kept[key]) if key in kept else at
         given = None if position.kind != "offsets" else offsets_by_partition(position.offsets)
@@ -194,12 +187,12 @@ class _Brokers:
 
     def by_time(self, partition: Partition, time_ms: int) -> int | None:
         """The offset of the first record that is not older; None without one."""
-        [found] = self._consumer.offsets_for_times([_place(partition, time_ms)], timeout=_ANSWER_S)
+        [found] = self._consumer.offsets_for_times([place(partition, time_ms)], timeout=_ANSWER_S)
         return int(found.offset) if found.offset >= 0 else None
 
     def ends(self, partition: Partition) -> tuple[int, int]:
         """The offset of the first record, and the one after the last record."""
-        low, high = self._consumer.get_watermark_offsets(_place(partition), timeout=_ANSWER_S)
+        low, high = self._consumer.get_watermark_offsets(place(partition), timeout=_ANSWER_S)
         return int(low), int(high)
 
     def partitions(self, known: Collection[Partition]) -> set[Partition]:
@@ -218,7 +211,7 @@ class _Brokers:
         else:
             for name in wanted.topics:
                 error = topics[name].error if name in topics else None
-                if error is not None and error.name() not in _DATA_LOSS:
+                if error is not None and error.name() not in DATA_LOSS:
                     raise KafkaException(error)
             names = [name for name in wanted.topics if name in topics and topics[name].error is None]
             missing = [name for name in wanted.topics if name not in names]
@@ -238,7 +231,7 @@ class _Brokers:
             try:
                 ids[name] = str(described.result().topic_id)
             except KafkaException as error:
-                if error.args[0].name() not in (*_DATA_LOSS, *_WITHOUT_IDS):
+                if error.args[0].name() not in (*DATA_LOSS, *_WITHOUT_IDS):
                     raise
         return {name: found for name, found in ids.items() if found != _NO_ID}
 
@@ -259,7 +252,7 @@ def _positions(
         (topic, at) for topic, numbers in (given or {}).items() for at in numbers if (topic, at) not in partitions
     ]
     if unknown:
-        raise ValueError(f"the offsets name {_named(unknown)}, which the source does not read or which does not exist")
+        raise ValueError(f"the offsets name {named(unknown)}, which the source does not read or which does not exist")
     found: dict[Partition, int | None] = {}
     for partition in sorted(partitions):
         low, high = brokers.ends(partition)
@@ -276,7 +269,7 @@ def _positions(
                 continue
         offset = {EARLIEST: low, LATEST: high}.get(asked, asked)
         if not low <= offset <= high:
-            raise ValueError(f"{_named([partition])} has the offsets {low} to {high}, but {offset} was requested")
+            raise ValueError(f"{named([partition])} has the offsets {low} to {high}, but {offset} was requested")
         found[partition] = offset
     return found
 
@@ -344,7 +337,7 @@ class KafkaEnumerator(SplitEnumerator):
         self._known.update(found.empty)
         self._topics = found.topics
         for split in found.splits:
-            self._known[_partition_of(split)] = split.description["end"]
+            self._known[partition_of(split)] = split.description["end"]
         self._splits += len(found.splits)
         self._taken.set()
         return found.splits
@@ -365,7 +358,7 @@ class KafkaEnumerator(SplitEnumerator):
         try:
             return self._look()
         except KafkaException as error:
-            raise (self._brokers.away(error) if error.args[0].name() in _PASSING else error) from None
+            raise (self._brokers.away(error) if error.args[0].name() in PASSING else error) from None
 
     def _watch(self) -> None:
         """Discovers partitions periodically. If brokers do not answer, it keeps trying, unless they never have."""
@@ -403,11 +396,11 @@ class KafkaEnumerator(SplitEnumerator):
         ids = self._brokers.topic_ids(there)  # before offsets: a topic may be created again at any moment
         gone = sorted(set(self._known) - there)
         if gone:
-            _data_loss(self._options, f"partitions {_named(gone)} no longer exist")
+            lost_data(self._options, f"partitions {named(gone)} no longer exist")
         for topic, before in self._topics.items():
             if ids.get(topic, before) != before:
                 problem = f"its id was {before}, and is {ids[topic]} now"
-                _data_loss(self._options, f"topic {topic!r} was deleted and created again: {problem}")
+                lost_data(self._options, f"topic {topic!r} was deleted and created again: {problem}")
                 ended = (each for each, end in self._known.items() if each[0] == topic and end is not None)
                 gone += [partition for partition in ended if partition not in gone]
         topics = {topic: ids.get(topic) or self._topics.get(topic) for topic, _ in there}
@@ -448,291 +441,7 @@ class KafkaEnumerator(SplitEnumerator):
             return found
         if not latest_if_none:
             raise ValueError(
-                f"{_named([partition])} has no record of time {time_ms} ms or later; give a smaller time, or "
+                f"{named([partition])} has no record of time {time_ms} ms or later; give a smaller time, or "
                 "startingOffsetsByTimestampStrategy=latest"
             )
         return self._brokers.ends(partition)[1]
-
-
-@dataclass(slots=True)
-class _Assigned:
-    """A partition being read. ``target`` ends the range; rows after it wait, so that no partition runs ahead.
-
-    ``at_end``: there was no record after the last one when the broker was queried; ``log_end`` was the end of the log
-    then, which includes transaction markers.
-    """
-
-    split: Split
-    position: int
-    target: int | None = None
-    at_end: bool = False
-    log_end: int = -1
-    buffered_bytes: int = 0
-    paused: bool = False
-    is_gone: bool = False
-    buffered: deque[Any] = field(default_factory=deque)
-
-    @property
-    def end(self) -> int | None:
-        end: int | None = self.split.description["end"]
-        return end
-
-    @property
-    def bound(self) -> int | None:
-        """The offset up to which rows may be emitted now; None before the range has an end."""
-        if self.target is None:
-            return None
-        return self.target if self.end is None else min(self.target, self.end)
-
-    @property
-    def has_rows(self) -> bool:
-        bound = self.bound
-        return bool(self.buffered) and bound is not None and self.buffered[0].offset() < bound
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was read to its end, or no longer exists. The last offsets may be transaction markers."""
-        if self.is_gone:
-            return not self.has_rows
-        if self.end is None:
-            return False
-        if self.buffered:
-            return bool(self.buffered[0].offset() >= self.end)
-        return self.position >= self.end or (self.at_end and self.log_end >= self.end)
-
-    def take(self, most_rows: int) -> list[Any]:
-        """Returns the next records up to the bound."""
-        messages: list[Any] = []
-        while len(messages) < most_rows and self.has_rows:
-            message = self.buffered.popleft()
-            self.buffered_bytes -= len(message) + _BYTES_OF_RECORD
-            messages.append(message)
-        if messages:
-            self.position = messages[-1].offset() + 1
-        return messages
-
-    def reached(self) -> bool:
-        """Whether all rows of the range were emitted."""
-        if self.is_gone:
-            return True
-        if self.buffered:
-            return self.target is not None and self.buffered[0].offset() >= self.target
-        return self.at_end or (self.target is not None and self.position >= self.target)
-
-
-class KafkaReader(SplitReader):
-    """Reads its partitions with one consumer, range by range: up to the ends that they had when the range began.
-
-    ``limit`` is the maximum number of records of a range, shared among partitions by the records that wait in each.
-    """
-
-    pauses_splits = True
-
-    def __init__(self, options: dict[str, Any], schema: pa.Schema, limit: int | None) -> None:
-        from confluent_kafka import Consumer
-
-        self._options = options
-        self._schema = schema
-        self._limit = limit
-        self._consumer = Consumer(consumer_settings(options))
-        self._assigned: dict[Partition, _Assigned] = {}
-        self._order: deque[Partition] = deque()
-        self._read_to_end: dict[Partition, int] = {}
-        self._later: deque[tuple[Split, Any]] = deque()
-        self._paused: Set[str] = frozenset()
-
-    def add(self, split: Split, position: Any) -> None:
-        """Adds an offset range of a partition. It waits while an earlier range of the same partition is being read."""
-        key = _partition_of(split)
-        begin = split.description["begin"] if position is None else position
-        if key in self._assigned:
-            self._later.append((split, position))
-            return
-        self._assigned[key] = _Assigned(split, begin)
-        self._order.append(key)
-        self._consumer.incremental_assign([_place(key, begin)])
-
-    @property
-    def idle_ms(self) -> int:
-        """Polls again at once while records of the next range are already buffered."""
-        return 0 if any(assigned.has_rows for assigned in self._running) else 10
-
-    @property
-    def holds_event_time(self) -> bool:
-        return not all(assigned.reached() for assigned in self._running)
-
-    def pause(self, split_ids: Set[str]) -> None:
-        """Records of paused partitions are fetched as far as the buffer has room."""
-        self._paused = split_ids
-
-    @property
-    def _running(self) -> Iterator[_Assigned]:
-        """The partitions that are not paused."""
-        return (assigned for assigned in self._assigned.values() if assigned.split.id not in self._paused)
-
-    def read(self, most_rows: int) -> SplitRows | None:
-        rows = self._next_rows(most_rows)
-        if rows is None:
-            self._consume()
-            rows = self._next_rows(most_rows)
-        return rows
-
-    def begin_range(self) -> None:
-        waiting = {key: self._waiting(key, assigned) for key, assigned in self._assigned.items()}
-        total = sum(filter(None, waiting.values()))
-        for key, assigned in self._assigned.items():
-            count = waiting[key]
-            if count is not None and self._limit is not None and total > self._limit:
-                count = -(-count * self._limit // total)
-            assigned.target = None if count is None else assigned.position + count
-
-    def backlog(self) -> int | None:
-        waiting = [self._waiting(key, assigned) for key, assigned in self._assigned.items()]
-        return None if None in waiting else sum(filter(None, waiting))
-
-    def offsets(self) -> tuple[Offsets, Offsets] | None:
-        reached: dict[str, dict[str, int]] = {}
-        latest: dict[str, dict[str, int]] = {}
-        for (topic, partition), end in self._read_to_end.items():
-            reached.setdefault(topic, {})[str(partition)] = latest.setdefault(topic, {})[str(partition)] = end
-        for key, assigned in self._assigned.items():
-            reached.setdefault(key[0], {})[str(key[1])] = assigned.position
-            if (waiting := self._waiting(key, assigned)) is not None:
-                latest.setdefault(key[0], {})[str(key[1])] = assigned.position + waiting
-        return reached, latest
-
-    def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
-        """Commits offsets to the group, for tools that show the lag."""
-        from confluent_kafka import KafkaException
-
-        by_id = {assigned.split.id: key for key, assigned in self._assigned.items()}
-        offsets = [
-            _place(by_id[split_id], position)
-            for split_id, position in positions.items()
-            if split_id in by_id and position is not None
-        ]
-        offsets += [_place(_partition_of(split), split.description["end"]) for split in ended]
-        if not offsets:
-            return
-        try:
-            self._consumer.commit(offsets=offsets, asynchronous=not ended)
-        except KafkaException as error:
-            _LOG.warning("kafka: offsets were not committed to the group, so its lag is shown too high: %s", error)
-
-    def close(self) -> None:
-        self._assigned.clear()
-        self._consumer.close()
-
-    def _next_rows(self, most_rows: int) -> SplitRows | None:
-        """Rows of the next partition that has some, in turn."""
-        for _ in range(len(self._order)):
-            self._order.rotate(-1)
-            key = self._order[0]
-            assigned = self._assigned[key]
-            if assigned.split.id in self._paused:
-                continue
-            if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
-                share = None if self._limit is None else max(1, self._limit // len(self._assigned))
-                assigned.target = assigned.position + (count if share is None else min(count, share))
-            messages = assigned.take(most_rows)
-            if messages:
-                self._resume(key, assigned)
-                return SplitRows(assigned.split.id, assigned.position, self._batch_of(messages))
-            if assigned.is_over:
-                self._drop(key)
-                return SplitRows(assigned.split.id, assigned.position, ended=True)
-        return None
-
-    def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
-        """The number of offsets between the position and the partition's end; None before the first answer."""
-        if assigned.at_end and not assigned.buffered:
-            return 0
-        high = self._consumer.get_watermark_offsets(_place(key), cached=True)[1]
-        if assigned.buffered:
-            high = max(high, assigned.buffered[-1].offset() + 1)
-        if high < 0:
-            return None
-        end = high if assigned.end is None else min(high, assigned.end)
-        return max(0, int(end) - assigned.position)
-
-    def _consume(self) -> None:
-        from confluent_kafka import KafkaException
-
-        for message in self._consumer.consume(_CONSUMED_AT_ONCE, timeout=0):
-            error = message.error()
-            assigned = self._assigned.get((message.topic(), message.partition()))
-            if error is None:
-                if assigned is not None:
-                    assigned.at_end = False
-                    assigned.buffered.append(message)
-                    assigned.buffered_bytes += len(message) + _BYTES_OF_RECORD
-            elif error.name() == "_PARTITION_EOF":
-                if assigned is not None:
-                    assigned.at_end, assigned.log_end = True, message.offset()
-            elif error.name() in _DATA_LOSS:
-                _data_loss(self._options, f"{_named([(message.topic(), message.partition())])}: {error.str()}")
-                if assigned is not None and error.name() != "OFFSET_OUT_OF_RANGE":
-                    assigned.is_gone = True
-            elif not error.retriable() and error.name() not in _PASSING:
-                raise KafkaException(error)
-        for key, assigned in self._assigned.items():
-            if assigned.buffered_bytes > _MOST_BUFFERED_BYTES and not assigned.paused:
-                self._consumer.pause([_place(key)])
-                assigned.paused = True
-
-    def _resume(self, key: Partition, assigned: _Assigned) -> None:
-        if assigned.paused and assigned.buffered_bytes < _MOST_BUFFERED_BYTES // 4:
-            self._consumer.resume([_place(key)])
-            assigned.paused = False
-
-    def _drop(self, key: Partition) -> None:
-        self._consumer.incremental_unassign([_place(key)])
-        self._read_to_end[key] = self._assigned.pop(key).position
-        self._order.remove(key)
-        later, self._later = self._later, deque()
-        for split, position in later:
-            self.add(split, position)
-
-    def _batch_of(self, messages: Sequence[Any]) -> pa.RecordBatch:
-        first = messages[0]
-        times = [message.timestamp() for message in messages]
-        columns = [
-            pa.array([message.key() for message in messages], pa.binary()),
-            pa.array([message.value() for message in messages], pa.binary()),
-            pa.repeat(pa.scalar(first.topic(), pa.string()), len(messages)),
-            pa.repeat(pa.scalar(first.partition(), pa.int32()), len(messages)),
-            pa.array([message.offset() for message in messages], pa.int64()),
-            pa.array([at * 1000 for _, at in times], pa.int64()).cast(self._schema.field("timestamp").type),
-            pa.array([_TIME_TYPES[kind] for kind, _ in times], pa.int32()),
-        ]
-        if len(self._schema) > len(columns):
-            headers = [
-                None if not (given := message.headers()) else [{"key": key, "value": value} for key, value in given]
-                for message in messages
-            ]
-            columns.append(pa.array(headers, self._schema.field("headers").type))
-        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
-
-
-def _partition_of(split: Split) -> Partition:
-    return split.description["topic"], split.description["partition"]
-
-
-def _place(partition: Partition, *offset: int) -> Any:
-    """A partition, perhaps with an offset or a time, as the library takes it, which is only loaded when it is used."""
-    from confluent_kafka import TopicPartition
-
-    return TopicPartition(*partition, *offset)
-
-
-def _named(partitions: Sequence[Partition]) -> str:
-    return ", ".join(f"{topic}-{partition}" for topic, partition in partitions)
-
-
-def _data_loss(options: Mapping[str, Any], problem: str) -> None:
-    if options["failOnDataLoss"]:
-        raise ValueError(
-            f"kafka: {problem}; records may have been deleted before they were read. With failOnDataLoss=false the "
-            "source continues with the remaining records"
-        )
-    _LOG.warning("kafka: %s; the source continues with the remaining records", problem)
