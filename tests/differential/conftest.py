@@ -52,6 +52,8 @@ def spark(store: ObjectStore, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for key, value in {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
+        # PySpark would ask Java several times in each call of its API, to say in errors where in the program it is.
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         # To plan a query again after each of its stages takes longer than a stage of a few hundred rows.
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",

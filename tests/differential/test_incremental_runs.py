@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
 
 PROGRAM = PIPELINES / "incremental_programs.py"
-NAMES = ("rows", "windows", "countries", "numbered", "anew")
+NAMES = ("rows", "windows", "countries", "numbered", "fresh")
 DAY = dt.datetime(2026, 3, 1, tzinfo=dt.UTC)
 ARRIVALS: Sequence[Sequence[tuple[int, str, int]]] = (
     [(0, "de", 0), (1, "fr", 30), (2, "de", 59), (3, "de", 75)],
@@ -67,6 +67,6 @@ def test_program_that_is_run_again_with_a_new_filter_too_gives_the_rows_of_spark
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     assert result(in_engine, "rows").total() == sum(map(len, ARRIVALS)) - 1
     assert sorted(path.name for path in (in_engine / "numbered").iterdir()) == ["0.parquet", "1.parquet", "2.parquet"]
-    assert [path.name for path in (in_engine / "anew").iterdir()] == ["0.parquet"]
+    assert [path.name for path in (in_engine / "fresh").iterdir()] == ["0.parquet"]
     kept = [path for path in (in_engine / "state-of-numbered").iterdir() if path.name != "staged"]
     assert [path.name for path in kept] == [job], "only the last run's checkpoint is kept"

@@ -47,6 +47,8 @@ WAREHOUSE = "spark.sql.warehouse.dir"
 """Differs between processes, and changes no answer that is kept."""
 
 _ask = Analyzer.analyze
+OWN_ANSWERS = {"of": RememberedAnswers.of, "keep": RememberedAnswers.keep}
+"""The methods of a driver that shares no answers with others."""
 _remembered, _keep = RememberedAnswers.of, RememberedAnswers.keep
 
 

@@ -109,14 +109,14 @@ def assign_states(
     checkpoint: CompletedCheckpoint,
     graph: JobGraph,
     allow_non_restored_state: bool = False,
-    anew: frozenset[str] = frozenset(),
+    fresh: frozenset[str] = frozenset(),
 ) -> StateAssignment:
-    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``, without that of operators in ``anew``.
+    """Spreads the state of ``checkpoint`` over the subtasks of ``graph``, without that of operators in ``fresh``.
 
     Every subtask gets the whole keyed handles that overlap its key groups; the reader clips them. Raises a
     :class:`StateAssignmentError` when the checkpoint does not fit.
     """
-    checkpoint = _without(checkpoint, anew)
+    checkpoint = _without(checkpoint, fresh)
     operators = _with_known_watermarks(_states_by_uid(checkpoint), graph)
     _check_parallelism(operators, graph)
     _check_all_restored(operators, graph, allow_non_restored_state)

@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from ckpt_runtime.connectors.file_sink import FileSink, ParquetFileWriter, PartFile, PartWriter, part_of
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, PartName, is_visible_part, owner_of
+from ckpt_runtime.graph.compiler import COMMITTER_SUFFIX
 from ckpt_runtime.graph.formats import partition_columns, target_file_size
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
@@ -107,7 +108,8 @@ class DeltaCommitter(SinkCommitter):
         *,
         overwrites: bool = False,
     ) -> None:
-        self._owner = owner_of(context.job_id, context.uid, context.sink_id)
+        # Of the writers, whose hidden files are removed after a crash.
+        self._owner = owner_of(context.job_id, context.uid.removesuffix(COMMITTER_SUFFIX), context.sink_id)
         self._attempt = context.attempt
         self._mode: Literal["append", "overwrite"] = "overwrite" if overwrites else "append"
         self._directory = directory

@@ -323,18 +323,18 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
     return to_arrow_schema(source.schema)
 
 
-def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, anew: Collection[int] = ()) -> None:
+def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, fresh: Collection[int] = ()) -> None:
     """Adds the operators of all queries that a program started. Common parts of several of them are computed once.
 
-    ``anew`` are the numbers of those that begin anew with each run; they share nothing with the others. Raises
-    PlanError for a feature that the engine lacks; the message names it and an alternative.
+    ``fresh`` are the numbers of those that start from the beginning with each run; they share nothing with the others.
+    Raises PlanError for a feature that the engine lacks; the message names it and an alternative.
     """
     continuing, beginning = Shared(), Shared()
     for number, query in enumerate(capture.queries):
         before = len(plan.nodes)
-        QueryMapper(capture, plan, resolve, beginning if number in anew else continuing).add(query)
+        QueryMapper(capture, plan, resolve, beginning if number in fresh else continuing).add(query)
         for node in plan.nodes[before:]:
-            node.begins_anew = number in anew
+            node.starts_fresh = number in fresh
 
 
 @dataclass(slots=True)

@@ -156,12 +156,12 @@ def _location(starts: Sequence[Any]) -> str | None:
     if not given:
         return None
     for start in starts:
-        if not _given_location(start) and not _may_begin_anew(start):
+        if not _given_location(start) and not _may_start_fresh(start):
             name = start.query_name or start.format or "parquet"
             raise PlanError(
                 "option 'checkpointLocation'",
                 f"query {name!r} has none, and others have one: set it for this query, too; only queries to "
-                f"{', '.join(sorted(_BEGIN_ANEW))}, foreach and foreachBatch begin anew with each run",
+                f"{', '.join(sorted(_FRESH_FORMATS))}, foreach and foreachBatch start from the beginning with each run",
             )
     for location in given:
         if given.count(location) > 1:
@@ -169,16 +169,16 @@ def _location(starts: Sequence[Any]) -> str | None:
     return given[0]
 
 
-_BEGIN_ANEW = frozenset({"console", "memory", "noop"})
+_FRESH_FORMATS = frozenset({"console", "memory", "noop"})
 """Formats for which Spark itself makes a location that ends with the query."""
 
 
-def _may_begin_anew(start: Any) -> bool:
-    return start.HasField("foreach_batch") or start.HasField("foreach_writer") or start.format.lower() in _BEGIN_ANEW
+def _may_start_fresh(start: Any) -> bool:
+    return start.HasField("foreach_batch") or start.HasField("foreach_writer") or start.format.lower() in _FRESH_FORMATS
 
 
-def begin_anew(starts: Sequence[Any]) -> list[int]:
-    """The numbers of the queries that begin anew with each run, while others of the program continue."""
+def fresh_queries(starts: Sequence[Any]) -> list[int]:
+    """The numbers of the queries that start from the beginning with each run, while others of the program continue."""
     if not all(start.available_now or start.once for start in starts) or not any(map(_given_location, starts)):
         return []
     return [at for at, start in enumerate(starts) if not _given_location(start)]
@@ -194,7 +194,7 @@ def locations_without_use(starts: Sequence[Any], options: JobOptions) -> list[st
         return []
     warning = (
         "the next run does not continue from the option checkpointLocation, because not every trigger is availableNow "
-        "or once: it begins anew unless it starts from a checkpoint or savepoint (ckpt run -s)"
+        "or once: it reads everything again unless it starts from a checkpoint or savepoint (ckpt run -s)"
     )
     return [warning]
 
@@ -278,7 +278,7 @@ def load_plan(
     capture.require_answers()
     starts = [query.start for query in capture.queries]
     set_options(starts, options)
-    add_queries(capture, plan, classes.resolve, begin_anew(starts))
+    add_queries(capture, plan, classes.resolve, fresh_queries(starts))
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(

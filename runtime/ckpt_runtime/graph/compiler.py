@@ -280,7 +280,7 @@ def _committer(node: LogicalNode, spec: SinkSpec) -> LogicalNode:
         name=f"{node.name or _format_name(spec.format)} commit",
         parallelism=1,
         chaining=Chaining.NEVER,
-        begins_anew=node.begins_anew,
+        starts_fresh=node.starts_fresh,
     )
 
 
@@ -507,5 +507,5 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
         alignment_group=_alignment_group(node.spec),
         observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
-        begins_anew=node.begins_anew,
+        starts_fresh=node.starts_fresh,
     )

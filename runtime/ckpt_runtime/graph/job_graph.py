@@ -44,7 +44,7 @@ class OperatorNode:
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
     ``alignment_group`` is the group of a source's readers whose watermarks are aligned; None without alignment.
     ``observation`` is the JSON text of an ``observe``'s :class:`ObserveSpec`, by which the driver computes metrics.
-    ``begins_anew``: it ignores its state in the snapshot of another job.
+    ``starts_fresh``: it ignores its state in the snapshot of another job.
     """
 
     uid: str
@@ -57,7 +57,7 @@ class OperatorNode:
     transaction_timeout_ms: int | None = None
     alignment_group: str | None = None
     observation: str | None = None
-    begins_anew: bool = False
+    starts_fresh: bool = False
 
 
 WATERMARK = "watermark"
@@ -115,9 +115,9 @@ class JobGraph:
         return next(vertex for vertex in self.vertices if vertex.id == vertex_id)
 
     @property
-    def anew(self) -> frozenset[str]:
+    def fresh_operators(self) -> frozenset[str]:
         """The uids of operators that ignore their state in the snapshot of another job."""
-        return frozenset(node.uid for vertex in self.vertices for node in vertex.operators if node.begins_anew)
+        return frozenset(node.uid for vertex in self.vertices for node in vertex.operators if node.starts_fresh)
 
     @property
     def output_directories(self) -> dict[str, str]:

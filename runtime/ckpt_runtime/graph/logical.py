@@ -95,7 +95,7 @@ class LogicalInput:
 @dataclass(slots=True, eq=False)
 class LogicalNode:
     """One operator. ``schema`` is the schema of its output (None for sinks); None in other fields: the compiler
-    decides. ``begins_anew``: it ignores its state in the snapshot of another job.
+    decides. ``starts_fresh``: it ignores its state in the snapshot of another job.
     """
 
     spec: OperatorSpec
@@ -105,7 +105,7 @@ class LogicalNode:
     name: str | None = None
     parallelism: int | None = None
     chaining: Chaining = Chaining.ALWAYS
-    begins_anew: bool = False
+    starts_fresh: bool = False
 
     @property
     def kind(self) -> str:

@@ -119,7 +119,7 @@ def check_no_drill(savepoint: CompletedCheckpoint, request: RunRequest) -> None:
 def check_fits(savepoint: CompletedCheckpoint, graph: JobGraph, request: RunRequest) -> None:
     """Checks that the snapshot fits the plan, before anything is started."""
     try:
-        assign_states(savepoint, graph, request.allow_non_restored_state, graph.anew)
+        assign_states(savepoint, graph, request.allow_non_restored_state, graph.fresh_operators)
     except StateAssignmentError as error:
         raise SubmissionFailed(f"cannot restore from {request.savepoint_path}: {error}") from error
 

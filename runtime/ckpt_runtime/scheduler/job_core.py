@@ -298,7 +298,7 @@ class JobCore:
         first = self.plan.savepoint is checkpoint
         allowed = self.plan.allow_non_restored_state or not first
         graph = graph or self.graph
-        assignment = assign_states(checkpoint, graph, allowed, graph.anew if first else frozenset())
+        assignment = assign_states(checkpoint, graph, allowed, graph.fresh_operators if first else frozenset())
         return RestoredState(
             checkpoint.id,
             checkpoint.directory,

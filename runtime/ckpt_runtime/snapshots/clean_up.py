@@ -169,11 +169,11 @@ def sink_lineages(
 ) -> dict[str, SinkLineage]:
     """Maps operator uids to sink lineages: with the id from the restored snapshot, or a new one if it has none.
 
-    A sink that begins anew continues with the ids of its own job alone.
+    A sink that starts from the beginning continues with the ids of its own job alone.
     """
     known = {} if restored is None else restored_sink_ids(restored)
     if restored is not None and restored.job_id != job_id:
-        known = {uid: sink_id for uid, sink_id in known.items() if uid not in graph.anew}
+        known = {uid: sink_id for uid, sink_id in known.items() if uid not in graph.fresh_operators}
     return {
         uid: SinkLineage(known[sink], ended_jobs, savepoint_id, continues=True)
         if sink in known

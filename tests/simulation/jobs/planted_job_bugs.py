@@ -198,7 +198,7 @@ def _(original, self, channel, element):
 # --- barriers and channels
 
 
-@bug("a channel stays blocked after the coordinator aborted", "mutant 15", BarrierHandler, "_abort_silently", seed=108)
+@bug("a channel stays blocked after the coordinator aborted", "mutant 15", BarrierHandler, "_abort_silently", seed=105)
 def _(self, checkpoint_id):
     self._pending.pop(checkpoint_id, None)
     self._given_up.pop(checkpoint_id, None)
@@ -206,7 +206,7 @@ def _(self, checkpoint_id):
         self._aborted.add(checkpoint_id)
 
 
-@bug("an obsolete barrier blocks its channel", "mutant 15", BarrierHandler, "_begin_by_sign")
+@bug("an obsolete barrier blocks its channel", "mutant 15", BarrierHandler, "_begin_by_sign", seed=14)
 def _(original, self, event, now):
     pending = original(self, event, now)
     if pending is None and type(event).__name__ == "BarrierReceived":
@@ -220,6 +220,7 @@ def _(original, self, event, now):
     "FLINK-17994, FLINK-18063, mutant 16",
     BarrierHandler,
     "_consume",
+    seed=16,
 )
 def _(original, self, pending, channel, now, block):
     if not block and channel in self._open and pending.collecting:

@@ -286,7 +286,7 @@ def processor_behind_duplicates_within_a_watermark(rows: DataFrame) -> DataFrame
 
 
 def tracking(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
-    """Keeps a number, a text and a time; a timeout starts the key anew."""
+    """Keeps a number, a text and a time; a timeout starts the key again."""
     if state.hasTimedOut:
         state.remove()
         yield pd.DataFrame({"k": [key[0]], "vs": [[-1]], "watermark": [state.getCurrentWatermarkMs()]})

@@ -25,8 +25,8 @@ def started(spark: SparkSession, path: str, output: str, changed: str) -> list[S
     numbered = rows.writeStream.foreachBatch(numbered_in(Path(output, "numbered"))).queryName("numbered")
     numbered = numbered.option("checkpointLocation", f"{output}/state-of-numbered").trigger(availableNow=True)
     # Without a location: as in Spark, each run reads everything again.
-    anew = rows.where("id < 6").writeStream.foreachBatch(numbered_in(Path(output, "anew"))).queryName("anew")
-    return [numbered.start(), anew.trigger(availableNow=True).start(), *_files(rows, output, changed)]
+    fresh = rows.where("id < 6").writeStream.foreachBatch(numbered_in(Path(output, "fresh"))).queryName("fresh")
+    return [numbered.start(), fresh.trigger(availableNow=True).start(), *_files(rows, output, changed)]
 
 
 def _files(rows: DataFrame, output: str, changed: str) -> list[StreamingQuery]:

@@ -206,6 +206,8 @@ def _case(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
             else:
                 holds = pc.and_(open_, pc.fill_null(broadcast(condition(frame), frame.length), False))
             chosen = _typed(value(frame), kind) if constant[2 * at + 1] else scattered(value, frame, holds, kind)
+            if holds.true_count == frame.length:  # as for windows, whose condition is that the time is not null
+                return broadcast(chosen, frame.length)
             result = _if_else(holds, chosen, result)
             open_ = pc.and_not(open_, holds)
         return result if otherwise is None else _if_else(open_, scattered(otherwise, frame, open_, kind), result)

@@ -109,13 +109,13 @@ def test_operators_that_begin_anew_get_no_state_and_the_others_all_of_theirs():
     states = {("v-kept", 0): SubtaskState({"kept": of["kept"]}), ("v-a", 0): SubtaskState({"a": of["a"], "b": of["b"]})}
     checkpoint = checkpoint_of(old, states, [("v-ended", 0)])
     graph = graph_of(vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 2))
-    anew = assign_states(checkpoint, graph, anew=frozenset({"a", "b", "ended"}))
-    assert [items(anew, 0, uid, at) for uid, at in (("kept", "v-kept"), ("a", "v-a"), ("b", "v-a"))] == [
+    fresh = assign_states(checkpoint, graph, fresh=frozenset({"a", "b", "ended"}))
+    assert [items(fresh, 0, uid, at) for uid, at in (("kept", "v-kept"), ("a", "v-a"), ("b", "v-a"))] == [
         ["kept"],
         [],
         [],
     ]
-    assert anew.finished_vertices == frozenset()
+    assert fresh.finished_vertices == frozenset()
     assert items(assign_states(checkpoint, graph), 0, "b", "v-a") == ["b"]
 
 

@@ -22,7 +22,7 @@ from tests.unit.runtime.connectors.harness import JOB, SINK, Collector, context,
 
 deltalake = pytest.importorskip("deltalake", reason="pip install 'ckpt-runtime[delta]'")
 
-from ckpt_runtime.connectors.delta_sink import DeltaSink  # noqa: E402 needs the library
+from ckpt_runtime.connectors.delta_sink import DeltaCommitter, DeltaSink  # noqa: E402 needs the library
 
 SCHEMA = pa.schema([("n", pa.int64()), ("part", pa.string())])
 
@@ -146,8 +146,9 @@ def test_rows_appended_by_another_writer_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.row("ends.5")
-def test_jobs_that_create_and_append_to_one_table_at_the_same_time_have_each_row_once(tmp_path: Path) -> None:
+def test_jobs_that_append_to_one_table_at_the_same_time_have_each_row_once(tmp_path: Path) -> None:
     """They also merge small files while the others append."""
+    deltalake.write_deltalake(tmp_path, pa.table({"n": [1], "part": ["1"]}, SCHEMA), partition_by=["part"])
     jobs = [Job(tmp_path, job_id=f"{at}" * 32, sink=SinkLineage(f"{at}" * 16), targetFileSize="3kb") for at in range(3)]
     together = Barrier(len(jobs), timeout=patient(30))
 
@@ -161,9 +162,8 @@ def test_jobs_that_create_and_append_to_one_table_at_the_same_time_have_each_row
 
     with ThreadPoolExecutor(len(jobs)) as pool:
         list(pool.map(run, range(len(jobs))))
-    assert numbers(tmp_path) == sorted(
-        2 * (10 * at + checkpoint) + odd for at in range(3) for checkpoint in range(1, 9) for odd in (0, 1)
-    )
+    wanted = (2 * (10 * at + checkpoint) + odd for at in range(3) for checkpoint in range(1, 9) for odd in (0, 1))
+    assert numbers(tmp_path) == [1, *sorted(wanted)]
     assert hidden(tmp_path) == []
 
 
@@ -261,6 +261,33 @@ def test_small_files_are_merged_across_checkpoints_and_jobs_and_no_row_changes(t
     adds = pa.table(table.get_add_actions(flatten=True))
     assert sum(adds.column("num_records").to_pylist()) == len(wanted)
     assert all(entry is not None for entry in adds.column("min.n").to_pylist())
+
+
+def test_merge_that_another_writer_overtakes_leaves_no_file_and_changes_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer deletes a row while the files are read: it must not be there again."""
+    job = Job(tmp_path, targetFileSize="4 kb")
+    merged: Any = DeltaCommitter._merged
+
+    def overtaken(self: DeltaCommitter, *given: Any) -> Any:
+        monkeypatch.setattr(DeltaCommitter, "_merged", merged)
+        deltalake.DeltaTable(tmp_path).delete("n = 1")
+        return merged(self, *given)
+
+    monkeypatch.setattr(DeltaCommitter, "_merged", overtaken)
+    for number in range(1, 17):
+        job.write(2 * number - 1, 2 * number)
+        job.checkpoint(number)
+        job.committer.notify_complete(number)
+    job.close()
+    table = deltalake.DeltaTable(tmp_path)
+    assert numbers(tmp_path) == list(range(2, 33))
+    assert [entry["operation"] for entry in table.history()].count("OPTIMIZE") >= 1
+    assert hidden(tmp_path) == []
+    logs = (file.read_text().splitlines() for file in sorted((tmp_path / "_delta_log").glob("*.json")))
+    added = {line["add"]["path"] for lines in logs for line in map(json.loads, lines) if "add" in line}
+    assert set(files(tmp_path)) <= {Path(path).name for path in added} | {"part=0", "part=1"}
 
 
 def test_invalid_size_is_refused_when_the_program_is_planned() -> None:

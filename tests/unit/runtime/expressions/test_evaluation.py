@@ -41,6 +41,14 @@ def test_branch_that_fails_for_some_rows_is_evaluated_for_the_rows_that_take_it_
         computed(QUOTIENT, pa.array([0.0, 2.0]))
 
 
+@pytest.mark.parametrize("rows", [[2.0, 4.0], [2.0, None], [None, None], []])
+def test_branches_of_nested_values_are_taken_by_all_rows_or_some_or_none(rows: list[float | None]) -> None:
+    doubles = {"type": "array", "elementType": "double", "containsNull": True}
+    branch, other = (call("CreateArray", doubles, item) for item in (QUOTIENT, ZERO))  # type: ignore[arg-type]
+    cases = call("CaseWhen", doubles, call("IsNotNull", "boolean", A), branch, other)  # type: ignore[arg-type]
+    assert computed(cases, pa.array(rows, pa.float64())) == [[0.0 if x is None else 1 / x] for x in rows]
+
+
 def test_second_side_of_and_is_evaluated_where_the_first_one_is_not_false() -> None:
     both = call("And", "boolean", call("Not", "boolean", IS_ZERO), call("GreaterThan", "boolean", QUOTIENT, ZERO))
     assert computed(both, pa.array([0.0, 4.0, None])) == [False, True, None]

@@ -9,7 +9,7 @@ from pyspark.sql.connect.proto import WriteStreamOperationStart
 
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.frontend.job import JobOptions
-from ckpt_runtime.frontend.program import begin_anew, locations_without_use, set_options
+from ckpt_runtime.frontend.program import fresh_queries, locations_without_use, set_options
 from ckpt_runtime.graph.errors import PlanError
 
 INTERVAL = "execution.checkpointing.interval"
@@ -112,14 +112,14 @@ def test_program_whose_triggers_all_end_continues_in_the_first_location_of_a_que
     assert warned is (directory is None and len(starts[0].options) > 0)
 
 
-def test_queries_for_which_spark_makes_a_location_may_begin_anew_with_each_run() -> None:
+def test_queries_for_which_spark_makes_a_location_may_start_fresh_with_each_run() -> None:
     starts = [*ending("", "/state/b"), start(available_now=True, format="console"), start(once=True, format="noop")]
     starts[0].foreach_batch.python_function.command = b"code"
     conf = JobOptions({})
     set_options(starts, conf)
     assert conf.get(CONTINUE_IN) == "/state/b"
-    assert begin_anew(starts) == [0, 2, 3]
-    assert begin_anew(ending("", "")) == begin_anew([*starts, start(processing_time_interval="1 second")]) == []
+    assert fresh_queries(starts) == [0, 2, 3]
+    assert fresh_queries(ending("", "")) == fresh_queries([*starts, start(processing_time_interval="1 second")]) == []
 
 
 @pytest.mark.parametrize(

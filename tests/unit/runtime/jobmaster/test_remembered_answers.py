@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from ckpt_runtime.frontend.typed_plan import Analysis, CatalogTable, StaticTable, TypedColumn
 from ckpt_runtime.jobmaster.planning import MOST_REMEMBERED, MOST_REMEMBERED_CHARACTERS, RememberedAnswers
+from tests.support.analyses import OWN_ANSWERS
 
 COLUMNS = (TypedColumn("country", "string"),)
 
@@ -15,6 +17,13 @@ def text(analysis: Analysis) -> str:
 
 
 LASTING = text(Analysis(columns=COLUMNS))
+
+
+@pytest.fixture(autouse=True)
+def own_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drivers of a test run share their answers."""
+    for name, method in OWN_ANSWERS.items():
+        monkeypatch.setattr(RememberedAnswers, name, method)
 
 
 def test_answers_are_those_of_one_program_and_entry() -> None:

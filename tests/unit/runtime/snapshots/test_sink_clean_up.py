@@ -63,13 +63,13 @@ def test_a_sink_keeps_the_id_of_its_snapshot_and_gets_one_without(tmp_path: Path
     assert sink_lineages(graph(tmp_path), "seed", forged, (FORMER,)) == fresh
 
 
-def test_a_sink_that_begins_anew_keeps_the_id_of_its_own_job_alone(tmp_path: Path) -> None:
+def test_a_sink_that_starts_fresh_keeps_the_id_of_its_own_job_alone(tmp_path: Path) -> None:
     taken, whole = snapshot(7, tmp_path), graph(tmp_path)
     [vertex] = whole.vertices
-    anew = replace(whole, vertices=(replace(vertex, operators=(replace(vertex.operators[0], begins_anew=True),)),))
+    changed = replace(whole, vertices=(replace(vertex, operators=(replace(vertex.operators[0], starts_fresh=True),)),))
     fresh = {"out": SinkLineage(new_sink_id("seed", "out"))}
-    assert sink_lineages(anew, "seed", taken, (FORMER,), job_id=JOB) == fresh
-    assert sink_lineages(anew, "seed", taken, job_id=FORMER) == {"out": SinkLineage(SINK, continues=True)}
+    assert sink_lineages(changed, "seed", taken, (FORMER,), job_id=JOB) == fresh
+    assert sink_lineages(changed, "seed", taken, job_id=FORMER) == {"out": SinkLineage(SINK, continues=True)}
 
 
 def test_files_that_wait_for_a_single_committer_or_for_each_subtask_are_known_from_a_snapshot(tmp_path: Path) -> None:
