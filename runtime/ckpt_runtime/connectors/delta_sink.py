@@ -25,7 +25,14 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ckpt_runtime.connectors.file_sink import FileSink, ParquetFileWriter, PartFile, PartWriter, part_of
+from ckpt_runtime.connectors.file_sink import (
+    FileSink,
+    ParquetFileWriter,
+    PartFile,
+    PartWriter,
+    part_of,
+    partition_text,
+)
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory, PartName, is_visible_part, owner_of
 from ckpt_runtime.graph.compiler import COMMITTER_SUFFIX
 from ckpt_runtime.graph.formats import partition_columns, target_file_size
@@ -212,11 +219,16 @@ class DeltaCommitter(SinkCommitter):
 
     def _mergeable(self, table: Any, small: int) -> Iterator[tuple[dict[str, str | None], list[tuple[str, int]]]]:
         """Groups of small files that sinks have written, with the values of their partition, each with its size."""
+        added = pa.table(table.get_add_actions(flatten=True))
+        texts = []
+        for key in self._keys:
+            kind = self._schema.field(key).type
+            values_of_files = added.column(f"partition.{key}").combine_chunks().cast(kind)
+            texts.append(partition_text(kind, "UTC")(values_of_files).to_pylist())
         groups: dict[tuple[str | None, ...], list[tuple[str, int]]] = {}
-        for added in pa.table(table.get_add_actions(flatten=True)).to_pylist():
-            if added["size_bytes"] < small and is_visible_part(added["path"]):
-                values = tuple(_log_text(added[f"partition.{key}"]) for key in self._keys)
-                groups.setdefault(values, []).append((added["path"], added["size_bytes"]))
+        for at, (path, size) in enumerate(zip(*added.select(["path", "size_bytes"]).to_pydict().values(), strict=True)):
+            if size < small and is_visible_part(path):
+                groups.setdefault(tuple(column[at] for column in texts), []).append((path, size))
         for values, files in groups.items():
             group: list[tuple[str, int]] = []
             for at, file in enumerate(files):
@@ -343,11 +355,6 @@ def _statistics(metadata: Any) -> dict[str, Any]:
         if low is not None and high is not None:
             least[name], greatest[name] = low, high
     return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
-
-
-def _log_text(value: Any) -> str | None:
-    """The value of a partition's column as the log has it."""
-    return None if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _bound(value: Any, *, up: bool) -> Any:

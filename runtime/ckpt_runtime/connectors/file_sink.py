@@ -230,7 +230,9 @@ class PartWriter(SinkWriter):
         self._owner = owner_of(context.job_id, context.uid, context.sink_id)
         self._max_rows = int(sink.parsed["maxRowsPerFile"])
         zone = sink.parsed.get("timeZone", "UTC")
-        self._keys = {name: _as_text(schema.field(name).type, zone) for name in partition_columns(sink.parsed, schema)}
+        self._keys = {
+            name: partition_text(schema.field(name).type, zone) for name in partition_columns(sink.parsed, schema)
+        }
         self._open: dict[str, PartFile] = {}
         self._closed: list[PartFile] = []
         self._sequence = 0
@@ -379,8 +381,8 @@ def _partitioned(
         yield values, rest.take(rows)
 
 
-def _as_text(kind: pa.DataType, zone: str) -> Callable[[Any], Any]:
-    """Returns what casts a column of a type to texts as Spark does."""
+def partition_text(kind: pa.DataType, zone: str) -> Callable[[Any], Any]:
+    """Returns what casts a column of a type to the texts that name partitions, as Spark does."""
     if pa.types.is_dictionary(kind):
         return lambda column: column.cast(kind.value_type).cast(pa.string())
     if not (pa.types.is_decimal(kind) or pa.types.is_floating(kind) or pa.types.is_timestamp(kind)):

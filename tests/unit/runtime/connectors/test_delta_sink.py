@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -40,11 +42,12 @@ class Job:
         attempt: int = 0,
         job_id: str = JOB,
         sink: SinkLineage = SINK,
+        schema: pa.Schema = SCHEMA,
         **options: str,
     ) -> None:
         given = {"path": str(table), "partitionBy": "part", **options}
         place: dict[str, Any] = {"restored": restored, "attempt": attempt, "job_id": job_id, "sink": sink}
-        self.committer = CommitterOperator(DeltaSink(given), SCHEMA)
+        self.committer = CommitterOperator(DeltaSink(given), schema)
         opened(self.committer, context(uid="out.committer", state=committer, **place))
         self.writers = []
         for at, state in enumerate(states):
@@ -261,6 +264,30 @@ def test_small_files_are_merged_across_checkpoints_and_jobs_and_no_row_changes(t
     adds = pa.table(table.get_add_actions(flatten=True))
     assert sum(adds.column("num_records").to_pylist()) == len(wanted)
     assert all(entry is not None for entry in adds.column("min.n").to_pylist())
+
+
+@pytest.mark.parametrize(
+    "values", [["a b", "50%", "x:y/z", "ü", None], [datetime(2026, 1, 1, 1, 2, 3, 456, UTC)], [math.inf, 1e20]]
+)
+def test_merged_files_have_the_texts_of_partitions_that_their_parts_had(tmp_path: Path, values: list[Any]) -> None:
+    schema = pa.schema([("n", pa.int64()), ("part", pa.array(values).type)])
+    job = Job(tmp_path, schema=schema, targetFileSize="2 kb")
+    rows = [{"n": n, "part": values[n % len(values)]} for n in range(40)]
+    for number in range(8):
+        for row in rows[5 * number : 5 * number + 5]:
+            job.writers[0].process_batch(pa.RecordBatch.from_pylist([row], schema), 0)
+        job.checkpoint(number + 1)
+        job.committer.notify_complete(number + 1)
+    job.close()
+    assert deltalake.DeltaTable(tmp_path).to_pyarrow_table().sort_by("n").to_pylist() == rows
+    actions: dict[str, list[Any]] = {"add": [], "remove": []}
+    for file in sorted((tmp_path / "_delta_log").glob("*.json")):
+        for line in map(json.loads, file.read_text().splitlines()):
+            for kind in actions.keys() & line.keys():
+                actions[kind].append((line[kind]["path"], line[kind]["partitionValues"]["part"]))
+    assert actions["remove"]
+    assert set(actions["remove"]) <= set(actions["add"])
+    assert {text for _, text in actions["add"]} == {text for _, text in actions["remove"]}
 
 
 def test_merge_that_another_writer_overtakes_leaves_no_file_and_changes_no_row(
