@@ -103,7 +103,7 @@ def test_watermarks_without_given_uids_keep_their_order(now):
         assign_states(checkpoint_of(old, states), graph_of(*watermarks("watermark-10")))
 
 
-def test_operators_that_begin_anew_get_no_state_and_the_others_all_of_theirs():
+def test_fresh_operators_get_no_state_and_the_others_all_of_theirs():
     old = [vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 1)]
     of = {uid: OperatorSubtaskState(lists=(OperatorListState("s", SPLIT, (uid,)),)) for uid in ("kept", "a", "b")}
     states = {("v-kept", 0): SubtaskState({"kept": of["kept"]}), ("v-a", 0): SubtaskState({"a": of["a"], "b": of["b"]})}
