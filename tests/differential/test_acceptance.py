@@ -20,6 +20,7 @@ from tests.support.parity import shown
 from tests.support.pipelines import (
     acceptance,
     acceptance_aggregations,
+    acceptance_batches,
     acceptance_deduplication,
     acceptance_joins,
     acceptance_mixed,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FAMILIES = (
-    *(acceptance_aggregations, acceptance_deduplication, acceptance_joins),
+    *(acceptance_aggregations, acceptance_batches, acceptance_deduplication, acceptance_joins),
     *(acceptance_mixed, acceptance_processors, acceptance_sql),
 )
 """The modules that fill ``PROGRAMS``."""
@@ -126,6 +127,36 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
         assert not _same(given, wanted), f"this is equal now: {wanted}"
     else:
         assert _same(given, wanted), f"engine: {given}\nSpark: {wanted}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("name", ["windows_of_late_rows", "processor_of_late_rows"])
+def test_batches_that_a_savepoint_interrupts_give_the_rows_of_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, backend: str
+) -> None:
+    program = PROGRAMS[name]
+    write(program, tmp_path)
+    given: dict[str, Any] = {
+        "entry": "acceptance_batches:pipeline",
+        "arguments": [name, str(tmp_path), str(tmp_path / "engine")],
+        "parallelism": 1,
+    }
+    configuration = fast(restart_strategy__type="none", state__backend__type=backend)
+    savepoint = None
+    for _ in range(3):
+        job = cluster.submit(
+            PIPELINES / "acceptance_batches.py",
+            configuration={**configuration, "pipeline.source.rates": "enumerator-0:4"},
+            savepoint=savepoint,
+            **given,
+        )
+        cluster.wait_for_checkpoints(job, 4)
+        savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+    job = cluster.submit(PIPELINES / "acceptance_batches.py", configuration=configuration, savepoint=savepoint, **given)
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    assert ("rows", rows(program, tmp_path / "engine")) == in_spark(spark, program, tmp_path)
 
 
 def _same(given: Outcome, wanted: Outcome) -> bool:

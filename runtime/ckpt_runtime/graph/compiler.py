@@ -17,7 +17,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
     WATERMARK,
     JobEdge,
@@ -381,23 +381,25 @@ _PASS_RANGES_ON = (
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
+    A source that ends with what is there reads one range after the other, as Spark does with ``availableNow``.
+
     An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
     watermark after such an operator: event time would advance within a range and make some of its rows late.
     """
-    whole: set[str] = set()
+    whole: dict[str, bool] = {}
     lost: dict[str, str] = {}
     for operator in operators:
         uid, spec = operator.uid, operator.node.spec
         sources = [edge.source.uid for edge in operator.inputs]
         reason = next((lost[source] for source in sources if source in lost), None)
         if reason is None and not isinstance(spec, RangeReaderSpec):
-            if whole.isdisjoint(sources):
+            if whole.keys().isdisjoint(sources):
                 continue
             reason = _why_ranges_end_at(operator)
         if reason is None:
-            whole.add(uid)
+            whole[uid] = available_now(spec.options) if isinstance(spec, RangeReaderSpec) else whole[sources[0]]
             if isinstance(spec, WatermarkSpec):
-                operator.node.spec = replace(spec, by_ranges=True)
+                operator.node.spec = replace(spec, by_ranges=True, by_batches=whole[uid])
         elif isinstance(spec, WatermarkSpec):
             raise PlanError(
                 "withWatermark",

@@ -158,11 +158,13 @@ class WatermarkSpec:
     """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``.
 
     ``by_ranges``: it advances only when a range of a stream reader ends, as it does between Spark's batches.
+    ``by_batches``: ranges follow each other without a pause, and the time of one takes effect behind the next one.
     """
 
     column: str
     delay_ms: int
     by_ranges: bool = False
+    by_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,9 +38,13 @@ class CancelCheckpoint(_Element, frozen=True, tag="cancel"):
 
 
 class Watermark(_Element, frozen=True, tag="watermark"):
-    """No later row of this channel has an event time at or below ``timestamp_ms``."""
+    """No later row of this channel has an event time at or below ``timestamp_ms``.
+
+    With ``is_coming`` this holds behind the next range only: see :meth:`Operator.process_coming_watermark`.
+    """
 
     timestamp_ms: int
+    is_coming: bool = False
 
 
 class EndOfRange(_Element, frozen=True, tag="end_of_range"):

@@ -1,7 +1,9 @@
 """Event time: emits a watermark that trails the greatest timestamp seen, and drops rows that it has passed.
 
 Behind a PySpark stream reader it advances when a range ends: the order of rows within a range has no meaning, as in
-Spark, and a row must not make later rows of the same range late.
+Spark, and a row must not make later rows of the same range late. Where one range follows another without a pause, the
+time that a range has reached takes effect behind the next one, whose rows are compared with the time before, as in
+Spark: it is announced as the coming watermark. At the end of data, nothing is left to wait for.
 
 Upstream watermarks except MAX_WATERMARK are dropped, as event time starts here. The last watermark is state and is
 emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stop until rows
@@ -66,11 +68,12 @@ _STATE = "watermark"
 
 
 class _Last(Struct):
-    """The stored form; ``next_ms`` is held until the end of a range."""
+    """The stored form; ``next_ms`` is held until the end of a range, ``coming_ms`` was announced at the last one."""
 
     parallelism: int
     ms: EventTime | None
     next_ms: EventTime | None = None
+    coming_ms: EventTime | None = None
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
@@ -88,10 +91,10 @@ class WatermarkOperator(Operator):
     With ``pipeline.source.idle-timeout`` it notifies its consumers when no row has arrived for that time. The last
     watermark is sent again with the next row.
 
-    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row or the end of data. At another parallelism it starts without a watermark: the
-    rows may be from a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is
-    started from a drained savepoint continues with new data.
+    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all
+    rows of complete ranges, "parallelism": of the operator}``, none before the first row or the end of data. At another
+    parallelism it starts without a watermark: the rows may be from a slower subtask and must not be late because of
+    that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -101,7 +104,9 @@ class WatermarkOperator(Operator):
         self._column = spec.column
         self._delay_ms = spec.delay_ms
         self._by_ranges = spec.by_ranges
+        self._by_batches = spec.by_batches
         self._next: int | None = None
+        self._coming: int | None = None
         self._emitted: int | None = None
         self._to_keep: int | None = None
         self._look_ms = 0
@@ -117,6 +122,10 @@ class WatermarkOperator(Operator):
                 self._next = last.next_ms
                 if last.ms is not None:
                     self._advance(last.ms)
+                if last.coming_ms is not None and self._by_batches:
+                    self._announce(last.coming_ms)
+                elif last.coming_ms is not None:
+                    self._advance(last.coming_ms)
         if not self._by_ranges:
             self._catch_up()
         timeout_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
@@ -137,6 +146,8 @@ class WatermarkOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
+        if self._by_batches:
+            last["coming_ms"] = self._coming
         self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -173,8 +184,17 @@ class WatermarkOperator(Operator):
         return replace(super().measured(), event_times=times, watermark=self._to_keep)
 
     def process_end_of_range(self) -> None:
-        self._catch_up()
+        if not self._by_batches:
+            self._catch_up()
+        else:
+            if self._coming is not None:
+                self._advance(self._coming)
+            if self._next is not None:
+                self._announce(self._next)
         super().process_end_of_range()
+
+    def process_coming_watermark(self, timestamp_ms: int) -> None:
+        """Drops it, like the watermark itself."""
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
@@ -187,6 +207,11 @@ class WatermarkOperator(Operator):
     def _catch_up(self) -> None:
         if self._next is not None:
             self._advance(self._next)
+
+    def _announce(self, timestamp_ms: int) -> None:
+        self._coming = timestamp_ms
+        if self._emitted is None or timestamp_ms > self._emitted:
+            self.output.emit_coming_watermark(timestamp_ms)
 
     def _advance(self, timestamp_ms: int) -> None:
         if self._emitted is None or timestamp_ms > self._emitted:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, Operator, OperatorContext
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -44,6 +44,9 @@ class _NextOperator:
             self._next.output.emit_watermark(timestamp_ms)
         else:
             self._next.process_watermark(timestamp_ms)
+
+    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+        self._next.process_coming_watermark(timestamp_ms)
 
     def emit_end_of_range(self) -> None:
         self._next.process_end_of_range()
@@ -95,6 +98,9 @@ class ChainEnd:
             self.watermark = timestamp_ms
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
+
+    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+        self.send_control(Watermark(timestamp_ms, is_coming=True))
 
     def emit_end_of_range(self) -> None:
         for partition in self.partitions:

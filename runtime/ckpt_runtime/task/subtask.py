@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -218,6 +219,7 @@ class Subtask:
         self._timers: list[_Timer | None] = [None] * len(chain.operators)
         self._next_timer: _Timer | None = None
         self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
+        self._coming: WatermarkValve | None = None
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -474,8 +476,8 @@ class Subtask:
                 self._take_rows(batch, message.size, channel.input_index, channel)
             case CheckpointBarrier():
                 self.checkpoints.barrier(channel, element)
-            case Watermark(timestamp_ms):
-                self._advance_event_time(channel.index, timestamp_ms)
+            case Watermark():
+                self._advance_event_time(channel.index, element)
             case EndOfRange():
                 self.chain.head.process_end_of_range()
             case CancelCheckpoint(checkpoint_id):
@@ -527,20 +529,29 @@ class Subtask:
         match restored.poll():
             case RestoredRows(edge, batch):
                 self._take_rows(batch, batch.nbytes, edge, None)
-            case RestoredWatermark(edge, peer, timestamp_ms):
+            case RestoredWatermark(edge, peer, watermark):
                 for channel in self.gate.channels:
                     if (channel.input_index, channel.peer) == (edge, peer):
-                        self._advance_event_time(channel.index, timestamp_ms)
+                        self._advance_event_time(channel.index, watermark)
             case None:
                 if restored.is_empty:
                     self._restored = None
 
-    def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
-        for combined in self.valve.advance(channel, timestamp_ms):
-            if combined == IDLE_WATERMARK:
-                self.chain.end.emit_watermark(combined)
-            else:
-                self.chain.head.process_watermark(combined)
+    def _advance_event_time(self, channel: int, watermark: Watermark) -> None:
+        if watermark.is_coming:
+            if self._coming is None:
+                # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
+                self._coming = deepcopy(self.valve)
+        else:
+            for combined in self.valve.advance(channel, watermark.timestamp_ms):
+                if combined == IDLE_WATERMARK:
+                    self.chain.end.emit_watermark(combined)
+                else:
+                    self.chain.head.process_watermark(combined)
+        if self._coming is not None:
+            for combined in self._coming.advance(channel, watermark.timestamp_ms):
+                if combined not in (IDLE_WATERMARK, MAX_WATERMARK):
+                    self.chain.head.process_coming_watermark(combined)
 
     # The services that the checkpoints need from this subtask.
 

@@ -298,6 +298,17 @@ def test_event_time_moves_between_the_ranges_of_a_stream_reader(chaining: bool) 
     assert by_ranges(plan) == ["left-time", "right-time", "again"]
 
 
+@pytest.mark.parametrize("ends", [True, False])
+def test_batches_follow_each_other_where_a_source_ends_with_what_is_there(ends: bool) -> None:
+    plan = LogicalPlan("job")
+    spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
+    read = plan.add(LogicalNode(spec, (), SCHEMA, "source"))
+    sink(plan, watermark(plan, operator(plan, read, uid="between")))
+    made = compile_plan(plan).specs["time"]
+    assert isinstance(made, WatermarkSpec)
+    assert (made.by_ranges, made.by_batches) == (True, ends)
+
+
 def test_event_time_of_other_sources_moves_with_every_buffer() -> None:
     plan = LogicalPlan("job", default_parallelism=2)
     both = operator(plan, source(plan), source(plan, "more"), uid="both")
