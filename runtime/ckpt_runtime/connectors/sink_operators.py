@@ -119,7 +119,7 @@ class _WriterOperator(LeavesOutBadRows):
     def process_watermark(self, timestamp_ms: int) -> None:
         """Drops the watermark: a sink has no output, and committables have no event time."""
 
-    def process_coming_watermark(self, timestamp_ms: int) -> None:
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         """Drops it as well."""
 
     def close(self) -> None:

@@ -473,12 +473,14 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it notifies the reader of the positions that completed checkpoints cover; false in a restore
-    drill. ``reported``: the data source reported the schema; the pipeline declares none.
+    drill. ``reported``: the data source reported the schema; the pipeline declares none. ``in_step``: its ranges and
+    those of other sources are Spark's batches, each of which begins when the one before has been processed.
     """
 
     acknowledges: bool = True
     reported: bool = False
     program: UserFunction | None = None
+    in_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

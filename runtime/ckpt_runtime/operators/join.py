@@ -75,7 +75,7 @@ def _sources(spec: JoinSpec) -> list[tuple[int, int, int | None]]:
 
 
 STATE_NAMES = ("left", "right")
-WATERMARK, COMING_WATERMARK = "watermark", "coming-watermark"
+WATERMARK = "watermark"
 _MIN = -(1 << 63)
 _NO_TIMES: AnyArray = np.empty(0, dtype=np.int64)
 
@@ -97,7 +97,7 @@ class JoinOperator(LeavesOutBadRows):
             )
         )
         self._semi = spec.how == "left_semi"
-        self._watermark = self._watermark_to_keep = self._coming = 0
+        self._watermark = self._watermark_to_keep = 0
         lower, upper = spec.within_ms or (0, 0)
         self._held_back_ms = max(0, *(bound for bound in (-lower, upper) if bound < NO_BOUND_US // 1000))
         self._condition = None if spec.condition is None else _PairCondition(spec.condition, spec)
@@ -110,7 +110,6 @@ class JoinOperator(LeavesOutBadRows):
         self._ends_with_data = Configuration(context.configuration).get(ExecutionOptions.EVENT_TIME_ENDS)
         restored = min(context.operator_state.restored(WATERMARK, EventTime), default=0)
         self._watermark = self._watermark_to_keep = max(0, restored)
-        self._coming = min(context.operator_state.restored(COMING_WATERMARK, EventTime), default=0)
         self._buffers = context.keyed_state.row_buffers([side.buffer_spec for side in self._sides])
         for side, buffer in zip(self._sides, self._buffers.sides, strict=True):
             side.buffer = buffer
@@ -218,7 +217,7 @@ class JoinOperator(LeavesOutBadRows):
         """Adds rows that can still match to the state. An outer join emits the other rows if they have no match."""
         keep: AnyArray | None = None
         if self._spec.within_ms is not None:
-            keep = side.times_of(batch) > side.last_ended(max(self._watermark, self._coming))
+            keep = side.times_of(batch) > side.last_ended(self._watermark)
             if side.outer and not keep.all():
                 self._emit_unmatched(side, batch.filter(pa.array(~keep & (found == 0))))
         if not side.buffer.spec.keeps_matched:
@@ -248,9 +247,8 @@ class JoinOperator(LeavesOutBadRows):
         at_end = timestamp_ms == MAX_WATERMARK
         self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
 
-    def process_coming_watermark(self, timestamp_ms: int) -> None:
-        self._coming = max(self._coming, timestamp_ms)
-        self.output.emit_coming_watermark(timestamp_ms - self._held_back_ms)
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.output.emit_coming_watermark(timestamp_ms - self._held_back_ms, batch)
 
     def _forget(self, side: _Side, bound: int) -> None:
         before = len(side.buffer)
@@ -268,8 +266,6 @@ class JoinOperator(LeavesOutBadRows):
     def snapshot(self, checkpoint_id: int) -> None:
         """Keeps the watermark, except MAX_WATERMARK: a job started from a drained savepoint continues with new data."""
         self.context.operator_state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
-        if self._coming:
-            self.context.operator_state.put(COMING_WATERMARK, [self._coming], OperatorStateMode.UNION)
 
 
 class _PairCondition:

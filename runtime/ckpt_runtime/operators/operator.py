@@ -47,7 +47,7 @@ class Output(Protocol):
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Hands over a watermark: no later row has an event time at or below it."""
 
-    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         """Hands over the watermark that follows the next range: see :meth:`Operator.process_coming_watermark`."""
 
     def emit_end_of_range(self) -> None:
@@ -110,11 +110,13 @@ class ChainTime:
     """Facts that a source and a later ``withWatermark`` of its chain exchange.
 
     ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
-    reads nothing because it is ahead of others, which does not make it idle.
+    reads nothing because it is ahead of others, which does not make it idle. ``batch`` is the number of the last range
+    that has ended.
     """
 
     reached_ms: int | None = None
     held: bool = False
+    batch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,13 +252,14 @@ class Operator(ABC):
         """Event time of all inputs has reached ``timestamp_ms``. The default passes it on."""
         self.output.emit_watermark(timestamp_ms)
 
-    def process_coming_watermark(self, timestamp_ms: int) -> None:
-        """Event time will reach ``timestamp_ms`` behind the range that begins now. The default passes it on.
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Range ``batch`` of all inputs has ended, and event time will reach ``timestamp_ms`` behind the next one. The
+        default passes it on.
 
-        Spark knows this time while it processes a batch: it is the watermark that a stateful function sees, and by
-        which it removes state behind the batch. Rows are late by the watermark of the batch before.
+        Spark knows this time while it processes a batch: stateful functions see it as the watermark, and state is
+        removed by it behind the batch. Rows are late by the watermark of the batch before.
         """
-        self.output.emit_coming_watermark(timestamp_ms)
+        self.output.emit_coming_watermark(timestamp_ms, batch)
 
     def process_end_of_range(self) -> None:
         """All rows of the stream reader's range (Spark calls it a batch) that this operator gets have arrived.

@@ -134,7 +134,7 @@ class StatefulProcessorOperator(Operator):
         self._due_ms: int | None = None
         self._coming = 0
         self._watermark_behind: int | None = None
-        self._coming_behind: int | None = None
+        self._coming_behind: tuple[int, int] | None = None
         self._sent_watermark = 0
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -275,10 +275,11 @@ class StatefulProcessorOperator(Operator):
         if watermark is not None:
             self._sent_watermark = max(self._sent_watermark, watermark)
             self.output.emit_watermark(watermark)
-        coming, self._coming_behind = self._coming_behind, None
-        if coming is not None:
+        behind, self._coming_behind = self._coming_behind, None
+        if behind is not None:
+            coming, batch = behind
             self._coming = max(self._coming, coming)
-            self.output.emit_coming_watermark(coming)
+            self.output.emit_coming_watermark(coming, batch)
 
     @property
     def _rows_wait(self) -> bool:
@@ -336,8 +337,8 @@ class StatefulProcessorOperator(Operator):
             self._now = self.context.now_ms()
             self._end_trigger()
 
-    def process_coming_watermark(self, timestamp_ms: int) -> None:
-        self._coming_behind = timestamp_ms
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self._coming_behind = timestamp_ms, batch
         if not self._rows_wait:
             self._end_trigger()
 

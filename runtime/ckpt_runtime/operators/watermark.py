@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from ckpt_runtime.checkpoint.measures import EventTimes, OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import WatermarkSpec
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 
@@ -68,12 +69,13 @@ _STATE = "watermark"
 
 
 class _Last(Struct):
-    """The stored form; ``next_ms`` is held until the end of a range, ``coming_ms`` was announced at the last one."""
+    """The stored form; ``next_ms`` is held until the end of a range, ``coming_ms`` was announced behind ``batch``."""
 
     parallelism: int
     ms: EventTime | None
     next_ms: EventTime | None = None
     coming_ms: EventTime | None = None
+    batch: NonNegative | None = None
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
@@ -92,9 +94,9 @@ class WatermarkOperator(Operator):
     watermark is sent again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all
-    rows of complete ranges, "parallelism": of the operator}``, none before the first row or the end of data. At another
-    parallelism it starts without a watermark: the rows may be from a slower subtask and must not be late because of
-    that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new data.
+    rows up to range "batch", "parallelism": of the operator}``, none before the first row or the end of data. At
+    another parallelism it starts without a watermark: rows may be from a slower subtask and must not be late because
+    of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -107,6 +109,7 @@ class WatermarkOperator(Operator):
         self._by_batches = spec.by_batches
         self._next: int | None = None
         self._coming: int | None = None
+        self._batch: int | None = None
         self._emitted: int | None = None
         self._to_keep: int | None = None
         self._look_ms = 0
@@ -123,7 +126,9 @@ class WatermarkOperator(Operator):
                 if last.ms is not None:
                     self._advance(last.ms)
                 if last.coming_ms is not None and self._by_batches:
-                    self._announce(last.coming_ms)
+                    # Its source says again which range was the last one.
+                    self._coming, self._batch = last.coming_ms, last.batch
+                    self.output.emit_coming_watermark(last.coming_ms, 0)
                 elif last.coming_ms is not None:
                     self._advance(last.coming_ms)
         if not self._by_ranges:
@@ -147,8 +152,10 @@ class WatermarkOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> None:
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
         if self._by_batches:
-            last["coming_ms"] = self._coming
-        self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
+            last |= {"coming_ms": self._coming, "batch": self._batch}
+        self.context.operator_state.put(
+            _STATE, [] if self._to_keep is None and self._next is None and self._batch is None else [last]
+        )
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self._looks = 0
@@ -187,13 +194,15 @@ class WatermarkOperator(Operator):
         if not self._by_batches:
             self._catch_up()
         else:
-            if self._coming is not None:
-                self._advance(self._coming)
-            if self._next is not None:
-                self._announce(self._next)
+            batch = self.context.chain_time.batch
+            if batch != self._batch:
+                if self._coming is not None:
+                    self._advance(self._coming)
+                self._coming, self._batch = self._next or 0, batch
+            self.output.emit_coming_watermark(self._coming or 0, batch)
         super().process_end_of_range()
 
-    def process_coming_watermark(self, timestamp_ms: int) -> None:
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         """Drops it, like the watermark itself."""
 
     def process_watermark(self, timestamp_ms: int) -> None:
@@ -207,11 +216,6 @@ class WatermarkOperator(Operator):
     def _catch_up(self) -> None:
         if self._next is not None:
             self._advance(self._next)
-
-    def _announce(self, timestamp_ms: int) -> None:
-        self._coming = timestamp_ms
-        if self._emitted is None or timestamp_ms > self._emitted:
-            self.output.emit_coming_watermark(timestamp_ms)
 
     def _advance(self, timestamp_ms: int) -> None:
         if self._emitted is None or timestamp_ms > self._emitted:

@@ -92,7 +92,7 @@ class NoOutput(Output):
     def emit_watermark(self, timestamp_ms: int) -> None:
         pass
 
-    def emit_coming_watermark(self, timestamp_ms: int) -> None:
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
         pass
 
     def emit_end_of_range(self) -> None:

@@ -162,7 +162,7 @@ class RestoredInput:
             self._streams.popleft()
             return None
         if isinstance(element.content, InFlightWatermark):
-            watermark = Watermark(element.content.timestamp_ms, element.content.is_coming)
+            watermark = Watermark(element.content.timestamp_ms, element.content.batch)
             return RestoredWatermark(stream.edge, stream.peer, watermark)
         batch = pa.ipc.read_record_batch(element.content, self._reader.schema)
         # After a rescale several subtasks read the same element, and each takes the rows of its own key groups.

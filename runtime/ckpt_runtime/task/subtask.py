@@ -184,7 +184,8 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
-    ``debloating``, once set, adapts the size of the channels' buffers.
+    ``reports_batches``: it tells the driver which ranges of all inputs have ended. ``debloating``, once set, adapts the
+    size of the channels' buffers.
     """
 
     def __init__(
@@ -220,6 +221,8 @@ class Subtask:
         self._next_timer: _Timer | None = None
         self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
         self._coming: WatermarkValve | None = None
+        self._batches = WatermarkValve([channel.input_index for channel in gate.channels])
+        self.reports_batches = False
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -478,7 +481,8 @@ class Subtask:
                 self.checkpoints.barrier(channel, element)
             case Watermark():
                 self._advance_event_time(channel.index, element)
-            case EndOfRange():
+            case EndOfRange(batch):
+                self.chain.end.time.batch = batch
                 self.chain.head.process_end_of_range()
             case CancelCheckpoint(checkpoint_id):
                 self.checkpoints.handle(CancelBarrierReceived((channel.input_index, channel.index), checkpoint_id))
@@ -538,20 +542,29 @@ class Subtask:
                     self._restored = None
 
     def _advance_event_time(self, channel: int, watermark: Watermark) -> None:
-        if watermark.is_coming:
-            if self._coming is None:
-                # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
-                self._coming = deepcopy(self.valve)
-        else:
+        if watermark.batch is None:
             for combined in self.valve.advance(channel, watermark.timestamp_ms):
                 if combined == IDLE_WATERMARK:
                     self.chain.end.emit_watermark(combined)
                 else:
                     self.chain.head.process_watermark(combined)
+        elif self._coming is None:
+            # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
+            self._coming = deepcopy(self.valve)
         if self._coming is not None:
-            for combined in self._coming.advance(channel, watermark.timestamp_ms):
-                if combined not in (IDLE_WATERMARK, MAX_WATERMARK):
-                    self.chain.head.process_coming_watermark(combined)
+            self._coming.advance(channel, watermark.timestamp_ms)
+        number = MAX_WATERMARK if watermark.timestamp_ms == MAX_WATERMARK else watermark.batch
+        if number is not None and self._batches.advance(channel, number):
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        """A range of all inputs has ended, or the data has."""
+        batch, coming = self._batches.current, None if self._coming is None else self._coming.current
+        if batch is None or coming is None or MAX_WATERMARK in (batch, coming):
+            return
+        self.chain.head.process_coming_watermark(coming, batch)
+        if self.reports_batches:
+            self._host.source_progress(self, Progress(batch))
 
     # The services that the checkpoints need from this subtask.
 

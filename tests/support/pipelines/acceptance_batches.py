@@ -7,14 +7,15 @@ make late still counts. State is removed behind the rows of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pyspark.sql import DataFrame, Row
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
 
-from tests.support.pipelines.acceptance import pipeline, program
+from tests.support.pipelines.acceptance import PROGRAMS, pipeline, program, written_to
 from tests.support.pipelines.acceptance_aggregations import PAIRS, seconds, timed
 from tests.support.pipelines.acceptance_processors import ROCKSDB, Processor
 
@@ -132,3 +133,72 @@ def waiting(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupSt
 def function_of_late_rows(rows: DataFrame) -> DataFrame:
     schema, timeout = "k STRING, vs ARRAY<LONG>, watermark LONG", GroupStateTimeout.EventTimeTimeout
     return timed(rows).groupBy("k").applyInPandasWithState(waiting, schema, "n LONG", "append", timeout)
+
+
+def pairs_of_one_stream(rows: DataFrame, how: str) -> DataFrame:
+    """A stream with itself: the rows with even times and all rows, up to five seconds later."""
+    even = rows.where("v % 2 = 0").selectExpr("k AS l", "v AS lv", "timestamp_seconds(v) AS lt")
+    every = rows.selectExpr("k AS r", "v AS rv", "timestamp_seconds(v) AS rt")
+    left, right = even.withWatermark("lt", "10 seconds"), every.withWatermark("rt", "10 seconds")
+    on = F.expr("l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
+    return left.join(right, on, how).select(*(["lv"] if how == "left_semi" else ["lv", "rv"]))
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def inner_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "inner")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def left_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "left_outer")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def full_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "full_outer")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES, differs="Spark misses a match with a later row of the same batch.")
+def semi_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "left_semi")
+
+
+def sides(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    left = rows.selectExpr("k AS l", "v AS lv", "timestamp_seconds(v) AS lt").withWatermark("lt", "10 seconds")
+    right = others.selectExpr("k AS r", "v AS rv", "timestamp_seconds(v) AS rt").withWatermark("rt", "10 seconds")
+    on = F.expr("l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
+    return left.join(right, on, how).select("l", "lv", "rv")
+
+
+TWO = {"schemas": {"rows": "k STRING, v INT", "others": "k STRING, v INT"}, "rows": BATCHES, "others": BATCHES}
+SHORTER = {**TWO, "others": BATCHES[:3]}
+
+
+@program("append", **TWO)
+def inner_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "inner")
+
+
+@program("append", **TWO)
+def full_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "full_outer")
+
+
+@program("append", **SHORTER)
+def left_join_of_two_streams_of_which_one_ends_earlier(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "left_outer")
+
+
+@program("append", **SHORTER)
+def windows_of_a_union_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows).union(timed(others, "5 seconds"))
+    return both.groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+
+
+def paced(spark: SparkSession, name: str, directory: str, output: str) -> None:
+    """Starts the query of a program of one stream, whose source has the uid ``rows``."""
+    made = PROGRAMS[name]
+    rows = spark.readStream.schema(made.schemas["rows"]).option("maxFilesPerTrigger", 1).json(f"{directory}/rows")
+    writer = made.build(rows=rows.hint("uid", "rows")).writeStream.outputMode(made.mode).trigger(availableNow=True)
+    writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()

@@ -171,38 +171,45 @@ def test_a_snapshot_inside_the_first_range_has_no_watermark_yet(harness: type[Ha
     assert restored.end_of_range() == [("watermark", 9000), "end of range"]
 
 
+def end_of_batch(run: Harness, batch: int) -> list[Any]:
+    """What the end of a reader's range gives, without the end itself."""
+    run.context.chain_time.batch = batch
+    *events, end = run.end_of_range()
+    assert end == "end of range"
+    return events
+
+
 def test_the_time_of_a_batch_is_announced_at_its_end_and_reached_behind_the_next_one(harness: type[Harness]) -> None:
     run = harness(by_ranges(by_batches=True))
     run.process(at(10))
-    assert run.end_of_range() == [("coming", 9000), "end of range"]
+    assert end_of_batch(run, 1) == [("coming", 9000, 1)]
     run.process(at(5))
-    assert run.end_of_range() == [("watermark", 9000), "end of range"]
+    assert end_of_batch(run, 2) == [("watermark", 9000), ("coming", 9000, 2)]
     run.process(at(30))
-    assert run.end_of_range() == [("coming", 29_000), "end of range"]
+    assert end_of_batch(run, 3) == [("coming", 29_000, 3)]
     run.process(at(40))
     assert run.watermark(MAX_WATERMARK) == [("watermark", 39_000), ("watermark", MAX_WATERMARK)]
-    again = harness(by_ranges(by_batches=True), lists=run.lists())
-    assert again.take() == [("watermark", 39_000)]
-    again.process(at(50))
-    assert again.end_of_range() == [("coming", 49_000), "end of range"]
 
 
-def test_the_announced_time_is_kept_in_a_snapshot(harness: type[Harness]) -> None:
+def test_the_announced_time_is_kept_in_a_snapshot_and_comes_again_with_the_range_that_a_restored_reader_names(
+    harness: type[Harness],
+) -> None:
     run = harness(by_ranges(by_batches=True))
-    for seconds in (10, 20):
-        run.process(at(seconds))
-        run.end_of_range()
+    for batch in (1, 2):
+        run.process(at(10 * batch))
+        end_of_batch(run, batch)
     run.process(at(30))
     restored = harness(by_ranges(by_batches=True), lists=run.lists())
-    assert restored.take() == [("watermark", 9000), ("coming", 19_000)]
-    assert restored.end_of_range() == [("watermark", 19_000), ("coming", 29_000), "end of range"]
+    assert restored.take() == [("watermark", 9000), ("coming", 19_000, 0)]
+    assert end_of_batch(restored, 2) == [("coming", 19_000, 2)]
+    assert end_of_batch(restored, 3) == [("watermark", 19_000), ("coming", 29_000, 3)]
     continuous = harness(by_ranges(), lists=run.lists())
     assert continuous.take() == [("watermark", 9000), ("watermark", 19_000)]
     before = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 1},)),)
     older = harness(by_ranges(by_batches=True), lists=before)
     assert older.take() == [("watermark", 9000)]
     older.process(at(20))
-    assert older.end_of_range() == [("coming", 19_000), "end of range"]
+    assert end_of_batch(older, 5) == [("coming", 19_000, 5)]
 
 
 def test_the_end_of_data_ends_the_last_range(harness: type[Harness]) -> None:

@@ -86,13 +86,13 @@ def everything(restored: RestoredInput) -> list[Any]:
 @pytest.mark.row("76.5")
 def test_streams_come_one_after_the_other_each_in_its_order(stored: Stored, kit: TaskKit) -> None:
     restored = stored.restored(
-        stored.stream(kit.rows(1, 2), InFlightWatermark(5), InFlightWatermark(7, is_coming=True), kit.rows(3)),
+        stored.stream(kit.rows(1, 2), InFlightWatermark(5), InFlightWatermark(7, batch=3), kit.rows(3)),
         stored.stream(kit.rows(4), edge=1, peer=7),
     )
     assert everything(restored) == [
         (0, [1, 2]),
         RestoredWatermark(0, 0, Watermark(5)),
-        RestoredWatermark(0, 0, Watermark(7, is_coming=True)),
+        RestoredWatermark(0, 0, Watermark(7, batch=3)),
         (0, [3]),
         (1, [4]),
     ]
@@ -214,17 +214,19 @@ class TestInASubtask:
 
     def test_coming_watermarks_of_all_channels_are_combined(self, stored: Stored, kit: TaskKit) -> None:
         streams = [
-            stored.stream(InFlightWatermark(5), InFlightWatermark(8, is_coming=True)),
+            stored.stream(InFlightWatermark(5), InFlightWatermark(8, batch=1)),
             stored.stream(InFlightWatermark(6), peer=1),
         ]
         bench = kit.Bench(channels=2, restored=stored.restored(*streams)).open()
         bench.run()
-        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [(6,)])
-        bench.put(1, Watermark(9, is_coming=True), Watermark(7)).run()
-        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [(6,), (8,)])
-        bench.put(0, Watermark(8), Watermark(MAX_WATERMARK)).run()
-        assert (bench.called("watermark"), bench.called("coming")) == ([(5,), (7,)], [(6,), (8,), (9,)])
-        assert [element for element in bench.out.elements if isinstance(element, Watermark)][-1] == Watermark(7)
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [])
+        bench.put(1, Watermark(9, batch=1), Watermark(7)).run()
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [(8, 1)])
+        bench.put(0, Watermark(8), Watermark(9, batch=2)).run()
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,), (7,)], [(8, 1)])
+        bench.put(1, Watermark(12, batch=2), Watermark(9)).put(0, Watermark(MAX_WATERMARK)).run()
+        assert bench.called("coming") == [(8, 1), (9, 2)]
+        assert [element for element in bench.out.elements if isinstance(element, Watermark)][-1] == Watermark(9)
 
     @pytest.mark.row("76.7")
     def test_checkpoint_during_a_restore_has_the_current_buffer_then_unread_data_then_the_channel(
