@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
@@ -41,6 +41,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExecutionState,
     JobDetails,
     JobOverview,
+    JobTerminated,
     LineagePlace,
     RunRequest,
 )
@@ -74,6 +75,8 @@ class _Result(Struct):
 
 class EndedJob:
     """An ended job; read only."""
+
+    cleaned_up = True
 
     def __init__(self, document: object) -> None:
         """Raises :class:`DocumentError` for a document of another shape."""
@@ -109,6 +112,10 @@ class EndedJob:
         self._latest_completed = _checkpoint_of(result.latest_checkpoints.get("completed"))
         self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
         self._latest_restored = result.latest_restored
+
+    def living(self) -> NoReturn:
+        """Raises JobTerminated."""
+        raise JobTerminated(self._overview.job_id, self.status)
 
     def overview(self) -> JobOverview:
         return self._overview

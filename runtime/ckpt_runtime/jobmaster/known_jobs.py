@@ -50,6 +50,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import LeaderInfo
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]
@@ -316,7 +317,8 @@ MAX_ENDED_JOBS = 100
 class KnownJobs(dict[str, JobMaster | EndedJob]):
     """The known jobs by id, oldest first. All methods run on the driver's event loop.
 
-    An unknown id raises JobNotFound, and NotReady if the job could not be recovered.
+    An unknown id raises JobNotFound, or NotReady if the job could not be recovered. While this driver does not lead it
+    knows no jobs, and any id raises NotReady.
     """
 
     def __init__(
@@ -326,8 +328,12 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         pools: DriverPools,
         events: EventLog,
         submissions: Submissions,
+        *,
+        leads: bool = True,
     ) -> None:
         super().__init__()
+        self.leads = leads
+        self.leader_elsewhere: LeaderInfo | None = None
         self._configuration = configuration
         self._slots = slots
         self._pools = pools
@@ -348,7 +354,15 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         job.start()
         self._forget_old_jobs()
 
+    def check_leads(self) -> None:
+        """Raises NotReady, which names the leader, while this driver does not lead."""
+        if not self.leads:
+            other = self.leader_elsewhere
+            where = "" if other is None else f" ({other.rest} of application {other.app_id} is the leader)"
+            raise NotReady(f"this driver is not the leader, or is still recovering; retry{where}")
+
     def __missing__(self, job_id: str) -> JobMaster | EndedJob:
+        self.check_leads()
         if job_id in self._orphaned:
             raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
         raise JobNotFound(job_id)
@@ -442,12 +456,14 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         self._orphaned.close()
 
     def suspend_all(self, *, fenced: bool) -> None:
-        """Suspends all running jobs; with ``fenced`` nothing may be changed, not even for clean-up."""
+        """Suspends all running jobs; with ``fenced`` nothing may be changed, and they are forgotten."""
         for cleaning in self._cleaning:
             cleaning.close()
         for job in self.values():
             if isinstance(job, JobMaster):
                 job.suspend(fenced=fenced)
+        if fenced:
+            self.clear()
 
     # --- what earlier drivers have left
 

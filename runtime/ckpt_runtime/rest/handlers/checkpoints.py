@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.contract.checkpoints import (
     Checkpoint,
     CheckpointStatistics,
@@ -72,11 +73,11 @@ _TRIGGER = errors(400, 404, 408, 409, 413)
 @checkpoints.get("", responses=_READ)
 async def statistics(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointStatistics:
     """Counts, summary, the latest checkpoints and the history."""
-    return checkpoint_answers.statistics(await dispatcher.checkpoint_statistics(job_id))
+    return checkpoint_answers.statistics(dispatcher.jobs[job_id].checkpoint_statistics())
 
 
 async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
-    stats = (await dispatcher.checkpoint_statistics(job_id)).checkpoint(int(checkpoint_id))
+    stats = dispatcher.jobs[job_id].checkpoint_statistics().checkpoint(int(checkpoint_id))
     if stats is None:
         raise CheckpointNotFound(int(checkpoint_id))
     return stats
@@ -190,7 +191,7 @@ async def checkpoint_operation(job_id: JobId, trigger_id: TriggerId, dispatcher:
 
 
 async def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
-    directory = given or await dispatcher.default_savepoint_directory(job_id)
+    directory = given or dispatcher.jobs[job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
     if directory is None:
         raise BadRequest(
             f"Config key [execution.checkpointing.savepoint-dir] is not set. Property [{spelling}] must be provided."
