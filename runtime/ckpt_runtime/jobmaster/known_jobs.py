@@ -253,32 +253,19 @@ _MAX_PAUSE_S = 60.0
 _FACTOR = 1.5
 
 
-class OrphanedJobs:
-    """The reason for each unrecovered job. A recovery that may succeed is retried until it does or damage is proven."""
+class OrphanedJobs(dict[str, str]):
+    """The reason for each unrecovered job: the file and its problem.
+
+    A recovery that may succeed is retried until it does or damage is proven; the other jobs stay unrecovered until a
+    user acts and another driver leads.
+    """
 
     def __init__(self, look: Callable[[FoundJob], FoundJob], recovered: Callable[[FoundJob], None]) -> None:
         """``look`` blocks, and is called in a thread; ``recovered`` gets each found job on the event loop."""
+        super().__init__()
         self._look = look
         self._recovered = recovered
-        self._reasons: dict[str, str] = {}
         self._looking: asyncio.Task[None] | None = None
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._reasons
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reasons)
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def reason(self, job_id: str) -> str:
-        """The file and its problem, as a text for users."""
-        return self._reasons[job_id]
-
-    def add(self, job_id: str, reason: str) -> None:
-        """Adds a job that stays unrecovered until a user acts and another driver leads."""
-        self._reasons[job_id] = reason
 
     def look_for(self, jobs: list[FoundJob]) -> None:
         """Starts retrying the recovery of these jobs."""
@@ -304,9 +291,9 @@ class OrphanedJobs:
 
     def _take(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._reasons[found.job_id] = found.failure
+            self[found.job_id] = found.failure
             return
-        del self._reasons[found.job_id]
+        del self[found.job_id]
         logger.info("job %s can be recovered now", found.job_id)
         self._recovered(found)
 
@@ -364,7 +351,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
     def __missing__(self, job_id: str) -> JobMaster | EndedJob:
         self.check_leads()
         if job_id in self._orphaned:
-            raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
+            raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned[job_id]}")
         raise JobNotFound(job_id)
 
     def overviews(self) -> tuple[JobOverview, ...]:
@@ -390,7 +377,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
     def check_recovered(self, job_id: str) -> None:
         """Raises Conflict for an unrecovered job, which may continue once its storage is back."""
         if job_id in self._orphaned and job_id not in self:
-            reason = self._orphaned.reason(job_id)
+            reason = self._orphaned[job_id]
             raise Conflict(
                 f"Job {job_id} of the same lineage cannot be recovered now, but may continue later: {reason}. If it "
                 "must never continue, start this one with fork"
@@ -492,11 +479,11 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
-            self._orphaned.add(found.job_id, f"{type(error).__name__}: {error}")
+            self._orphaned[found.job_id] = f"{type(error).__name__}: {error}"
 
     def _recover_found(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._orphaned.add(found.job_id, found.failure)
+            self._orphaned[found.job_id] = found.failure
         request = None
         if found.result is not None:
             ended = self[found.job_id] = EndedJob(found.result)

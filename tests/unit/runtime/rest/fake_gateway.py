@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import (
     CheckpointConfiguration,
     CheckpointConfigurationError,
     CheckpointOverrides,
     CheckpointRetention,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStats,
@@ -32,7 +31,7 @@ from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration, effective_options
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
-from ckpt_runtime.contract.jobs import Backpressure
+from ckpt_runtime.contract.jobs import Backpressure, OperatorPreview, RestorePreview, StatePreview
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_values as g
@@ -49,7 +48,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     VersionConflict,
 )
 from ckpt_runtime.jobmaster.job_settings import overridden_options
-from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.planning import PlanPreview
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submission import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
@@ -64,7 +63,6 @@ from ckpt_runtime.scheduler.replacement import (
     rescaled,
 )
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.version import VERSION
@@ -395,21 +393,27 @@ class FakeGateway:
         refused = "refused" in request.savepoint_path
         schema = ("key.word: string", "count: int64")
         states = (
-            StateVerdict("count", "aggregates", "refused", schema, schema, "no")
+            StatePreview("count", "aggregates", "refused", schema, schema, "no")
             if refused
-            else StateVerdict("count", "aggregates", "matched", schema, schema),
-            StateVerdict("old", "last", "dropped", schema),
+            else StatePreview("count", "aggregates", "matched", schema, schema),
+            StatePreview("old", "last", "dropped", schema),
         )
         operators = (
             OperatorPreview("count", "count", "matched", 1, 2, 128, 128),
             OperatorPreview("old", "old", "dropped", 1, None, 128, None),
         )
-        snapshot = CompletedCheckpoint(
-            7, "ab" * 16, 1, 2, request.savepoint_path,
-            CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE), (),
-        )  # fmt: skip
         refusals = ("state 'aggregates' of operator 'count': no",) if refused else ()
-        return PlanPreview(graph_of("flights"), RestorePreview(snapshot, operators, states, refusals))
+        restore = RestorePreview(
+            snapshot=request.savepoint_path,
+            type=CheckpointType.SAVEPOINT,
+            format=SavepointFormat.NATIVE,
+            state_backend="HashMapStateBackend",
+            fits=not refused,
+            refusals=refusals,
+            operators=operators,
+            states=states,
+        )
+        return PlanPreview(graph_of("flights"), restore)
 
     async def run_pipeline(self, request: g.RunRequest) -> str:
         self.jobs.check_leads()
