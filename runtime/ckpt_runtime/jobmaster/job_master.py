@@ -511,7 +511,8 @@ class JobMaster:
 
     def references(self) -> References:
         """The snapshots that this job needs."""
-        return self._shell.references()
+        shell = self._shell
+        return References(self.job_id, self.status.value, shell.storage.directory, shell.core.referenced)
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
         return self._shell.core.coordinator.statistics()

@@ -76,7 +76,7 @@ async def statistics(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointStat
     return checkpoint_answers.statistics(dispatcher.jobs[job_id].checkpoint_statistics())
 
 
-async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
+def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
     stats = dispatcher.jobs[job_id].checkpoint_statistics().checkpoint(int(checkpoint_id))
     if stats is None:
         raise CheckpointNotFound(int(checkpoint_id))
@@ -86,7 +86,7 @@ async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -
 @checkpoints.get("/details/{checkpointid}", responses=_READ)
 async def details(job_id: JobId, checkpoint_id: CheckpointId, dispatcher: TheDispatcher) -> Checkpoint:
     """One checkpoint by vertex."""
-    return checkpoint_answers.checkpoint(await _checkpoint(job_id, checkpoint_id, dispatcher), with_tasks=True)
+    return checkpoint_answers.checkpoint(_checkpoint(job_id, checkpoint_id, dispatcher), with_tasks=True)
 
 
 @checkpoints.get("/details/{checkpointid}/subtasks/{vertexid}", responses=_READ)
@@ -94,7 +94,7 @@ async def subtasks(
     job_id: JobId, checkpoint_id: CheckpointId, vertex_id: VertexId, dispatcher: TheDispatcher
 ) -> VertexCheckpoint:
     """One vertex of a checkpoint by subtask."""
-    stats = await _checkpoint(job_id, checkpoint_id, dispatcher)
+    stats = _checkpoint(job_id, checkpoint_id, dispatcher)
     vertex = stats.vertices.get(vertex_id)
     if vertex is None:
         raise NotFound(f"There is no checkpoint statistics for task {vertex_id}.")
@@ -190,7 +190,7 @@ async def checkpoint_operation(job_id: JobId, trigger_id: TriggerId, dispatcher:
     return await _poll(OperationKind.CHECKPOINT, trigger_id, job_id, dispatcher)
 
 
-async def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
+def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
     directory = given or dispatcher.jobs[job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
     if directory is None:
         raise BadRequest(
@@ -208,7 +208,7 @@ async def trigger_savepoint(
     requester: Requester = None,
 ) -> Triggered:
     """Trigger a savepoint."""
-    directory = await _directory(body.directory, job_id, dispatcher, "target-directory")
+    directory = _directory(body.directory, job_id, dispatcher, "target-directory")
     then = AfterSavepoint.CANCEL if body.cancel_job else AfterSavepoint.CONTINUE
     wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
     return Triggered(await dispatcher.take_savepoint(job_id, wanted))
@@ -223,7 +223,7 @@ async def stop(
     requester: Requester = None,
 ) -> Triggered:
     """Stop a job with a savepoint."""
-    directory = await _directory(body.directory, job_id, dispatcher, "targetDirectory")
+    directory = _directory(body.directory, job_id, dispatcher, "targetDirectory")
     then = AfterSavepoint.DRAIN if body.drain else AfterSavepoint.STOP
     wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
     return Triggered(await dispatcher.take_savepoint(job_id, wanted))
