@@ -150,6 +150,7 @@ def test_in_flight_data_is_stored_in_an_object_store(cluster: MiniCluster, bucke
     assert assert_sequence(job.out) > 0
 
 
+@pytest.mark.long
 @pytest.mark.row("571.5")
 @pytest.mark.slow
 def test_change_of_unknown_outcome_is_applied_when_the_store_confirms_it(
