@@ -410,7 +410,7 @@ def name_of_the_input_file(rows: DataFrame) -> DataFrame:
 # Event time
 
 
-@program("append", suite=True, rows=TIMES)
+@program("append", rows=TIMES)
 def tumbling_windows_in_append_mode(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
 
