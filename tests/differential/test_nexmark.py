@@ -22,7 +22,7 @@ from tests.support import flink_cluster
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 OPTIONS = Namespace(
-    check_events=20_000, events_per_split=2_500, parallelism=2, incremental=True, events=40_000, flink_dir=None
+    check_events=40_000, events_per_split=5_000, parallelism=2, incremental=True, events=40_000, flink_dir=None
 )
 PER_SECOND = 1_000
 IN_SUITE = "q8"
