@@ -91,7 +91,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
         program_of("planned_sources"),
         entry="planned_sources:pipeline",
         arguments=[str(directory), str(faults)],
-        configuration=fast(),
+        configuration=fast(execution__checkpointing__interval="1 s"),
         parallelism=2,
     )
 

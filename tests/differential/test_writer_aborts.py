@@ -70,8 +70,9 @@ def test_results_of_a_task_are_aborted_when_another_task_fails(
     calls = lines(ours / "aborted")
     assert [batch for batch, _ in calls] == [1, 1]
     assert sorted(len(files) for _, files in calls) == [0, 1]
+    # A task of Spark that has not ended yet may leave its file behind the call.
+    assert not list(ours.glob("staged-*"))
     for directory in (theirs, ours):
-        assert not list(directory.glob("staged-*")), directory
         assert not (directory / "committed").exists(), directory
 
 

@@ -90,7 +90,7 @@ def local_files(cluster: MiniCluster) -> set[Path]:
     return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
-@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.long), "hashmap", "rocksdb"])
+@pytest.fixture(params=[*(pytest.param(name, marks=pytest.mark.long) for name in ("files", "hashmap")), "rocksdb"])
 def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
     """The module of the pipeline for ``files`` registers that backend in place of the one in memory."""
     return FileBackedJob(cluster, tmp_path, request.param)

@@ -187,6 +187,7 @@ def test_only_options_on_the_allow_list_may_change(tmp_path: Path) -> None:
         job.canceled()
 
 
+@pytest.mark.long
 @pytest.mark.row("530.11")
 def test_the_parallelism_is_a_live_rescale(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(parallelism=1)

@@ -123,7 +123,7 @@ def test_stop_with_savepoint_commits_the_rows_up_to_the_savepoint(job: SequenceJ
 @pytest.mark.row("203.7")
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pytest.param(2, 2, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.long), (2, 1), (2, 3)],
+    [*(pytest.param(*pair, marks=pytest.mark.long) for pair in ((2, 2), (1, 2), (2, 1))), (2, 3)],
 )
 def test_a_job_resumes_from_its_savepoint(job: SequenceJob, before: int, after: int) -> None:
     job.start(parallelism=before)

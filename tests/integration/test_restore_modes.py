@@ -307,6 +307,7 @@ def test_both_restore_modes_work_on_snapshots_of_whole_files(
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.row("203.6")
 @pytest.mark.row("203.12")
 def test_state_in_memory_of_which_little_changes_stays_in_a_claimed_savepoint_and_leaves_another(
