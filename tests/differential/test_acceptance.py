@@ -132,30 +132,27 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("name", ["windows_of_late_rows", "processor_of_late_rows"])
-def test_batches_that_a_savepoint_interrupts_give_the_rows_of_spark(
+def test_runs_that_are_cancelled_between_rows_of_a_batch_and_continued_give_the_rows_of_spark(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, backend: str
 ) -> None:
     program = PROGRAMS[name]
     write(program, tmp_path)
-    given: dict[str, Any] = {
-        "entry": "acceptance_batches:paced",
-        "arguments": [name, str(tmp_path), str(tmp_path / "engine")],
-        "parallelism": 1,
-    }
-    configuration = fast(restart_strategy__type="none", state__backend__type=backend)
-    savepoint = None
-    for _ in range(3):
-        job = cluster.submit(
+
+    def run(**rates: str) -> str:
+        return cluster.submit(
             PIPELINES / "acceptance_batches.py",
-            configuration={**configuration, "pipeline.source.rates": "rows:3"},
-            savepoint=savepoint,
-            **given,
+            entry="acceptance_batches:paced",
+            arguments=[name, str(tmp_path), str(tmp_path / "engine")],
+            configuration=fast(restart_strategy__type="none", state__backend__type=backend, **rates),
+            parallelism=1,
         )
-        cluster.wait_for_checkpoints(job, 2)
-        savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
-        cluster.wait_for_status(job, JobStatus.FINISHED)
-    job = cluster.submit(PIPELINES / "acceptance_batches.py", configuration=configuration, savepoint=savepoint, **given)
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+
+    for _ in range(3):
+        job = run(pipeline__source__rates="rows:3")
+        cluster.wait_for_checkpoints(job, 4)
+        cluster.call(cluster.dispatcher.cancel_job(job))
+        cluster.wait_for_status(job, JobStatus.CANCELED)
+    cluster.wait_for_status(run(), JobStatus.FINISHED)
     assert ("rows", rows(program, tmp_path / "engine")) == in_spark(spark, program, tmp_path)
 
 

@@ -181,7 +181,7 @@ def in_the_engine(kinds: Sequence[str], *, at_once: bool = False) -> list[Counte
     time = pa.timestamp("us", "UTC")
     within = (-WITHIN_S * 1000, WITHIN_S * 1000)
     spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in kinds}
-    joins = {kind: Subtask(spec[kind]) for kind in KINDS}
+    joins = {kind: Subtask(spec[kind]) for kind in kinds}
     latest: dict[str, int] = {}
     results = []
     reached = before = None

@@ -169,10 +169,13 @@ class SplitHost(Operator):
         """Forwards the ends of ranges whose splits in this subtask have been read, and the end of data."""
         unread = self.unread_range
         read_up_to = self._dealt_out if unread is None else unread
+        time = self.context.chain_time
         has_ended = read_up_to > self._passed
         self._passed = max(self._passed, read_up_to)
+        if has_ended:
+            time.batch, time.upto = 0, read_up_to
         while self._numbers and self._numbers[0][0] <= read_up_to:
-            self.context.chain_time.batch = self._numbers.popleft()[1]
+            time.batch = self._numbers.popleft()[1]
             has_ended = True
         if has_ended:
             self.output.emit_end_of_range()

@@ -52,6 +52,7 @@ class EndOfRange(_Element, frozen=True, tag="end_of_range"):
     """All rows of a range planned by a stream reader that belong to this channel have been sent."""
 
     batch: int = 0
+    upto: int = 0
 
 
 class EndOfData(_Element, frozen=True, tag="end_of_data"):

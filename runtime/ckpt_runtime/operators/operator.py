@@ -111,12 +111,13 @@ class ChainTime:
 
     ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
     reads nothing because it is ahead of others, which does not make it idle. ``batch`` is the number of the last range
-    that has ended.
+    that has ended, 0 if it is not known, and ``upto`` the number of splits up to its end.
     """
 
     reached_ms: int | None = None
     held: bool = False
     batch: int = 0
+    upto: int = 0
 
 
 @dataclass(frozen=True, slots=True)

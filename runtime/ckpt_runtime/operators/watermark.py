@@ -75,7 +75,8 @@ class _Last(Struct):
     ms: EventTime | None
     next_ms: EventTime | None = None
     coming_ms: EventTime | None = None
-    batch: NonNegative | None = None
+    batch: NonNegative = 0
+    upto: NonNegative = 0
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
@@ -94,9 +95,10 @@ class WatermarkOperator(Operator):
     watermark is sent again with the next row.
 
     State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all
-    rows up to range "batch", "parallelism": of the operator}``, none before the first row or the end of data. At
-    another parallelism it starts without a watermark: rows may be from a slower subtask and must not be late because
-    of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new data.
+    rows up to split "upto" and range "batch", "parallelism": of the operator}``, none before the first row or the end
+    of data. At another parallelism it starts without a watermark: rows may be from a slower subtask and must not be
+    late because of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new
+    data.
     """
 
     requires_final_checkpoint = False
@@ -109,7 +111,7 @@ class WatermarkOperator(Operator):
         self._by_batches = spec.by_batches
         self._next: int | None = None
         self._coming: int | None = None
-        self._batch: int | None = None
+        self._ended = (0, 0)
         self._emitted: int | None = None
         self._to_keep: int | None = None
         self._look_ms = 0
@@ -127,7 +129,7 @@ class WatermarkOperator(Operator):
                     self._advance(last.ms)
                 if last.coming_ms is not None and self._by_batches:
                     # Its source says again which range was the last one.
-                    self._coming, self._batch = last.coming_ms, last.batch
+                    self._coming, self._ended = last.coming_ms, (last.upto, last.batch)
                     self.output.emit_coming_watermark(last.coming_ms, 0)
                 elif last.coming_ms is not None:
                     self._advance(last.coming_ms)
@@ -152,9 +154,9 @@ class WatermarkOperator(Operator):
     def snapshot(self, checkpoint_id: int) -> None:
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
         if self._by_batches:
-            last |= {"coming_ms": self._coming, "batch": self._batch}
+            last |= {"coming_ms": self._coming, "upto": self._ended[0], "batch": self._ended[1]}
         self.context.operator_state.put(
-            _STATE, [] if self._to_keep is None and self._next is None and self._batch is None else [last]
+            _STATE, [] if self._to_keep is None and self._next is None and self._coming is None else [last]
         )
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
@@ -194,12 +196,12 @@ class WatermarkOperator(Operator):
         if not self._by_batches:
             self._catch_up()
         else:
-            batch = self.context.chain_time.batch
-            if batch != self._batch:
+            time = self.context.chain_time
+            if (time.upto, time.batch) > self._ended:
                 if self._coming is not None:
                     self._advance(self._coming)
-                self._coming, self._batch = self._next or 0, batch
-            self.output.emit_coming_watermark(self._coming or 0, batch)
+                self._coming, self._ended = self._next or 0, (time.upto, time.batch)
+            self.output.emit_coming_watermark(self._coming or 0, time.batch)
         super().process_end_of_range()
 
     def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:

@@ -108,7 +108,7 @@ class ChainEnd:
 
     def emit_end_of_range(self) -> None:
         for partition in self.partitions:
-            partition.emit_end_of_range(self.time.batch)
+            partition.emit_end_of_range(self.time.batch, self.time.upto)
 
     def send_control(self, element: ControlElement) -> None:
         for partition in self.partitions:

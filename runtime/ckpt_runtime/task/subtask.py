@@ -481,8 +481,8 @@ class Subtask:
                 self.checkpoints.barrier(channel, element)
             case Watermark():
                 self._advance_event_time(channel.index, element)
-            case EndOfRange(batch):
-                self.chain.end.time.batch = batch
+            case EndOfRange(batch, upto):
+                self.chain.end.time.batch, self.chain.end.time.upto = batch, upto
                 self.chain.head.process_end_of_range()
             case CancelCheckpoint(checkpoint_id):
                 self.checkpoints.handle(CancelBarrierReceived((channel.input_index, channel.index), checkpoint_id))
@@ -551,10 +551,10 @@ class Subtask:
         elif self._coming is None:
             # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
             self._coming = deepcopy(self.valve)
-        if self._coming is not None:
-            self._coming.advance(channel, watermark.timestamp_ms)
+        moved = self._coming is not None and bool(self._coming.advance(channel, watermark.timestamp_ms))
         number = MAX_WATERMARK if watermark.timestamp_ms == MAX_WATERMARK else watermark.batch
-        if number is not None and self._batches.advance(channel, number):
+        # Without a number, a batch of one source ends.
+        if (number is not None and self._batches.advance(channel, number)) or (moved and not watermark.batch):
             self._end_batch()
 
     def _end_batch(self) -> None:
