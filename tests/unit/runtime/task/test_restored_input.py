@@ -225,7 +225,7 @@ class TestInASubtask:
         bench.put(0, Watermark(8), Watermark(9, batch=2)).run()
         assert (bench.called("watermark"), bench.called("coming")) == ([(5,), (7,)], [(8, 1)])
         bench.put(1, Watermark(12, batch=2), Watermark(9)).put(0, Watermark(MAX_WATERMARK)).run()
-        assert bench.called("coming") == [(8, 1), (9, 2)]
+        assert bench.called("coming") == [(8, 1), (9, 2), (12, 2)]
         assert [element for element in bench.out.elements if isinstance(element, Watermark)][-1] == Watermark(9)
 
     @pytest.mark.row("76.7")
