@@ -11,7 +11,7 @@ import pytest
 
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.kafka_log import KafkaLogs, Log, kafka_logs
-from tests.unit.runtime.connectors.split_jobs import Job, States
+from tests.unit.runtime.connectors.split_jobs import Job, States, moved
 
 pytest.importorskip("confluent_kafka", reason="pip install 'ckpt-runtime[kafka]'")
 
@@ -122,6 +122,23 @@ def test_times_are_those_of_the_log_if_it_sets_them_and_lead_to_the_first_record
     assert read_now(logs, startingTimestamp="9000", startingOffsetsByTimestampStrategy="latest")[0] == []
     with pytest.raises(ValueError, match="t-0 has no record of time 9000 ms or later"):
         read_now(logs, startingTimestamp="9000")
+
+
+@pytest.mark.row("ends.7")
+def test_savepoint_is_continued_at_the_first_record_of_a_time(logs: KafkaLogs) -> None:
+    for number, log in enumerate(logs.topic("t", 2)):
+        for second in range(4):
+            log.add(10 * number + second, at_ms=1_000 * second + 500)
+    with closing(job(logs)) as running:
+        until(running, lambda: len(running.rows) == 8, "all records")
+        state = running.checkpoint(1)
+    for time, expected in (("1970-01-01T00:00:02", [2, 3, 12, 13]), ("1970-01-01T00:01:00", [])):
+        with closing(job(logs, moved(state, time))) as running:
+            until(running, lambda: any(reader.reads for reader in running.readers), "the partitions")
+            for log in logs.logs["t"]:
+                log.add(-1)
+            until(running, lambda: [row["value"] for row in running.rows].count(b"-1") >= 2, "new records")
+            assert sorted(int(row["value"]) for row in running.rows if row["value"] != b"-1") == expected
 
 
 @pytest.mark.parametrize("is_known", [True, False])
