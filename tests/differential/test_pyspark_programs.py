@@ -102,7 +102,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         ("column", r"UNRESOLVED_COLUMN(.|\n)*refused_programs.py\", line \d+"),
         ("operation", "orderBy: a stream has no last row"),
         ("session", "another column"),
-        ("aggregate", "HistogramNumeric"),
+        ("aggregate", "HllSketchAgg"),
         ("distinct", "DISTINCT"),
         ("output mode", "append mode"),
         ("action", "needs a running Spark"),
