@@ -191,8 +191,12 @@ def _java_integers(value: Value, target: str, result: pa.DataType) -> Value:
 
 def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, mode: str) -> Callable[[Value], Value]:
     if is_integral(source):
+        if found[0] - found[1] >= len(str(_LIMITS[str(source)])):
+            return lambda value: _widened(value, result)
         return lambda value: to_decimal(value.cast(pa.int64()).cast(pa.decimal256(19, 0)), *found, result, mode)
     if known := decimal_of(source):
+        if found[1] >= known[1] and found[0] - found[1] >= known[0] - known[1]:
+            return lambda value: value.cast(result)
         wide = pa.decimal256(*known)
         return lambda value: to_decimal(value.cast(wide), *found, result, mode)
 
@@ -206,6 +210,20 @@ def _to_decimal(source: SparkType, found: tuple[int, int], result: pa.DataType, 
         return _fitting(decimal.Decimal(texts.double_text(number, single=single)), found, mode)
 
     return per_row(exact, result)
+
+
+def _widened(value: Value, result: pa.DataType) -> Value:
+    """Converts whole numbers to decimals that hold all of them. A decimal has two words; the upper one is the sign."""
+    if result.scale or not isinstance(value, pa.Array):
+        return value.cast(result)
+    longs = value.cast(pa.int64())
+    validity, numbers = longs.buffers()
+    words = np.empty((len(longs), 2), np.int64)
+    words[:, 0] = np.frombuffer(numbers, np.int64, len(longs), longs.offset * 8)
+    np.right_shift(words[:, 0], 63, out=words[:, 1])
+    if validity is not None and longs.offset:
+        validity = longs.is_valid().buffers()[1]
+    return pa.Array.from_buffers(result, len(longs), [validity, pa.py_buffer(words)])
 
 
 def _fitting(value: decimal.Decimal, found: tuple[int, int], mode: str) -> decimal.Decimal | None:
