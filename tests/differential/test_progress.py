@@ -88,7 +88,7 @@ def test_reports_of_progress_have_the_keys_counts_and_observed_metrics_of_spark(
         parallelism=2,
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
-    found = cluster.call(cluster.dispatcher.progress(job))
+    found = cluster.call(cluster.dispatcher.jobs[job].progress())
     for name, reports in wanted.items():
         ours = [report for report in found if report["name"] == name]
         assert_same(ours, reports)

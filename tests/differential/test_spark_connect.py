@@ -100,7 +100,7 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert seen["active"] == ["running"]
     assert seen["in time"] is False
     assert seen["found"] == "running"
-    assert seen["stopped"] == [False, []]
+    assert seen["stopped"] == [False, [], None]
     started, running, stopped = seen["listened"]
     assert started == ["running"]
     assert stopped == [[running, None]]
@@ -217,14 +217,14 @@ def test_stop_takes_a_savepoint_if_the_session_is_configured_so_and_else_the_que
         with pytest.raises(grpc.RpcError, match=r"set execution\.checkpointing\.savepoint-dir"):
             stop(without)
         job_id = uuid.UUID(without.operation_id).hex
-        assert cluster.call(cluster.dispatcher.job_status(job_id)) is JobStatus.RUNNING
+        assert cluster.of_job(job_id, lambda job: job.status) is JobStatus.RUNNING
         cluster.call(cluster.dispatcher.cancel_job(job_id))
         directory = {"execution__checkpointing__savepoint-dir": str(tmp_path / "savepoints")}
         started = start(execution__checkpointing__interval="250 ms", **directory)
         job_id = uuid.UUID(started.operation_id).hex
         cluster.wait_for_checkpoints(job_id, 1)
         stop(started)
-        assert cluster.call(cluster.dispatcher.job_status(job_id)) is JobStatus.FINISHED
+        assert cluster.of_job(job_id, lambda job: job.status) is JobStatus.FINISHED
         [savepoint] = (tmp_path / "savepoints").iterdir()
         assert (savepoint / "_metadata").is_file()
 

@@ -103,6 +103,6 @@ def test_writer_aborts_when_the_only_task_fails_after_a_committed_batch(
         kind = "NoneType" if case == "none" else "str"
         text = "[DATA_SOURCE_TYPE_MISMATCH] Expected 'WriterCommitMessage' as the return type of the `write` method, "
         assert f"{text}but got {kind}." in failed
-        failure = cluster.call(cluster.dispatcher.execution_result(job)).failure
+        failure = cluster.of_job(job, lambda job: job.result()).failure
         assert failure is not None
         assert f"{text}but got {kind}." in failure.message

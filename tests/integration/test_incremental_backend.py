@@ -176,7 +176,7 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
         job.start(2, rate=10, savepoint=savepoint)  # hardly anything changes from here on
         cluster.wait_for_checkpoints(job.job_id, 2)
         savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
-        taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_savepoint
+        taken = cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_savepoint
         assert taken is not None
         if taken.is_incremental:
             break

@@ -164,7 +164,7 @@ def test_a_dry_run_and_a_request_that_is_sent_again(client: CkptClient, cluster:
 
 async def _given(cluster: MiniCluster, job_id: str) -> dict[str, str]:
     """What the job was given, unmasked."""
-    return cluster.dispatcher._known[job_id].accepted_plan.own.given.to_dict()
+    return cluster.dispatcher.jobs[job_id].accepted_plan.own.given.to_dict()
 
 
 @pytest.mark.row("530.3")

@@ -77,7 +77,7 @@ class Upgraded:
 
     def program_of(self, job_id: str) -> str | None:
         cluster = self.job.cluster
-        return cluster.call(cluster.dispatcher.job_config(job_id)).pipeline_id
+        return cluster.of_job(job_id, lambda job: job.config_info()).pipeline_id
 
     def holds(self) -> list[str]:
         cluster = self.job.cluster

@@ -185,7 +185,7 @@ def test_a_store_that_fails_for_a_while_costs_checkpoints_and_no_row(
     cluster.wait_for_checkpoints(job_id, 1)
 
     def failed() -> int:
-        return cluster.call(cluster.dispatcher.checkpoint_statistics(job_id)).counts.failed
+        return cluster.of_job(job_id, lambda job: job.checkpoint_statistics()).counts.failed
 
     known = failed()
     with (

@@ -117,7 +117,7 @@ def test_the_form_refuses_a_bad_duration_and_starts_a_run_that_works(
     (run,) = until(lambda: runs(airflow, "ckpt_patch") - before, "the run")
     opened.page.goto("about:blank")  # Airflow's page would send requests and draw for as long as the run takes
     assert airflow.wait_run(DagRun("ckpt_patch", run), 240) == "success"
-    config = job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id))
+    config = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_config())
     assert config.settings.interval_ms == 350
 
 
