@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
 """Between checkpoints that show whether sources have looked for data in vain."""
+_DEFAULT_INTERVAL = "1 s"
+"""Between the checkpoints of a query without a trigger, whose rows Spark shows as soon as possible."""
 _MODULE = "connect_query"
 _PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
 
@@ -86,7 +88,8 @@ class Queries:
     async def start(
         self, operation_id: str, name: str, commands: Sequence[Any], settings: Mapping[str, str], own: Mapping[str, str]
     ) -> Query:
-        """Submits a job. ``commands`` are messages, ``settings`` Spark's options and ``own`` the engine's.
+        """Submits a job. ``commands`` are messages, the last one starts the query. ``settings`` are Spark's options and
+        ``own`` the engine's.
 
         Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
         """
@@ -99,6 +102,9 @@ class Queries:
             files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
+        triggers = commands[-1].write_stream_operation_start.WhichOneof("trigger")
+        if triggers is None and self._configuration.get(CheckpointingOptions.INTERVAL) is None:
+            configuration.setdefault(CheckpointingOptions.INTERVAL.key, _DEFAULT_INTERVAL)
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )
@@ -110,7 +116,7 @@ class Queries:
 
     async def result(self, query: Query) -> ExecutionResult:
         """Returns the job's result; its status is None while the job has not ended."""
-        return await self._dispatcher.execution_result(query.job_id)
+        return self._dispatcher.jobs[query.job_id].result()
 
     async def is_active(self, query: Query) -> bool:
         """Returns whether the query has not ended."""
@@ -118,7 +124,7 @@ class Queries:
 
     async def status(self, query: Query) -> tuple[str, bool]:
         """Returns a sentence and whether the query has not ended."""
-        status = await self._dispatcher.job_status(query.job_id)
+        status = self._dispatcher.jobs[query.job_id].status
         details = await self._dispatcher.job_details(query.job_id)
         reason = f": {details.status_reason}" if details.status_reason else ""
         return f"Job {query.job_id} is {status}{reason}", not status.is_globally_terminal
@@ -152,7 +158,7 @@ class Queries:
         since, pause_s = None, _LEAST_PAUSE_S
         while True:
             try:
-                taken, processed = await self._dispatcher.processed_all(query.job_id, since)
+                taken, processed = await self._dispatcher.jobs[query.job_id].living().processed_all(since)
                 if processed:
                     return
                 since = taken if since is None else since
@@ -180,7 +186,7 @@ class Queries:
             return  # stop() does not raise in Spark; exception() has the failure
 
     async def _stop_with_savepoint(self, query: Query) -> None:
-        directory = await self._dispatcher.default_savepoint_directory(query.job_id)
+        directory = self._dispatcher.jobs[query.job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
         if directory is None:
             option = CheckpointingOptions.SAVEPOINT_DIRECTORY.key
             raise QueryFailedError(
@@ -212,7 +218,7 @@ class Queries:
 
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form: one for each completed checkpoint."""
-        return [json.dumps(report) for report in await self._dispatcher.progress(query.job_id)]
+        return [json.dumps(report) for report in await self._dispatcher.jobs[query.job_id].progress()]
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -37,7 +37,7 @@ def of_windows(left: DataFrame, right: DataFrame, how: str) -> DataFrame:
     return joined.selectExpr("key", "cast(window.end AS long) AS end", *values)
 
 
-@program("append", suite=True, **NUMBERS)
+@program("append", **NUMBERS)
 def windowed_inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
     return of_windows(left, right, "inner")
 
@@ -452,6 +452,13 @@ def windows_of_windows(rows: DataFrame) -> DataFrame:
 def windows_by_window_time(rows: DataFrame) -> DataFrame:
     small = timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).count()
     timed_again = small.select(F.window_time("window").alias("at"), "count")
+    return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+def windows_in_added_columns(rows: DataFrame) -> DataFrame:
+    small = timed(rows, "0 seconds").withColumn("small", F.window("t", "5 seconds")).groupBy("small").count()
+    timed_again = small.withColumn("at", F.window_time("small"))
     return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
 
 
