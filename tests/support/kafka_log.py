@@ -204,9 +204,9 @@ class KafkaLogs:
     def _fetched(self, request: _Reader) -> bytes:
         request.take("i")
         wait_ms, _, _, committed = request.take("i"), request.take("i"), request.take("i"), request.take("b")
-        asked = list(request.partitions("i", "q", "i"))
+        asked = [(topic, number, offset) for topic, (number, offset, _) in request.partitions("i", "q", "i")]
         for _ in range(2):
-            found = [(topic, self._records(topic, *numbers[:2], committed)) for topic, numbers in asked]
+            found = [(topic, self._records(topic, number, offset, committed)) for topic, number, offset in asked]
             if any(records for _, (_, records) in found) or self._over.wait(min(wait_ms, 20) / 1000):
                 break
         return struct.pack(">i", 0) + _by_topic([(topic, head + records) for topic, (head, records) in found])
