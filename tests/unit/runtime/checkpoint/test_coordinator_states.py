@@ -34,8 +34,7 @@ def writing() -> Driver:
 
 def restoring() -> Driver:
     driver = writing()
-    driver.step(on.TasksLeftRunning())
-    driver.step(on.RestoreRequested("x"))
+    driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
     return driver
 
 
