@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Self, TypeVar
 
+from ckpt_runtime.checkpoint import events as on
+from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState
+from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
+from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties
+from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
+from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_machine import JobMachine
+from ckpt_runtime.scheduler.restart_strategies import NoRestart
 
 E = TypeVar("E")
 START = Instant(0, 1_000_000)
+CAUSE = job_on.FailureInfo("ValueError", "boom")
 
 
 def later(now: Instant, millis: int) -> Instant:
@@ -94,3 +102,70 @@ class DrivenJob(DrivenMachine):
 
     def finish(self) -> Self:
         return self.run().each(job_on.TaskFinished)
+
+
+# --- every event there is, for tables of states and events
+
+
+def job_events(task: ExecutionId) -> tuple[Any, ...]:
+    """Of the job machine."""
+    return (
+        job_on.Start(),
+        job_on.CancelRequested(),
+        job_on.SuspendRequested(),
+        job_on.StopRequested("other"),
+        job_on.RedeployRequested((("v", 0), ("v", 1))),
+        job_on.RestartStrategyReplaced(NoRestart()),
+        job_on.SlotsAcquired(0),
+        job_on.SlotsFailed(0, CAUSE),
+        job_on.StateRestored(0),
+        job_on.StateRestoreFailed(0, CAUSE),
+        job_on.SavepointCompleted("stop", "sp"),
+        job_on.SavepointFailed("stop", "m"),
+        job_on.RestartTimerFired(1),
+        job_on.TaskRunning(task),
+        job_on.TaskFinished(task),
+        job_on.TaskCanceled(task),
+        job_on.TaskFailed(task, CAUSE),
+        job_on.JobFailed(CAUSE),
+    )
+
+
+def checkpoint_events(tasks: Sequence[ExecutionId], other_graph: JobGraph) -> tuple[Any, ...]:
+    """Of the coordinator."""
+    task = tasks[0]
+    return (
+        on.JobRunning(tuple(tasks)),
+        on.TasksLeftRunning(),
+        on.SubtaskFinished(task),
+        on.EndOfDataReached(task),
+        on.RestoreRequested("restore-0"),
+        on.PeriodicTriggerStopped(),
+        on.PeriodicTriggerStarted(),
+        on.Shutdown("CANCELED"),
+        on.ConfigurationPatched(CheckpointConfiguration()),
+        on.RetentionAsked(),
+        on.GraphReplaced(other_graph),
+        on.BacklogChanged(processing_backlog=True),
+        on.TriggerRequested("r2", CheckpointProperties()),
+        on.TimerFired(on.TimerId(on.TimerKind.PERIODIC), 1),
+        on.TimerFired(on.TimerId(on.TimerKind.CANCELLER, 1), 0),
+        on.TimerFired(on.TimerId(on.TimerKind.FINAL_CHECKPOINT), 0),
+        on.LocationReady(1, "dir/1"),
+        on.LocationReady(99, "dir/99"),
+        on.LocationFailed(1, "m"),
+        on.TriggerFailed(1, "m"),
+        on.Acknowledged(1, task, "dir/1", SubtaskState()),
+        on.Declined(1, task, CheckpointFailureReason.CHECKPOINT_DECLINED),
+        on.ProgressReported(1, task, CheckpointMetrics()),
+        on.MetadataWritten(1),
+        on.MetadataFailed(1, "m"),
+        on.MetadataUnknown(1),
+        on.StoreAdded(1),
+        on.StoreFailed(1, "m"),
+        on.StoreUnknown(1),
+        on.StoreRemoved(1),
+        on.StoreRemoveFailed(1),
+        on.CleanupDone(1),
+        on.LeftoversFound(((1, "dir/1"),), ("/shared/x",)),
+    )

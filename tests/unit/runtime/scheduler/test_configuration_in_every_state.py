@@ -17,7 +17,8 @@ from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
-from tests.unit.runtime.scheduler.test_job_core import CAUSE, Job, configured, versions
+from tests.support.driven import CAUSE
+from tests.unit.runtime.scheduler.test_job_core import Job, configured, versions
 
 pytestmark = pytest.mark.row("530.10")
 

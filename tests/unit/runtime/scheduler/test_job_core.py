@@ -27,9 +27,8 @@ from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventErr
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
-from tests.support.driven import DrivenJob
+from tests.support.driven import CAUSE, DrivenJob, checkpoint_events, job_events
 
-CAUSE = job_on.FailureInfo("ValueError", "boom")
 SETTINGS = CheckpointConfiguration(interval_ms=1_000, timeout_ms=500)
 PLAIN = Configuration({})
 
@@ -513,55 +512,9 @@ class TestEnd:
 
 EXECUTION = ExecutionId("v", 0, 0)
 INPUTS: tuple[Any, ...] = (
-    job_on.Start(),
-    job_on.CancelRequested(),
-    job_on.SuspendRequested(),
-    job_on.StopRequested("other"),
-    job_on.RedeployRequested(subtasks_of(graph_of(2))),
-    job_on.RestartStrategyReplaced(NoRestart()),
-    job_on.SlotsAcquired(0),
-    job_on.SlotsFailed(0, CAUSE),
-    job_on.StateRestored(0),
-    job_on.StateRestoreFailed(0, CAUSE),
-    job_on.SavepointCompleted("stop", "sp"),
-    job_on.SavepointFailed("stop", "m"),
-    job_on.RestartTimerFired(1),
-    job_on.TaskRunning(EXECUTION),
-    job_on.TaskFinished(EXECUTION),
-    job_on.TaskCanceled(EXECUTION),
-    job_on.TaskFailed(EXECUTION, CAUSE),
-    job_on.JobFailed(CAUSE),
-    on.JobRunning(tuple(ExecutionId("v", index, 0) for index in range(2))),
-    on.TasksLeftRunning(),
-    on.SubtaskFinished(EXECUTION),
-    on.EndOfDataReached(EXECUTION),
-    on.RestoreRequested("restore-0"),
-    on.PeriodicTriggerStopped(),
-    on.PeriodicTriggerStarted(),
-    on.Shutdown("CANCELED"),
-    on.ConfigurationPatched(SETTINGS),
-    on.RetentionAsked(),
-    on.GraphReplaced(graph_of(1)),
-    on.BacklogChanged(True),
-    on.TriggerRequested("a", CheckpointProperties()),
+    *job_events(EXECUTION),
+    *checkpoint_events([ExecutionId("v", index, 0) for index in range(2)], graph_of(1)),
     core.SavepointBeforeCancel(on.TriggerRequested("a", CheckpointProperties())),
-    on.TimerFired(TimerId(TimerKind.PERIODIC), 1),
-    on.LocationReady(1, "chk-1"),
-    on.LocationFailed(1, "m"),
-    on.TriggerFailed(1, "m"),
-    on.Acknowledged(1, EXECUTION, "chk-1", SubtaskState()),
-    on.Declined(1, EXECUTION, CheckpointFailureReason.CHECKPOINT_DECLINED),
-    on.ProgressReported(1, EXECUTION, on.CheckpointMetrics()),
-    on.MetadataWritten(1),
-    on.MetadataFailed(1, "m"),
-    on.MetadataUnknown(1),
-    on.StoreAdded(1),
-    on.StoreFailed(1, "m"),
-    on.StoreUnknown(1),
-    on.StoreRemoved(1),
-    on.StoreRemoveFailed(1),
-    on.CleanupDone(1),
-    on.LeftoversFound(()),
     core.PatchRequested("p", CheckpointOverrides(timeout_ms=77)),
     core.RescaleRequested("r", {"v": ParallelismBounds(1, 1)}),
     configured(Job()),
@@ -584,28 +537,22 @@ INNER = (on.TasksLeftRunning, on.Shutdown)
 """What the machines say to each other; from outside it contradicts what one of them knows."""
 
 
-def after(job: Job, *events: core.JobInput) -> Job:
-    for event in events:
-        job.step(event)
-    return job
-
-
 STATES: dict[JobState, Any] = {
     JobState.INITIALIZING: Job,
     JobState.ACQUIRING: lambda: Job().acquire(),
     JobState.RESTORING: lambda: Job().restore(),
     JobState.DEPLOYING: lambda: Job().deploy(),
     JobState.RUNNING: lambda: Job().run(),
-    JobState.STOPPING: lambda: after(Job().run(), job_on.StopRequested("stop")),
-    JobState.ENDING: lambda: after(Job().run(), job_on.StopRequested("stop"), job_on.SavepointCompleted("stop", "sp")),
-    JobState.CLEARING: lambda: after(Job().run(), job_on.JobFailed(CAUSE)),
+    JobState.STOPPING: lambda: Job().run().steps(job_on.StopRequested("stop")),
+    JobState.ENDING: lambda: Job().run().steps(job_on.StopRequested("stop"), job_on.SavepointCompleted("stop", "sp")),
+    JobState.CLEARING: lambda: Job().run().steps(job_on.JobFailed(CAUSE)),
     JobState.BACKING_OFF: lambda: Job().run().each(job_on.TaskFailed, CAUSE),
-    JobState.FAILING: lambda: after(Job(NoRestart()).run(), job_on.JobFailed(CAUSE)),
-    JobState.CANCELLING: lambda: after(Job().run(), job_on.CancelRequested()),
+    JobState.FAILING: lambda: Job(NoRestart()).run().steps(job_on.JobFailed(CAUSE)),
+    JobState.CANCELLING: lambda: Job().run().steps(job_on.CancelRequested()),
     JobState.FINISHED: lambda: Job().finish(),
     JobState.FAILED: lambda: Job(NoRestart()).run().each(job_on.TaskFailed, CAUSE),
-    JobState.CANCELED: lambda: after(Job().run(), job_on.CancelRequested()).each(job_on.TaskCanceled),
-    JobState.SUSPENDED: lambda: after(Job().run(), job_on.SuspendRequested()),
+    JobState.CANCELED: lambda: Job().run().steps(job_on.CancelRequested()).each(job_on.TaskCanceled),
+    JobState.SUSPENDED: lambda: Job().run().steps(job_on.SuspendRequested()),
 }
 
 

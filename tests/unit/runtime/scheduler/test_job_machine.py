@@ -10,10 +10,9 @@ from ckpt_runtime.scheduler import job_events as on
 from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart
-from tests.support.driven import DrivenMachine
+from tests.support.driven import CAUSE, DrivenMachine, job_events
 
 KEYS = (("v", 0), ("v", 1))
-CAUSE = on.FailureInfo("ValueError", "boom")
 
 
 class Job(DrivenMachine):
@@ -304,40 +303,12 @@ class TestRestartStrategy:
         assert job.step(on.RestartTimerFired(1), after_ms=100) == [out.AcquireSlots(1)]
 
 
-EVENTS = (
-    on.Start(),
-    on.CancelRequested(),
-    on.SuspendRequested(),
-    on.StopRequested("other"),
-    on.RedeployRequested(KEYS),
-    on.RestartStrategyReplaced(NoRestart()),
-    on.SlotsAcquired(0),
-    on.SlotsFailed(0, CAUSE),
-    on.StateRestored(0),
-    on.StateRestoreFailed(0, CAUSE),
-    on.SavepointCompleted("stop", "sp"),
-    on.SavepointFailed("stop", "m"),
-    on.RestartTimerFired(1),
-    on.TaskRunning(ExecutionId("v", 0, 0)),
-    on.TaskFinished(ExecutionId("v", 0, 0)),
-    on.TaskCanceled(ExecutionId("v", 0, 0)),
-    on.TaskFailed(ExecutionId("v", 0, 0), CAUSE),
-    on.JobFailed(CAUSE),
-)
-
-
-def started(job, *events):
-    job.step(on.Start())
-    for event in events:
-        job.step(event)
-    return job
-
-
+EVENTS = job_events(ExecutionId("v", 0, 0))
 STATES = {
     JobState.INITIALIZING: Job,
-    JobState.ACQUIRING: lambda: started(Job()),
-    JobState.RESTORING: lambda: started(Job(), on.SlotsAcquired(0)),
-    JobState.DEPLOYING: lambda: started(Job(), on.SlotsAcquired(0), on.StateRestored(0)),
+    JobState.ACQUIRING: lambda: Job().steps(on.Start()),
+    JobState.RESTORING: lambda: Job().steps(on.Start(), on.SlotsAcquired(0)),
+    JobState.DEPLOYING: lambda: Job().steps(on.Start(), on.SlotsAcquired(0), on.StateRestored(0)),
     JobState.RUNNING: lambda: Job().run(),
     JobState.STOPPING: lambda: Job().stopping(),
     JobState.ENDING: lambda: Job().ending(),

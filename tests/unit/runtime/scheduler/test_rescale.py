@@ -25,11 +25,10 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds, rescaled, subtasks_of, with_bounds_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
-from tests.support.driven import DrivenJob
+from tests.support.driven import CAUSE, DrivenJob
 
 pytestmark = pytest.mark.row("203.14")
 
-CAUSE = job_on.FailureInfo("ValueError", "boom")
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("v", "Source", "source"),), 2),), ())
 
 
