@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import (
     CompletedCheckpoint,
+    EdgeDescriptor,
     KeyedStateHandle,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
+    VertexDescriptor,
 )
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
@@ -42,6 +45,20 @@ def two_vertex_graph(partitioning: Partitioning = Partitioning.HASH, parallelism
 def state_with_file(path: str, size: int = 10) -> SubtaskState:
     handle = KeyedStateHandle(KeyGroupRange(0, 127), StateFile(path, size, "crc:1"), ())
     return SubtaskState({"source": OperatorSubtaskState(keyed=(handle,))}, size)
+
+
+def checkpoint_of(
+    graph: JobGraph,
+    states: dict[tuple[str, int], SubtaskState],
+    finished: Iterable[SubtaskKey] = (),
+    number: int = 1,
+    directory: str = "dir",
+) -> CompletedCheckpoint:
+    """A checkpoint of the graph's vertices and edges with these states."""
+    vertices = tuple(VertexDescriptor.of(entry) for entry in graph.vertices)
+    edges = tuple(EdgeDescriptor.of(edge) for edge in graph.edges)
+    plain = CheckpointProperties()
+    return CompletedCheckpoint(number, "job", 0, 0, directory, plain, vertices, states, frozenset(finished), edges)
 
 
 class Driver(Driven):
