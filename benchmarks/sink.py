@@ -4,7 +4,9 @@ Both sides have the same checkpoints. The other side is the job in mode ``AT_LEA
 sink's own ``deliveryGuarantee=at-least-once``, whose messages are visible at once. With ``--other none`` it is a job
 without any checkpoint before its end, which no guarantee can be faster than. The time is from the first RUNNING to
 FINISHED, the last commit included. Afterwards the target is read by another library: it has to hold each row once.
-``kafka`` and ``delta`` also measure how old a row is when a reader sees it.
+``kafka`` and ``delta`` also measure how old a row is when a reader sees it. With ``--from kafka`` these rows are
+messages that another process sends to a topic, and their age begins there. ``--reader read_uncommitted`` sees the
+messages of a target in Kafka before their checkpoint completes.
 
 Kafka's broker and PostgreSQL's server are those of the tests.
 """
@@ -17,7 +19,8 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -54,11 +57,16 @@ def main() -> None:
     parser.add_argument("--rows", type=positive_int, help="rows of one run; the default differs by sink")
     parser.add_argument("--seconds", type=positive_int, help="instead of --rows: about how long one run should take")
     parser.add_argument("--other", choices=(_AT_LEAST, "none"), default=_AT_LEAST, help="what is compared with")
-    parser.add_argument("--rounds", type=positive_int, default=3, help="runs of each side")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each side; 0 for latency alone")
     parser.add_argument("--interval-ms", type=positive_int, default=1000, help="checkpoint interval")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks")
     parser.add_argument("--latency-s", type=not_negative, default=10.0, help="how long latency is measured")
     parser.add_argument("--rows-per-s", type=positive_int, default=1000, help="rate while latency is measured")
+    parser.add_argument(
+        "--from", dest="source", choices=("rate", "kafka"), default="rate", help="what latency begins at"
+    )
+    parser.add_argument("--row-bytes", type=positive_int, default=1200, help="size of the messages of --from kafka")
+    parser.add_argument("--reader", choices=("read_committed", "read_uncommitted"), default="read_committed")
     options = parser.parse_args()
     options.sink = options.sink.replace("postgresql", "postgres").replace("postgres", "postgresql")
     options.rows = options.rows or ROWS[options.sink]
@@ -95,6 +103,11 @@ class Target:
             return {"url": self.server, "dbtable": name}
         return {}
 
+    @property
+    def broker(self) -> Any:
+        """Kafka's, if that is the target."""
+        return self.server if self.kind == "kafka" else None
+
     def rows(self) -> tuple[int, int]:
         """How many rows the place holds, and the sum of their numbers."""
         if self.kind == "kafka":
@@ -123,12 +136,46 @@ class Target:
             return cursor.fetchone() if cursor.description else None
 
 
+def _broker(directory: Path) -> Any:
+    from tests.support.kafka_broker import kafka_broker
+
+    return kafka_broker(directory)
+
+
+@contextmanager
+def _sending(broker: Any, options: Any) -> Iterator[str]:
+    """A topic with two partitions, to which another process sends messages at the rate until the end of the block."""
+    topic = f"in{uuid4().hex[:12]}"
+    broker.create_topic(topic, 2)
+    spawned = get_context("spawn")
+    over = spawned.Event()
+    sender = spawned.Process(target=_send, args=(broker.servers, topic, options.rows_per_s, options.row_bytes, over))
+    sender.start()
+    try:
+        yield topic
+    finally:
+        over.set()
+        sender.join()
+
+
+def _send(servers: str, topic: str, rows_per_s: int, size: int, over: Any) -> None:
+    """Sends messages that begin with the time, in microseconds since the epoch."""
+    from confluent_kafka import Producer
+
+    producer = Producer({"bootstrap.servers": servers, "linger.ms": 1})
+    sent, begun = 0, time.monotonic()
+    while not over.wait(0.002):
+        for number in range(sent, round((time.monotonic() - begun) * rows_per_s)):
+            producer.produce(topic, b"%020d" % (time.time_ns() // 1000) + bytes(size - 20), partition=number % 2)
+            sent = number + 1
+        producer.poll(0)
+    producer.flush()
+
+
 @contextmanager
 def _target(kind: str, directory: Path) -> Iterator[Target]:
     if kind == "kafka":
-        from tests.support.kafka_broker import kafka_broker
-
-        with kafka_broker(directory) as broker:
+        with _broker(directory) as broker:
             yield Target(kind, directory, broker)
     elif kind == "postgresql":
         from tests.support.postgres_server import postgres_server
@@ -146,11 +193,14 @@ class Runs:
         self._cluster = cluster
         self._target = target
         self._options = options
+        self._directory = directory
         self._checkpoints = f"{directory}/checkpoints"
 
     def measured(self) -> dict[str, Any]:
         """Both sides in turns, after one run that warms up."""
         options = self._options
+        if not options.rounds:
+            return self._latency()
         few = max(1, options.rows // 10)
         self._run(_EXACTLY, few)
         if options.seconds:
@@ -200,14 +250,19 @@ class Runs:
 
     def _latency(self) -> dict[str, Any]:
         """How old rows are when a reader sees them, in ms."""
-        given = self._target.new()
-        job = self._submitted("times", given, str(self._options.rows_per_s), self._configuration())
-        try:
-            seen = {"kafka": self._ages_in_kafka, "delta": self._ages_in_delta}[self._options.sink]()
-        finally:
-            self._cluster.call(self._cluster.dispatcher.cancel_job(job))
-            self._cluster.wait_for_status(job, JobStatus.CANCELED)
-        if len(seen) < self._options.rows_per_s:
+        options, look = self._options, {"kafka": self._ages_in_kafka, "delta": self._ages_in_delta}
+        with ExitStack() as stack:
+            entry, amount = "times", str(options.rows_per_s)
+            if options.source == "kafka":
+                broker = self._target.broker or stack.enter_context(_broker(self._directory))
+                entry, amount = "copies", f"{broker.servers}/{stack.enter_context(_sending(broker, options))}"
+            job = self._submitted(entry, self._target.new(), amount, self._configuration())
+            try:
+                seen = look[options.sink]()
+            finally:
+                self._cluster.call(self._cluster.dispatcher.cancel_job(job))
+                self._cluster.wait_for_status(job, JobStatus.CANCELED)
+        if len(seen) < options.rows_per_s * options.latency_s / 2:
             raise BenchmarkError(f"only {len(seen)} rows were seen while latency was measured")
         shares = {"p50": 0.5, "p99": 0.99, "max": 1.0}
         return {f"latency_ms_{name}": round(percentile(seen, share) or 0.0) for name, share in shares.items()}
@@ -216,12 +271,12 @@ class Runs:
         from confluent_kafka import Consumer, TopicPartition
 
         settings = {"bootstrap.servers": self._target.server.servers, "group.id": "latency"}
-        consumer = Consumer({**settings, "isolation.level": "read_committed", "enable.auto.commit": False})
+        consumer = Consumer({**settings, "isolation.level": self._options.reader, "enable.auto.commit": False})
         consumer.assign([TopicPartition(self._target.place, partition, 0) for partition in range(2)])
 
         def look() -> list[tuple[float, int]]:
             messages = [message for message in consumer.consume(1000, 0.02) if message.error() is None]
-            return [(time.time(), int(message.value())) for message in messages]
+            return [(time.time(), int(message.value()[:20])) for message in messages]
 
         try:
             return self._ages(look)

@@ -20,6 +20,18 @@ def times(spark: SparkSession, sink: str, target: str, options: str, rows_per_s:
     _write(due, sink, target, json.loads(options))
 
 
+def copies(spark: SparkSession, sink: str, target: str, options: str, source: str) -> None:
+    """Messages of a topic, whose first 20 characters are the time at which they were made, as :func:`times` has it."""
+    servers, _, topic = source.partition("/")
+    reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    rows = reader.option("startingOffsets", "earliest").load().hint("uid", "messages")
+    if sink == "kafka":
+        rows.select("key", "value").writeStream.format(sink).options(**json.loads(options)).queryName("sink").start()
+        return
+    due = rows.selectExpr("CAST(substring(CAST(value AS STRING), 1, 20) AS BIGINT) AS row", "value")
+    _write(due, sink, target, json.loads(options))
+
+
 def _write(rows: DataFrame, sink: str, target: str, options: dict[str, str]) -> None:
     if sink == "foreachBatch":
 

@@ -6,7 +6,6 @@ Kafka a reader of the broker's log, and for JSON in an object store the store's 
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -16,84 +15,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES, fast
-from tests.support.sink_targets import FORMATS, Target, numbers_once, target
+from tests.support.sink_targets import FORMATS, ROWS, Numbers, numbers_once, target
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
-ROWS = 4_000
 STEPS = ("write", "prepare", "notify", "publish", "commit", "clean-up")
 KILLS = 20
-
-
-class Numbers:
-    """Jobs that write the numbers below ``ROWS`` to one target."""
-
-    def __init__(self, cluster: MiniCluster, format_: str, place: Target, directory: Path) -> None:
-        self.cluster, self.format, self.target = cluster, format_, place
-        self.faults, self.source = directory / "faults", directory / "numbers.parquet"
-        self.directory = directory
-        self.faults.mkdir()
-        pq.write_table(pa.table({"n": pa.array(range(ROWS), pa.int64())}), self.source)
-
-    def start(self, rate: int, savepoint: str | None = None, mode: str = "EXACTLY_ONCE", *, fork: bool = False) -> str:
-        checkpoints = str(self.directory / "checkpoints")
-        options = fast(execution__checkpointing__interval="200ms", execution__checkpointing__dir=checkpoints)
-        options["execution.checkpointing.mode"] = mode
-        return self.cluster.submit(
-            PIPELINES / "killed_sinks.py",
-            arguments=[
-                self.format,
-                str(self.source),
-                str(rate),
-                json.dumps(self.target.options),
-                str(self.faults),
-            ],
-            configuration=options,
-            parallelism=2,
-            savepoint=savepoint,
-            fork=fork,
-        )
-
-    def kill_at(self, job: str, step: str) -> None:
-        """Waits until the process has been killed at the step, and until the job has completed a checkpoint again.
-
-        A clean-up belongs to a restart, for which another kill is needed.
-        """
-        steps = (step, "write") if step == "clean-up" else (step,)
-        for each in steps:
-            (self.faults / each).touch()
-        for each in steps:
-            self.cluster.wait_until(lambda each=each: not (self.faults / each).exists(), f"a kill at {each}")  # type: ignore[misc]
-        self.cluster.wait_for_checkpoints(job, 1)
-
-    def kill_at_random(self, job: str, moments: random.Random) -> None:
-        before = self.cluster.restarts(job)
-        pause = time.monotonic() + moments.uniform(0, 0.5)
-        self.cluster.wait_until(lambda: time.monotonic() > pause, "the moment of a kill")
-        os.kill(moments.choice(self.cluster.worker_pids(job)), signal.SIGKILL)
-        self.cluster.wait_until(lambda: self.cluster.restarts(job) > before, "a restart")
-        self.cluster.wait_for_checkpoints(job, 1)
-
-    def stopped(self, job: str) -> str:
-        return self.cluster.savepoint(job, self.directory / "savepoints", stop=True)
-
-    def finish(self, savepoint: str) -> None:
-        self.cluster.wait_for_status(self.start(0, savepoint), JobStatus.FINISHED)
-
-    def left(self) -> list[str]:
-        """What lies beside the rows, and staged rows of functions."""
-        staged = self.directory / "checkpoints" / "staged"
-        return [*self.target.left(), *(path.name for path in (staged.iterdir() if staged.exists() else ()))]
 
 
 @pytest.fixture

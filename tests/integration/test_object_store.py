@@ -192,6 +192,12 @@ def test_a_store_that_fails_for_a_while_costs_checkpoints_and_no_row(
         store.failing(lambda method, path: "/failing/" in path and method == "PUT"),
     ):
         cluster.wait_until(lambda: failed() >= known + 2, "failed checkpoints")
+    with (
+        store.failing(lambda method, path: "/failing/" in path and method == "PUT", status=403, code="AccessDenied"),
+        pytest.raises(AssertionError, match=f"{bucket}/failing/savepoints/.*AccessDenied"),
+    ):
+        cluster.savepoint(job_id, f"{bucket}/failing/savepoints")
+    assert keys(f"{bucket}/failing/savepoints") == []
     cluster.wait_for_checkpoints(job_id, 2)
     stopped = cluster.savepoint(job_id, f"{bucket}/savepoints", stop=True)
     job.finished()

@@ -222,6 +222,7 @@ def object_store(read_timeout_s: float = 20) -> Iterator[ObjectStore]:
     store.url = f"http://127.0.0.1:{server.port}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AWS_ENDPOINT_URL_S3", store.url)
+        patch.setenv("AWS_ALLOW_HTTP", "true")  # that of deltalake, which allows TLS alone by default
         patch.setenv("AWS_ACCESS_KEY_ID", "key")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -5,7 +5,8 @@ partition values and statistics. When the checkpoint has completed, one committe
 and adds them to the table's log with an application transaction: the sink of one job, and the checkpoint's id. A
 repeated commit looks the transaction up in the same snapshot of the table that it would commit from. (If it committed
 from a newer snapshot than the one that was checked, the rows could be added twice.) If another writer has committed the
-same transaction meanwhile, the log refuses the commit; appends of other writers do not conflict.
+same transaction meanwhile, the log refuses the commit; appends of other writers do not conflict. A commit that the log
+refuses is repeated from the newest snapshot, in which the transaction is looked up again.
 
 Files lie in the table's directory itself also if it is partitioned: the log has the partition values.
 """
@@ -38,10 +39,12 @@ from ckpt_runtime.graph.compiler import COMMITTER_SUFFIX
 from ckpt_runtime.graph.formats import partition_columns, target_file_size
 from ckpt_runtime.sinks import CommitOutcome, SinkCommitter, SinkContext, SinkWriter, Transaction
 from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
-from ckpt_runtime.storage.filesystem import discard_file, naming
+from ckpt_runtime.storage.filesystem import discard_file, naming, reason_of
 from ckpt_runtime.storage.publish import publish
 
 _LOG = logging.getLogger(__name__)
+_ATTEMPTS = 10
+"""Each one after the first follows a commit of another writer, which has created or altered the table."""
 _LONGEST_TEXT = 64
 _WRITTEN_FEATURES = frozenset(
     {"appendOnly", "changeDataFeed", "deletionVectors", "invariants", "timestampNtz", "v2Checkpoint"}
@@ -130,6 +133,20 @@ class DeltaCommitter(SinkCommitter):
 
     def commit(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> CommitOutcome:
         """Raises CommitError for a table that the engine cannot append to, and when a file is missing."""
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        place, refused = self._directory.location, 0
+        while True:
+            try:
+                return self._commit_once(transaction, committables)
+            except StorageError:
+                raise
+            except (DeltaError, OSError) as error:
+                refused += 1
+                if refused == _ATTEMPTS or not isinstance(error, CommitFailedError):
+                    raise StorageError(f"cannot commit to {place.url}: {reason_of(error)}", place.url, error) from error
+
+    def _commit_once(self, transaction: Transaction, committables: Sequence[DeltaFile]) -> CommitOutcome:
         table = self._table()
         committed = table.transaction_version(transaction.writer_id)
         if committed is not None and committed >= transaction.checkpoint_id:
@@ -269,11 +286,14 @@ class DeltaCommitter(SinkCommitter):
     def _table(self) -> Any:
         """The newest snapshot of the table, which is created if there is none, with the columns of the rows."""
         import deltalake
+        from deltalake.exceptions import TableNotFoundError
 
         schema = deltalake.Schema.from_arrow(self._schema)
-        if not deltalake.DeltaTable.is_deltatable(self._url):
+        try:
+            table = self._opened()
+        except TableNotFoundError:
             deltalake.DeltaTable.create(self._url, schema, mode="ignore", partition_by=list(self._keys))
-        table = self._opened()
+            table = self._opened()
         _check_features(table)
         self._check_partitions(table)
         if missing := self._missing_columns(table, schema):

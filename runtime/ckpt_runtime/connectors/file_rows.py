@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import codecs
+import io
+import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pyarrow as pa
@@ -27,7 +29,8 @@ _BLOCK_BYTES = 1 << 20
 MOST_WHOLE_BYTES = 1 << 28
 """The greatest size, without compression, of a file that is read as a whole. Its rows take several times as much."""
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-_UNREADABLE = (".snappy", ".lz4", ".deflate", ".xz", ".lzo")
+_UNREADABLE = (".lz4", ".xz", ".lzo")
+_MOST_BLOCK_BYTES = 1 << 28
 
 
 class FileFormatError(StorageError):
@@ -93,21 +96,12 @@ def _estimated_rows(head: bytes, location: Location, size: int, options: dict[st
 
 def _decompressed(head: bytes, location: Location) -> bytes:
     """As much of a file's text as its first bytes hold, up to a limit."""
-    compression = _compression_of(location)
-    if compression is None:
-        return head
-    text = bytearray()
-    with pa.CompressedInputStream(pa.BufferReader(head), compression) as stream:
-        # Read piece by piece: the piece in which the bytes end is an error, and lost.
-        while len(text) < _MOST_SAMPLED_BYTES:
-            try:
-                piece = stream.read(1024)
-            except OSError:
-                break
-            if not piece:
-                break
+    text, stream = bytearray(), _unpacked(io.BytesIO(head), location)
+    # Read piece by piece: the piece in which the bytes end is an error, and lost.
+    with suppress(OSError, EOFError):
+        while len(text) < _MOST_SAMPLED_BYTES and (piece := stream.read(1024)):
             text += piece
-    if not text:
+    if head and not text:
         raise FileFormatError(location, f"its first {len(head)} bytes cannot be decompressed without the rest")
     return bytes(text)
 
@@ -211,10 +205,11 @@ def _conformed(
             continue
         column = batch.column(name)
         if not _is_widened(column.type, field.type, orc=orc):
+            way_out = "declare the type of the file and cast the column in the program"
+            if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+                way_out = f"declare BIGINT, for nanoseconds, and use timestamp_micros({field.name} DIV 1000)"
             raise FileFormatError(
-                location,
-                f"column {field.name!r} is {column.type} and was declared as {field.type}; declare the "
-                "type of the file and cast the column in the program",
+                location, f"column {field.name!r} is {column.type} and was declared as {field.type}; {way_out}"
             )
         keeps = pa.types.is_dictionary(column.type) and pa.types.is_string(field.type)
         columns.append(column if keeps else _widened(column, field.type))
@@ -246,7 +241,7 @@ def _widened(column: pa.Array, wanted: pa.DataType) -> pa.Array:
         entries = lists.flatten()
         keys, items = _widened(entries.field(0), wanted.key_type), _widened(entries.field(1), wanted.item_type)
         return with_entries(lists, keys, items, wanted)
-    if pa.types.is_timestamp(column.type) and column.type.tz != wanted.tz:
+    if pa.types.is_timestamp(column.type) and pa.types.is_timestamp(wanted) and column.type.tz != wanted.tz:
         column = column.cast(pa.timestamp(column.type.unit))
     # Only a cast that is safe checks that bytes are UTF-8.
     return column.cast(wanted, safe=pa.types.is_string(wanted))
@@ -290,6 +285,8 @@ def _is_wider(found: pa.DataType, wanted: pa.DataType) -> bool:
         return bool(found.bit_width <= wanted.bit_width)
     if pa.types.is_decimal(found) and pa.types.is_decimal(wanted):
         return bool(found.scale == wanted.scale and found.precision <= wanted.precision)
+    if pa.types.is_timestamp(found) and found.unit == "ns":
+        return bool(wanted == pa.int64())  # as in Spark, by an option: microseconds would lose digits
     if pa.types.is_timestamp(found) and pa.types.is_timestamp(wanted):
         return wanted.tz is not None or found.tz is None
     return (found, wanted) == (pa.float32(), pa.float64())
@@ -391,23 +388,77 @@ def _reported(reader: Any, lines: Any, place: str, first: int) -> pa.RecordBatch
     return marked(batch, letters_of(batch.num_rows, found))
 
 
-def _compression_of(location: Location) -> str | None:
-    name = location.name.lower()
-    if name.endswith(_UNREADABLE):
-        raise FileFormatError(location, "its compression is not supported; use .gz, .bz2 or .zst")
-    return next((kind for end, kind in _COMPRESSIONS.items() if name.endswith(end)), None)
-
-
 @contextmanager
 def _opened(location: Location) -> Iterator[Any]:
     """The bytes of a file, decompressed if its name has the suffix of a compression."""
-    compression = _compression_of(location)
-    with closing(location.filesystem.open(location.path, "rb")) as raw:
-        if compression is None:
-            yield raw
-            return
-        with pa.CompressedInputStream(pa.PythonFile(raw, "r"), compression) as stream:
-            yield stream
+    with closing(location.filesystem.open(location.path, "rb")) as raw, closing(_unpacked(raw, location)) as stream:
+        yield stream
+
+
+def _unpacked(raw: Any, location: Location) -> Any:
+    """A stream of what another one has, decompressed if the file's name has the suffix of a compression."""
+    suffix = location.name[location.name.rfind(".") :].lower()
+    if suffix in _UNREADABLE:
+        raise FileFormatError(location, "its compression is not supported; use .gz, .bz2, .zst, .snappy or .deflate")
+    if suffix in _COMPRESSIONS:
+        return pa.CompressedInputStream(pa.PythonFile(raw, "r"), _COMPRESSIONS[suffix])
+    pieces = {".snappy": _from_snappy, ".deflate": _inflated}.get(suffix)
+    return raw if pieces is None else io.BufferedReader(_Pieces(pieces(raw)))
+
+
+class _Pieces(io.RawIOBase):
+    """A stream of pieces, none of which is None."""
+
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._left = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = memoryview(piece)
+        size = min(len(buffer), len(self._left))
+        buffer[:size], self._left = self._left[:size], self._left[size:]
+        return size
+
+
+def _inflated(raw: Any) -> Iterator[bytes]:
+    inflater = zlib.decompressobj()
+    while data := raw.read(1 << 16):
+        yield inflater.decompress(data)
+    if not inflater.eof:
+        raise EOFError("it ends in the middle of compressed data")
+
+
+def _from_snappy(raw: Any) -> Iterator[bytes]:
+    """From Hadoop's form: blocks, each with its length, of pieces, each with the length of what is stored."""
+    while (left := _block_length(raw)) is not None:
+        while left > 0:
+            data = raw.read(_block_length(raw) or 0)
+            size = shift = 0
+            for byte in data[:5]:  # a piece begins with its own length
+                size, shift = size | (byte & 0x7F) << shift, shift + 7
+                if byte < 0x80:
+                    break
+            piece = pa.decompress(data, min(size, left), "snappy", asbytes=True) if size else b""
+            if not piece:
+                raise EOFError("it ends in the middle of a block")
+            yield piece
+            left -= len(piece)
+
+
+def _block_length(raw: Any) -> int | None:
+    """None at the end. Raises EOFError for what cannot be a length."""
+    data = raw.read(4)
+    length = int.from_bytes(data, "big")
+    if data and (len(data) < 4 or length > _MOST_BLOCK_BYTES):
+        raise EOFError("it is not what Hadoop stores as snappy")
+    return length if data else None
 
 
 def lines_of(location: Location, end: bytes | None) -> Iterator[list[bytes]]:

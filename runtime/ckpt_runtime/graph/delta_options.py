@@ -72,10 +72,10 @@ def open_table(path: str, version: int | None = None) -> Any:
     """A snapshot of a table. Raises DeltaTableError if there is no table, or if the version can no longer be read."""
     deltalake = import_deltalake()
     try:
-        if not deltalake.DeltaTable.is_deltatable(path):
-            raise DeltaTableError(f"there is no Delta table at {path}")
         return deltalake.DeltaTable(path, version=version)
     except deltalake.exceptions.DeltaError as error:
+        if version is None and isinstance(error, deltalake.exceptions.TableNotFoundError):
+            raise DeltaTableError(f"there is no Delta table at {path}") from None
         if version is None:
             raise DeltaTableError(f"the Delta table at {path} cannot be opened: {error}") from error
         raise DeltaTableError(

@@ -324,8 +324,11 @@ def naming(action: str, location: Location) -> Iterator[None]:
 
 
 def reason_of(error: Exception) -> str:
-    """The text of a file system error, without its number."""
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    """The text of a file system error, without its number; that of an object store has the store's code."""
+    text = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    response = getattr(error.__cause__, "response", None)
+    code = response.get("Error", {}).get("Code") if isinstance(response, Mapping) else None
+    return f"{code}: {text}" if code and str(code) not in text else text
 
 
 def exists(location: Location) -> bool:

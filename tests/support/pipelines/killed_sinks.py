@@ -103,7 +103,7 @@ def arm(format_: str, faults: str) -> None:
     def kills(step: str) -> Callable[[], None]:
         return functools.partial(killed, faults, step)
 
-    steps = _STEPS["parquet" if format_ == "json-s3" else format_]
+    steps = _STEPS["parquet" if format_ == "json-s3" else format_.removesuffix("-s3")]
     wrap(steps.write, None, kills("write"))
     wrap(steps.prepare, None, kills("prepare"))
     wrap(steps.commit, kills("notify"), kills("commit"))
@@ -136,6 +136,6 @@ def _write(rows: DataFrame, format_: str, options: dict[str, str]) -> None:
             "array(named_struct('key', 'part', 'value', CAST(part AS BINARY))) AS headers",
         )
     writer = rows.selectExpr(*columns).writeStream.format(format_.split("-", maxsplit=1)[0]).options(**options)
-    if format_ in ("parquet", "delta", "json-s3"):
+    if format_.removesuffix("-s3") in ("parquet", "delta", "json"):
         writer = writer.partitionBy("part")
     writer.queryName("sink").start()

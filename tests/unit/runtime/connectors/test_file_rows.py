@@ -71,6 +71,15 @@ def test_text_that_is_declared_in_another_case_or_wider_is_found(tmp_path: Path)
     ]
 
 
+@pytest.mark.parametrize("declared", [pa.timestamp("us", "UTC"), pa.timestamp("us"), pa.string()])
+def test_nanoseconds_that_a_declared_type_cannot_hold_are_refused_with_a_way_out(
+    tmp_path: Path, declared: pa.DataType
+) -> None:
+    pq.write_table(pa.table({"at": pa.array([1_999], pa.timestamp("ns", "UTC"))}), tmp_path / "a.parquet")
+    with pytest.raises(FileFormatError, match=r"a.parquet: column 'at' .* timestamp_micros\(at DIV 1000\)"):
+        read(tmp_path / "a.parquet", pa.schema([("at", declared)]))
+
+
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 100])
 @pytest.mark.parametrize("text", ["", "a", "a\n", "\ufeffone\r\ntwo\rthree\n\nfour", "\r\n\r", "a\n\n"])
 def test_lines_are_the_same_whatever_part_of_a_file_is_read_at_a_time(

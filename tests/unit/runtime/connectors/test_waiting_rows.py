@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -120,7 +122,15 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": lambda text: pa.compress(text, "zstd", asbytes=True),
+    ".deflate": zlib.compress,
+    ".snappy": lambda text: b"".join(_block(text[at : at + 9_000]) for at in range(0, len(text), 9_000)),
 }
+
+
+def _block(text: bytes) -> bytes:
+    """In two pieces, as Hadoop writes a block that is larger than its buffer."""
+    pieces = [pa.compress(part, "snappy", asbytes=True) for part in (text[:4_000], text[4_000:]) if part]
+    return struct.pack(">I", len(text)) + b"".join(struct.pack(">I", len(piece)) + piece for piece in pieces)
 
 
 @pytest.mark.row("571.4")
