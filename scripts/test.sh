@@ -22,9 +22,8 @@ GROUPS_OF_TESTS=(
     tests/differential
     "tests/unit --ignore=tests/unit/provider ${ROOMS[*]/#/--ignore=tests/unit/runtime/}"
     tests/fault
-    "tests/integration/test_[m-z]*.py"
-    "tests/integration/test_[g-l]*.py"
-    "tests/integration/test_[a-f]*.py"
+    "tests/integration/test_[l-z]*.py"
+    "tests/integration/test_[a-k]*.py"
     tests/unit/provider
     "tests/attack tests/chaos"
     "tests/docs tests/fuzz"

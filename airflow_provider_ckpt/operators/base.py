@@ -54,6 +54,7 @@ from airflow_provider_ckpt.links import JOB_LINKS
 from airflow_provider_ckpt.retry import CkptRetryPolicy
 from airflow_provider_ckpt.tasks import CkptJobTask, CkptTask, Journal, new_id
 from airflow_provider_ckpt.triggers.wait import with_time_left
+from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls, CkptClient
 from ckpt_runtime.client.errors import (
     BadRequest,
@@ -230,6 +231,8 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
 
     template_fields: Collection[str] = (*CkptOperator.template_fields, "job", "if_not_found")
     operator_extra_links: Collection[BaseOperatorLink] = JOB_LINKS
+    failed_wait: ClassVar[type[Exception]] = CkptOperationFailed
+    """Raised if what the operator waits for can no longer come."""
 
     def __init__(self, *, job: Templated[str], if_not_found: Templated[str] = "fail", **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -240,6 +243,30 @@ class CkptJobOperator(CkptJobTask, CkptOperator):
     def requester(self) -> str:
         """The requester's name, for the savepoint catalogue and for clients that have to wait for an upgrade."""
         return f"airflow: {self.dag_id}/{self.task_id}"
+
+    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
+        event = event or {}
+        self.publish_job(context, self.found_job)
+        if Status(event["status"]) is not Status.DONE:
+            raise self.failure(context, event, self.failed_wait)
+        return self.reached(context, event)
+
+    def reached(self, context: Context, event: Json) -> Any:
+        """Return the result of a wait that has succeeded."""
+        raise NotImplementedError
+
+    async def asked_change(self, client: AsyncCalls, job_id: str, call: Call[T]) -> T:
+        """Ask for a change of the job's configuration.
+
+        :raises CkptJobFailed: the job has ended.
+        """
+        try:
+            return await self.asked(client, call)
+        except Conflict as error:
+            job = await self.asked(client, requests.job_details(job_id))
+            if job.state in TERMINAL_STATES:
+                raise CkptJobFailed(f"job {job_id} is {job.state}, so its configuration cannot be changed") from error
+            raise
 
     def change(self, client: CkptClient, attempt: Callable[[], Awaitable[T]], *, repeats: bool = True) -> T:
         """Change the job; repeat while another change of it is in progress, because that passes, like an absence."""

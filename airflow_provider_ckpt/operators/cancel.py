@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.job import JobStatusCondition, job_facts
 from airflow_provider_ckpt.exceptions import CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
@@ -30,6 +30,7 @@ class CancelJobOperator(CkptJobOperator):
     """
 
     template_fields: Collection[str] = CkptJobOperator.template_fields
+    failed_wait: ClassVar[type[Exception]] = CkptJobFailed
 
     def __init__(self, *, job: Templated[str], already_ended_ok: bool = True, **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
@@ -47,11 +48,7 @@ class CancelJobOperator(CkptJobOperator):
         self.log.info("Job %s is being cancelled", job_id)
         return self.wait_for(context, JobStatusCondition(job_id, sorted(TERMINAL_STATES)), deadline)
 
-    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
-        event = event or {}
-        self.publish_job(context, self.found_job)
-        if Status(event["status"]) is not Status.DONE:
-            raise self.failure(context, event, CkptJobFailed)
+    def reached(self, context: Context, event: Json) -> Any:
         return self._ended(context, event["result"])
 
     def _ended(self, context: Context, facts: Json) -> Json:

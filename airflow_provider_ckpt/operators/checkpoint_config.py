@@ -7,14 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Duration, Templated
-from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
+from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from ckpt_runtime.client import requests
-from ckpt_runtime.client.clients import AsyncCalls
-from ckpt_runtime.client.errors import Conflict
-from ckpt_runtime.client.requests import Call
-from ckpt_runtime.contract.configuration import CheckpointConfig, CheckpointConfigPatch
-from ckpt_runtime.contract.jobs import TERMINAL_STATES
+from ckpt_runtime.contract.configuration import CheckpointConfigPatch
 from ckpt_runtime.contract.spelling import plain
 
 if TYPE_CHECKING:
@@ -82,7 +78,7 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
             requests.reset_checkpoint_config(job_id) if self.reset else requests.patch_checkpoint_config(job_id, patch)
         )
         with self.connected(deadline) as client:
-            effective = self.change(client, lambda: self._change(client.calls, job_id, call))
+            effective = self.change(client, lambda: self.asked_change(client.calls, job_id, call))
         self.forget_job(context)
         result = {"job_id": job_id} | plain(effective)
         self.log.info("Checkpoint configuration of job %s is now: %s", job_id, result)
@@ -111,12 +107,3 @@ class PatchCheckpointConfigOperator(CkptJobOperator):
         """The argument, or ``None`` for one that is not given, also by a template that renders to nothing."""
         value = getattr(self, name)
         return arguments.optional_text(name, value) if isinstance(value, str) else value
-
-    async def _change(self, client: AsyncCalls, job_id: str, call: Call[CheckpointConfig]) -> CheckpointConfig:
-        try:
-            return await self.asked(client, call)
-        except Conflict as error:
-            job = await self.asked(client, requests.job_details(job_id))
-            if job.state in TERMINAL_STATES:
-                raise CkptJobFailed(f"job {job_id} is {job.state}, so its configuration cannot be changed") from error
-            raise

@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.job import ConfigurationCondition
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
 from airflow_provider_ckpt.tasks import Journal
 from ckpt_runtime.client import requests
 from ckpt_runtime.client.clients import AsyncCalls
-from ckpt_runtime.client.errors import Conflict
 from ckpt_runtime.contract.configuration import ConfigChange, OptionChange
-from ckpt_runtime.contract.jobs import TERMINAL_STATES
 from ckpt_runtime.secret_keys import MASK, is_secret_key
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
         "preview",
     )
     template_fields_renderers: ClassVar[dict[str, str]] = {"configuration": "json"}
+    failed_wait: ClassVar[type[Exception]] = CkptJobFailed
 
     def __init__(
         self,
@@ -109,18 +108,13 @@ class UpdateJobConfigOperator(CkptJobOperator):
         self, client: AsyncCalls, job_id: str, wanted: dict[str, str | None], *, dry_run: bool
     ) -> ConfigChange:
         version = self._version()
-        try:
-            if not arguments.boolean("replace_all", self.replace_all):
-                return await self.asked(client, requests.patch_job_config(job_id, wanted, version, dry_run=dry_run))
+        if not arguments.boolean("replace_all", self.replace_all):
+            call = requests.patch_job_config(job_id, wanted, version, dry_run=dry_run)
+        else:
             config = await self.asked(client, requests.job_config(job_id))
             whole = {key: value for key, value in wanted.items() if value is not None}
             call = requests.replace_job_config(job_id, whole, version or config.version or 1, dry_run=dry_run)
-            return await self.asked(client, call)
-        except Conflict as error:
-            job = await self.asked(client, requests.job_details(job_id))
-            if job.state in TERMINAL_STATES:
-                raise CkptJobFailed(f"job {job_id} is {job.state}, so its configuration cannot be changed") from error
-            raise
+        return await self.asked_change(client, job_id, call)
 
     def _result(self, context: Context, job_id: str, change: ConfigChange) -> Json:
         """Return the result; for a retry whose first try has made the change already, the result of that change."""
@@ -142,11 +136,7 @@ class UpdateJobConfigOperator(CkptJobOperator):
             journal.write(**result)
         return result
 
-    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
-        event = event or {}
-        self.publish_job(context, self.found_job)
-        if Status(event["status"]) is not Status.DONE:
-            raise self.failure(context, event, CkptJobFailed)
+    def reached(self, context: Context, event: Json) -> Any:
         return self._succeed(context, event["trigger"]["memo"]["result"])
 
     def _succeed(self, context: Context, result: Json) -> Json:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_ckpt import arguments
 from airflow_provider_ckpt.arguments import Templated
-from airflow_provider_ckpt.conditions.base import Json, Status
+from airflow_provider_ckpt.conditions.base import Json
 from airflow_provider_ckpt.conditions.job import RescaleCondition, in_words
 from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptConflict, CkptJobFailed
 from airflow_provider_ckpt.operators.base import CkptJobOperator
@@ -71,11 +71,7 @@ class RescaleJobOperator(CkptJobOperator):
             raise CkptArgumentInvalid("parallelism", given, "it must name at least one vertex")
         return {str(key): arguments.integer(f"parallelism[{key!r}]", item, minimum=1) for key, item in given.items()}
 
-    def execute_complete(self, context: Context, event: Json | None = None) -> Any:
-        event = event or {}
-        self.publish_job(context, self.found_job)
-        if Status(event["status"]) is not Status.DONE:
-            raise self.failure(context, event)
+    def reached(self, context: Context, event: Json) -> Any:
         self.forget_job(context)
         self.log.info("Job %s is rescaled", self.found_job)
         return event["result"]

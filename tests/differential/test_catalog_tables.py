@@ -114,13 +114,13 @@ def test_table_with_a_path_is_written_to_that_path_and_read_by_streams_of_the_pr
     ("arguments", "named"),
     [
         (("taken", "json", ""), "the table spark_catalog.default.taken has the format 'parquet'"),
-        (("taken", "", "country"), "name the same columns"),
+        pytest.param(("taken", "", "country"), "name the same columns", marks=pytest.mark.long),
         (("looked_at", "", ""), "toTable to the view spark_catalog.default.looked_at"),
-        (("listed", "", "country"), "spark.sql.hive.manageFilesourcePartitions"),
+        pytest.param(("listed", "", "country"), "spark.sql.hive.manageFilesourcePartitions", marks=pytest.mark.long),
         (("nowhere.at_all", "", ""), "SCHEMA_NOT_FOUND"),
-        (("other.default.t", "", ""), "the catalog other"),
-        (("t", "console", ""), "'console' in toTable"),
-        (("not a name", "", ""), "PARSE_SYNTAX_ERROR"),
+        pytest.param(("other.default.t", "", ""), "the catalog other", marks=pytest.mark.long),
+        pytest.param(("t", "console", ""), "'console' in toTable", marks=pytest.mark.long),
+        pytest.param(("not a name", "", ""), "PARSE_SYNTAX_ERROR", marks=pytest.mark.long),
     ],
 )
 def test_table_that_a_stream_cannot_write_is_refused_and_none_is_created(

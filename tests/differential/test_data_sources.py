@@ -91,7 +91,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
         program_of("planned_sources"),
         entry="planned_sources:pipeline",
         arguments=[str(directory), str(faults)],
-        configuration=fast(),
+        configuration=fast(execution__checkpointing__interval="1 s"),
         parallelism=2,
     )
 
@@ -108,7 +108,7 @@ def in_the_engine(cluster: MiniCluster, tmp_path_factory: pytest.TempPathFactory
     cluster.wait_until(lambda: not (faults / "read-raise").exists(), "the failure")
     slow.unlink()
     cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=180)
-    assert int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) == 1
+    assert cluster.restarts(job) == 1
     return outcome
 
 

@@ -60,7 +60,7 @@ def outputs(
         program, output = directory / f"example_{number}.py", directory / f"output-{number}"
         program.write_text(block.text)
         given = arguments(block, documented_orders, output)
-        job = cluster.submit(program, arguments=given, configuration=fast(), parallelism=2)
+        job = cluster.submit(program, arguments=given, configuration=fast())
         cluster.wait_for_status(job, JobStatus.FINISHED)
         files = sorted(output.rglob("[!.]*.parquet"))
         found[str(block)] = [row for file in files for row in pq.ParquetFile(file).read().to_pylist()]

@@ -161,10 +161,10 @@ def in_the_engine(
 def test_generated_plans_give_the_rows_that_they_give_in_spark(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, seed: int | None
 ) -> None:
-    """Without a seed it is the chosen plan that has most kinds of steps."""
+    """Without a seed it is the first of the chosen plans."""
     choice = Random(seed or 0)
     if seed is None:
-        plans = CHOSEN[-1:]
+        plans = CHOSEN[:1]
     elif seed == 0:
         plans = [*CHOSEN, generated(choice)]
     else:

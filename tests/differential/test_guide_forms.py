@@ -159,7 +159,7 @@ def test_script_in_a_form_of_the_guide_runs_unchanged(
             # The program gives its query two seconds, with 50 rows each; a job begins to read a little later.
             assert [row["value"] for row in sorted(written, key=lambda row: row["value"])] == [*range(len(written))]
             assert written
-            taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job)).latest_savepoint
+            taken = cluster.of_job(job, lambda job: job.checkpoint_statistics()).latest_savepoint
             assert taken is not None
             assert taken.external_path is not None
             assert (Path(taken.external_path.removeprefix("file://")) / "_metadata").is_file()
@@ -242,7 +242,7 @@ def test_example_of_spark_runs_as_a_client_of_spark_connect(
                 [job] = {job.job_id for job in cluster.call(cluster.dispatcher.list_jobs())} - known
                 often = CheckpointOverrides(interval_ms=200)
                 cluster.wait_for_status(job, JobStatus.RUNNING)
-                cluster.call(cluster.dispatcher.patch_checkpoint_config(job, often))
+                cluster.call(cluster.dispatcher.jobs[job].living().patch_checkpoint_config(often))
                 end(cluster, job)
                 assert client.wait(timeout=patient(60)) == 0
             finally:

@@ -131,6 +131,7 @@ def test_nested_results_go_by_name(both: Both) -> None:
     assert ordered(ours) == theirs
 
 
+@pytest.mark.long
 def test_states_expire(both: Both) -> None:
     batches = [words(("x", 1)), words(("x", 2), ("y", 1)), words(("y", 1))]
     theirs, ours = both(Case("Expiring", batches, SCHEMA, time_mode="ProcessingTime"))
@@ -194,7 +195,8 @@ def test_rows_of_a_readers_batch_have_no_order(both: Both) -> None:
     assert (said.count("37"), said.count("38"), said.count("39"), said.count("88"), said.count("89")) == (1, 1, 2, 0, 1)
 
 
-@pytest.mark.parametrize("fires", [True, pytest.param(False, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("fires", [True, False])
 def test_the_end_of_data(both: Both, fires: bool) -> None:
     """Spark keeps the timers beyond its last watermark; the engine fires them, unless an option forbids it."""
     case = event_case(**{"execution.event-time.ends-with-data": str(fires).lower()})
@@ -205,7 +207,8 @@ def test_the_end_of_data(both: Both, fires: bool) -> None:
     assert all(str(2**63 - 1) in row["said"] for row in further), "event time is at its end, but for the last timer"
 
 
-@pytest.mark.parametrize("parallelism", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.long
+@pytest.mark.parametrize("parallelism", [1, 2])
 def test_at_the_end_of_a_reader_timers_fire_that_its_last_range_has_reached(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, parallelism: int
 ) -> None:
@@ -236,6 +239,7 @@ def test_processor_after_another_processor_gives_the_rows_of_spark(both: Both) -
     assert ours == theirs
 
 
+@pytest.mark.long
 def test_a_state_with_a_wider_schema(spark: SparkSession, cluster: MiniCluster, tmp_path: Path) -> None:
     first = Case("Total", [words(("x", 1), ("y", 2))], SCHEMA, encoding="avro")
     then = Case("WiderTotal", [words(("x", 3), ("z", 4)), words(("x", 1))], SCHEMA, encoding="avro")
@@ -264,6 +268,7 @@ def test_function_of_groups_with_timeouts_of_event_time_gives_the_rows_of_spark(
     assert sum(row["what"].startswith("ended") for row in theirs) >= 2
 
 
+@pytest.mark.long
 @pytest.mark.row("ps.3")
 def test_function_of_groups_continues_from_a_savepoint_with_another_parallelism(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from tests.support.parity import shown
 from tests.support.pipelines import window_programs
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -73,10 +74,27 @@ def result(directory: Path, name: str) -> Counter[str]:
     return Counter(str(shown(row)) for row in rows)
 
 
+IN_SUITE = ("sliding", "gaps", "chained", "within", "updated", "statistics")
+"""One query of each kind; ``make test-long`` compares all of them."""
+
+
+@pytest.fixture(scope="module")
+def few(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
+    return in_spark(spark, orders, tmp_path_factory.mktemp("few-windows"), IN_SUITE)
+
+
 @pytest.fixture(scope="module")
 def expected(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counter[str]]:
-    """What the queries give in Spark: those in append mode as streams that end with what is there."""
-    directory = tmp_path_factory.mktemp("spark-windows")
+    return in_spark(spark, orders, tmp_path_factory.mktemp("all-windows"))
+
+
+def in_spark(spark: SparkSession, orders: str, directory: Path, names: Collection[str] = ()) -> dict[str, Counter[str]]:
+    """What these queries give in Spark, or all of them: those in append mode as streams that end with what is there."""
+
+    def chosen(frame: DataFrame) -> list[tuple[str, DataFrame, str]]:
+        queries = window_programs.queries(frame).items()
+        return [(name, query, mode) for name, (query, mode) in queries if not names or name in names]
+
     stream = spark.readStream.schema(window_programs.SCHEMA).parquet(orders)
     spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
     try:
@@ -85,7 +103,7 @@ def expected(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPath
             .trigger(availableNow=True)
             .option("checkpointLocation", str(directory / f"checkpoint-{name}"))
             .start(str(directory / name))
-            for name, (frame, mode) in window_programs.queries(stream).items()
+            for name, frame, mode in chosen(stream)
             if mode == "append"
         ]
         for query in started:
@@ -94,16 +112,18 @@ def expected(spark: SparkSession, orders: str, tmp_path_factory: pytest.TempPath
         spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     found = {}
     rows = spark.read.schema(window_programs.SCHEMA).parquet(orders)
-    for name, (frame, mode) in window_programs.queries(rows).items():
+    for name, frame, mode in chosen(rows):
         table = spark.read.parquet(str(directory / name)) if mode == "append" else frame
         found[name] = Counter(str(shown(rounded(row))) for row in table.toArrow().to_pylist())
     return found
 
 
 @pytest.mark.row("ps.3", "ps.5", "ends.3")
+@pytest.mark.parametrize("compared", ["few", pytest.param("expected", marks=pytest.mark.long)])
 def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
-    cluster: MiniCluster, orders: str, expected: dict[str, Counter[str]], tmp_path: Path
+    cluster: MiniCluster, orders: str, request: pytest.FixtureRequest, tmp_path: Path, compared: str
 ) -> None:
+    expected: dict[str, Counter[str]] = request.getfixturevalue(compared)
     job = cluster.submit(PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=fast(), parallelism=2)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     for name, rows in expected.items():

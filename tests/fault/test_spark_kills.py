@@ -65,6 +65,7 @@ def _victim(job: FlightsJob, kind: str, choice: random.Random) -> int:
     return worker if kind == "worker" else agent_of(worker)
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
@@ -105,7 +106,7 @@ def test_a_lost_agent_restarts_only_its_own_job_and_a_job_without_slots_delays_n
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.row("203.2")
+@pytest.mark.row("203.2", "io.3")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("backend", "kinds"),

@@ -93,6 +93,7 @@ def _waits(job: FlightsJob, reason: str) -> None:
     wait_until(lambda: job.client.job_details(job.job_id).status_reason == reason, "the reason why the job waits")
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -85,7 +85,7 @@ def exchange(case: schemathesis.Case, job: SequenceJob, url: str, known: dict[st
 
 
 @READS.parametrize()
-@budget(3)
+@budget(1)
 def test_reads(case: schemathesis.Case, job: SequenceJob, url: str, known: dict[str, str]) -> None:
     exchange(case, job, url, known)
 

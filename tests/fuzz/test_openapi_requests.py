@@ -52,7 +52,7 @@ def exchange(case: schemathesis.Case) -> Any:
 
 
 @SCHEMA.parametrize()
-@budget(6)
+@budget(3)
 def test_any_request(case: schemathesis.Case) -> None:
     exchange(case)
 

@@ -90,7 +90,7 @@ def _checkpoint(job: SequenceJob) -> Path:
 
 def _assert_refused(job: SequenceJob, names: list[str]) -> None:
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
-    failure = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id)).failure
+    failure = job.cluster.of_job(job.job_id, lambda job: job.result()).failure
     assert failure is not None
     assert "StateRestoreError" in failure.exception
     assert any(name in failure.message for name in names), failure.message
@@ -173,7 +173,7 @@ def test_the_same_savepoint_undamaged_restores(job: SequenceJob, savepoint: Path
 def _assert_waits_for(job: SequenceJob, file: Path) -> None:
     """The job names the missing file, keeps trying, and continues when the file is there again."""
     job.cluster.wait_until(lambda: job.cluster.restarts(job.job_id) >= 2, "two failed attempts")
-    failure = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 1)).entries[0].failure
+    failure = job.cluster.of_job(job.job_id, lambda job: job.exception_history(1)).entries[0].failure
     assert "StateUnavailableError" in failure.exception
     assert file.name in failure.message
     assert not job.cluster.status(job.job_id).is_globally_terminal

@@ -37,7 +37,7 @@ def _checkpoint(job: SequenceJob) -> Path:
     job.cluster.wait_until(lambda: job.cluster.completed_checkpoints(job.job_id) > before, "the checkpoint")
 
     def is_quiet() -> bool:
-        counts = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts
+        counts = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).counts
         return not counts.in_progress and len(job.left_behind()) == 1
 
     job.cluster.wait_until(is_quiet, "another one, which a restart begins with, and the deletion of the older")

@@ -78,7 +78,7 @@ def test_readers_and_writers_of_structured_streaming_run_unchanged_through_kills
             _inject(cluster, faults / f"{fault}-raise")
         restarts = number + 1
         cluster.wait_until(
-            lambda restarts=restarts: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= restarts,
+            lambda restarts=restarts: cluster.restarts(job) >= restarts,
             f"restart {restarts}",
         )
         cluster.wait_for_status(job, JobStatus.RUNNING)
@@ -107,7 +107,7 @@ def test_checkpoints_come_into_the_middle_of_a_long_range(cluster: MiniCluster, 
         assert len(visible(out)) < expected, "the range was read as a whole"
         os.kill(cluster.worker_pids(job)[restarts - 1], signal.SIGKILL)
         cluster.wait_until(
-            lambda restarts=restarts: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= restarts,
+            lambda restarts=restarts: cluster.restarts(job) >= restarts,
             f"restart {restarts}",
         )
         cluster.wait_for_status(job, JobStatus.RUNNING)

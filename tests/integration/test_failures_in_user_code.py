@@ -16,7 +16,7 @@ def test_exceptions_in_operators_restart_the_job_and_lose_nothing(job: SequenceJ
         job.inject(fault)
         job.restarted(restarts)
     job.stopped()
-    history = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    history = job.cluster.of_job(job.job_id, lambda job: job.exception_history(10)).entries
     assert ["InjectedError" in entry.failure.exception for entry in history] == [True, False, True, True]
     assert "injected in map" in history[-1].failure.stack_trace
     assert history[-1].task_name is not None
@@ -28,7 +28,7 @@ def test_job_without_restart_strategy_ends_with_the_cause(job: SequenceJob) -> N
     job.has_output()
     job.inject("processor-raise")
     job.cluster.wait_for_status(job.job_id, JobStatus.FAILED)
-    result = job.cluster.call(job.cluster.dispatcher.execution_result(job.job_id))
+    result = job.cluster.of_job(job.job_id, lambda job: job.result())
     assert result.failure is not None
     assert "injected in processor" in result.failure.message
     order = visible(job.out / "order")
@@ -43,7 +43,7 @@ def test_exceptions_that_cannot_be_printed_restart_the_job_like_any_other(job: S
         job.inject(fault)
         job.restarted(restarts)
     job.stopped()
-    entries = job.cluster.call(job.cluster.dispatcher.exception_history(job.job_id, 10)).entries
+    entries = job.cluster.of_job(job.job_id, lambda job: job.exception_history(10)).entries
     huge, surrogate, unprintable = (entry.failure for entry in entries)
     assert "UnprintableError" in unprintable.exception
     assert "__str__() raised ValueError" in unprintable.message
@@ -103,7 +103,7 @@ def test_a_checkpoint_that_cannot_complete_expires_and_the_job_keeps_running(job
     job.inject("processor-block")
 
     def expired() -> bool:
-        statistics = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id))
+        statistics = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics())
         failed = statistics.latest_failed
         return failed is not None and "expired" in (failed.failure_message or "").lower()
 

@@ -90,7 +90,7 @@ def local_files(cluster: MiniCluster) -> set[Path]:
     return {path for directory in cluster.call(directories()) for path in Path(directory).glob("ckpt-state-*")}
 
 
-@pytest.fixture(params=[pytest.param("files", marks=pytest.mark.long), "hashmap", "rocksdb"])
+@pytest.fixture(params=[*(pytest.param(name, marks=pytest.mark.long) for name in ("files", "hashmap")), "rocksdb"])
 def job(request: pytest.FixtureRequest, cluster: MiniCluster, tmp_path: Path) -> FileBackedJob:
     """The module of the pipeline for ``files`` registers that backend in place of the one in memory."""
     return FileBackedJob(cluster, tmp_path, request.param)
@@ -176,7 +176,7 @@ def test_a_savepoint_duplicates_files_of_checkpoints_and_outlives_them(job: File
         job.start(2, rate=10, savepoint=savepoint)  # hardly anything changes from here on
         cluster.wait_for_checkpoints(job.job_id, 2)
         savepoint = cluster.savepoint(job.job_id, tmp_path / "savepoints", stop=True)
-        taken = cluster.call(cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_savepoint
+        taken = cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_savepoint
         assert taken is not None
         if taken.is_incremental:
             break

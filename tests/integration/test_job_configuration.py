@@ -164,7 +164,7 @@ def test_a_dry_run_and_a_request_that_is_sent_again(client: CkptClient, cluster:
 
 async def _given(cluster: MiniCluster, job_id: str) -> dict[str, str]:
     """What the job was given, unmasked."""
-    return cluster.dispatcher._known[job_id].accepted_plan.own.given.to_dict()
+    return cluster.dispatcher.jobs[job_id].accepted_plan.own.given.to_dict()
 
 
 @pytest.mark.row("530.3")
@@ -187,6 +187,7 @@ def test_only_options_on_the_allow_list_may_change(tmp_path: Path) -> None:
         job.canceled()
 
 
+@pytest.mark.long
 @pytest.mark.row("530.11")
 def test_the_parallelism_is_a_live_rescale(client: CkptClient, cluster: MiniCluster, job: SequenceJob) -> None:
     job.start(parallelism=1)

@@ -41,7 +41,7 @@ def test_a_job_that_commits_nothing_takes_no_checkpoint_at_its_end(job: Sequence
         program_of("bounded"), entry="bounded:pipeline", arguments=["--rows", "10"], parallelism=2
     )
     job.finished()
-    counts = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).counts
+    counts = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).counts
     assert (counts.total, counts.failed) == (0, 0)
 
 
@@ -82,7 +82,7 @@ def test_a_cancelled_job_keeps_what_retention_says(job: SequenceJob, retention: 
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 3)
     job.canceled()
-    history = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).history
+    history = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).history
     completed = [f"chk-{known.id}" for known in history if known.status is CheckpointStatsStatus.COMPLETED]
     job.assert_retained(*sorted(completed[:kept]))
     job.cluster.wait_until(
@@ -123,7 +123,7 @@ def test_stop_with_savepoint_commits_the_rows_up_to_the_savepoint(job: SequenceJ
 @pytest.mark.row("203.7")
 @pytest.mark.parametrize(
     ("before", "after"),
-    [pytest.param(2, 2, marks=pytest.mark.long), pytest.param(1, 2, marks=pytest.mark.long), (2, 1), (2, 3)],
+    [*(pytest.param(*pair, marks=pytest.mark.long) for pair in ((2, 2), (1, 2), (2, 1))), (2, 3)],
 )
 def test_a_job_resumes_from_its_savepoint(job: SequenceJob, before: int, after: int) -> None:
     job.start(parallelism=before)

@@ -77,7 +77,7 @@ class Upgraded:
 
     def program_of(self, job_id: str) -> str | None:
         cluster = self.job.cluster
-        return cluster.call(cluster.dispatcher.job_config(job_id)).pipeline_id
+        return cluster.of_job(job_id, lambda job: job.config_info()).pipeline_id
 
     def holds(self) -> list[str]:
         cluster = self.job.cluster
@@ -90,7 +90,7 @@ def upgraded(job: SequenceJob) -> Iterator[Upgraded]:
     job.end()
 
 
-@pytest.mark.parametrize("mode", ["savepoint", "last-state"])
+@pytest.mark.parametrize("mode", ["savepoint", pytest.param("last-state", marks=pytest.mark.long)])
 def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded, mode: str) -> None:
     job = upgraded.job
     job.cluster.wait_for_checkpoints(job.job_id, 1)
@@ -116,6 +116,7 @@ def test_a_healthy_version_continues_where_the_old_one_ended(upgraded: Upgraded,
             {"configuration": {"execution.checkpointing.interval": "1 h"}, "healthy_timeout": "3 s"},
             "RUNNING and has completed 0 of 1 checkpoints in time",
             id="never checkpoints",
+            marks=pytest.mark.long,
         ),
         pytest.param(
             ('"seen BIGINT")', '"seen BIGINT") if session_is_there else None'),
@@ -141,6 +142,7 @@ def test_an_unhealthy_version_is_rolled_back_and_no_row_is_lost_or_repeated(
     upgraded.job.stopped()
 
 
+@pytest.mark.long
 def test_other_clients_cannot_start_or_end_a_job_whose_upgrade_waits_for_approval(
     upgraded: Upgraded, tmp_path: Path
 ) -> None:
@@ -200,6 +202,7 @@ def test_a_version_whose_state_does_not_fit_stops_nothing(upgraded: Upgraded) ->
     job.stopped()
 
 
+@pytest.mark.long
 def test_rollback_repeats_only_rows_that_the_new_version_has_committed(upgraded: Upgraded) -> None:
     """The new version marks its rows: none of the old one's comes twice."""
     from airflow_provider_ckpt.exceptions import CkptUpgradeRolledBack
@@ -275,6 +278,7 @@ def test_a_suspended_job_is_resumed_with_its_program(upgraded: Upgraded) -> None
     assert job.stopped() == assert_sequence(job.out)
 
 
+@pytest.mark.long
 def test_two_runs_of_a_task_that_find_a_changed_program_at_once_make_one_upgrade(
     job: SequenceJob, tmp_path: Path
 ) -> None:

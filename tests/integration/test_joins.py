@@ -32,9 +32,7 @@ def test_joins_are_exact_through_a_killed_worker_and_a_change_of_parallelism(
     job = submit(2, rate=400)
     cluster.wait_for_checkpoints(job, 2)
     os.kill(cluster.worker_pids(job)[0], signal.SIGKILL)
-    cluster.wait_until(
-        lambda: int(cluster.call(cluster.dispatcher.job_metrics(job))["numRestarts"]) >= 1, "the restart"
-    )
+    cluster.wait_until(lambda: cluster.restarts(job) >= 1, "the restart")
     cluster.wait_for_checkpoints(job, 1)
     savepoint = cluster.savepoint(job, tmp_path / "savepoints", stop=True)
     job = submit(1, rate=0, savepoint=savepoint)

@@ -44,7 +44,8 @@ ALIGNED = {**UNALIGNED, "execution.checkpointing.unaligned.enabled": "false"}
 
 
 @pytest.mark.parametrize(
-    "policy", [pytest.param(ALIGNED, marks=pytest.mark.slow), UNALIGNED], ids=["aligned", "unaligned"]
+    "policy",
+    [pytest.param(ALIGNED, id="aligned"), pytest.param(UNALIGNED, id="unaligned", marks=pytest.mark.long)],
 )
 def test_up_and_down_under_load(
     client: CkptClient, cluster: MiniCluster, job: SequenceJob, policy: Mapping[str, str]

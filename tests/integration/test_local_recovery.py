@@ -110,7 +110,7 @@ def test_a_worker_that_takes_over_reads_the_checkpoint(cluster: MiniCluster, che
     assert copies(cluster) == set()
 
 
-@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("parallelism", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_another_parallelism_takes_what_is_there(
     cluster: MiniCluster, checkpointed: SequenceJob, parallelism: int
 ) -> None:

@@ -150,6 +150,7 @@ def test_in_flight_data_is_stored_in_an_object_store(cluster: MiniCluster, bucke
     assert assert_sequence(job.out) > 0
 
 
+@pytest.mark.long
 @pytest.mark.row("571.5")
 @pytest.mark.slow
 def test_change_of_unknown_outcome_is_applied_when_the_store_confirms_it(
@@ -184,7 +185,7 @@ def test_a_store_that_fails_for_a_while_costs_checkpoints_and_no_row(
     cluster.wait_for_checkpoints(job_id, 1)
 
     def failed() -> int:
-        return cluster.call(cluster.dispatcher.checkpoint_statistics(job_id)).counts.failed
+        return cluster.of_job(job_id, lambda job: job.checkpoint_statistics()).counts.failed
 
     known = failed()
     with (

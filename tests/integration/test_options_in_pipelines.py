@@ -32,15 +32,15 @@ def test_options_in_a_pipeline_reach_the_coordinator_and_the_restart_strategy(cl
         cluster.wait_for_checkpoints(job_id, 2)
         shown = httpx.get(f"{cluster.rest_url}/jobs/{job_id}/checkpoints/config").json()
         assert (shown["interval"], shown["timeout"]) == (200, 40_000)
-        config = cluster.call(cluster.dispatcher.job_config(job_id))
+        config = cluster.of_job(job_id, lambda job: job.config_info())
         assert config.execution_config["restart-strategy"] == "fixed-delay"
         assert config.configuration["execution.checkpointing.interval"] == "200 ms"
         assert config.configuration["execution.checkpointing.timeout"] == "40 s"
         patched = cluster.call(
-            cluster.dispatcher.patch_checkpoint_config(job_id, CheckpointOverrides(interval_ms=77_000))
+            cluster.dispatcher.jobs[job_id].living().patch_checkpoint_config(CheckpointOverrides(interval_ms=77_000))
         )
         assert patched.settings.interval_ms == 77_000
-        submitted = cluster.call(cluster.dispatcher.delete_checkpoint_config_overrides(job_id))
+        submitted = cluster.call(cluster.dispatcher.jobs[job_id].living().patch_checkpoint_config(None))
         assert (submitted.settings.interval_ms, submitted.settings.timeout_ms) == (200, 40_000)
     finally:
         cluster.call(cluster.dispatcher.cancel_job(job_id))
@@ -64,8 +64,10 @@ def test_options_in_a_pipeline_override_the_clusters_and_survive_the_driver(tmp_
         first.wait_for_checkpoints(job_id, 1)
     with MiniCluster(configuration=configuration, lease_timeout_s=UNRIVALLED_S) as second:
         second.wait_for_status(job_id, JobStatus.RUNNING)
-        shown = second.call(second.dispatcher.checkpoint_config(job_id)).settings
+        shown = second.of_job(job_id, lambda job: job.checkpoint_config()).settings
         assert (shown.interval_ms, shown.timeout_ms, shown.min_pause_ms) == (200, 50_000, 5)
-        assert second.call(second.dispatcher.job_config(job_id)).execution_config["restart-strategy"] == "fixed-delay"
+        assert (
+            second.of_job(job_id, lambda job: job.config_info()).execution_config["restart-strategy"] == "fixed-delay"
+        )
         second.wait_for_checkpoints(job_id, 1)
         second.call(second.dispatcher.cancel_job(job_id))

@@ -202,7 +202,7 @@ def test_files_of_a_claimed_snapshot_are_deleted_as_checkpoints_replace_them(job
     job.cluster.call(dispatcher.trigger_checkpoint(job.job_id, CheckpointKind.CONFIGURED, None))
     job.cluster.wait_until(lambda: job.refers_into(place) is not None, "the first checkpoint")
     assert job.refers_into(place), "it stands upon files of the snapshot"
-    job.cluster.call(dispatcher.patch_checkpoint_config(job.job_id, CheckpointOverrides(interval_ms=250)))
+    job.cluster.call(dispatcher.jobs[job.job_id].living().patch_checkpoint_config(CheckpointOverrides(interval_ms=250)))
     job.kill_a_worker()
     job.cluster.wait_until(lambda: not snapshot.joinpath("_metadata").exists(), "the end of the snapshot")
     assert all(open_snapshot(str(sibling)).verify() == [] for sibling in siblings)
@@ -307,6 +307,7 @@ def test_both_restore_modes_work_on_snapshots_of_whole_files(
     job.stopped()
 
 
+@pytest.mark.long
 @pytest.mark.row("203.6")
 @pytest.mark.row("203.12")
 def test_state_in_memory_of_which_little_changes_stays_in_a_claimed_savepoint_and_leaves_another(

@@ -48,7 +48,7 @@ def test_a_plan_that_changes_from_process_to_process_fails_the_job(cluster: Mini
         program_of("broken"), entry="broken:changes", configuration={"restart-strategy.type": "none"}
     )
     cluster.wait_for_status(job_id, JobStatus.FAILED)
-    failure = cluster.call(cluster.dispatcher.execution_result(job_id)).failure
+    failure = cluster.of_job(job_id, lambda job: job.result()).failure
     assert failure is not None
     assert "PlanMismatchError" in failure.exception
     assert "must not depend on time, randomness" in failure.message

@@ -123,15 +123,21 @@ def test_every_page_of_a_running_job(
 
 
 @pytest.mark.row("air.7")
-@pytest.mark.parametrize("dark", [False, pytest.param(True, marks=pytest.mark.long)], ids=["light", "dark"])
+@pytest.mark.parametrize(
+    ("dark", "pages"),
+    [
+        pytest.param(False, 2, id="light, two pages"),
+        *(pytest.param(dark, 8, id="dark" if dark else "light", marks=pytest.mark.long) for dark in (False, True)),
+    ],
+)
 def test_pages_have_no_finding_of_axe(
-    browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool
+    browser: Browser, screenshots: Path, cluster: MiniCluster, shown: SequenceJob, dark: bool, pages: int
 ) -> None:
     job = f"/jobs/{shown.job_id}"
-    routes = ["/", job, f"{job}/savepoints", f"{job}/configuration", f"{job}/health", f"{job}/checkpoints/1"]
+    routes = [job, f"{job}/health", "/", f"{job}/savepoints", f"{job}/configuration", f"{job}/checkpoints/1"]
     found_here: list[str] = []
     with visit(browser, screenshots, dark=dark, without=CATALOGUE) as opened:
-        for route in [*routes, "/savepoints", "/processes/driver/threads"]:
+        for route in [*routes, "/savepoints", "/processes/driver/threads"][:pages]:
             go(opened, cluster, route)
             found_here += findings(opened.page, route)
     assert not found_here, "\n".join(found_here)

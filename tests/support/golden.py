@@ -271,7 +271,7 @@ def take_checkpoint(cluster: MiniCluster, job: str) -> str:
     trigger = cluster.call(cluster.dispatcher.trigger_checkpoint(job, CheckpointKind.CONFIGURED, None))
     status = partial(cluster.dispatcher.operation_status, OperationKind.CHECKPOINT, trigger, job)
     cluster.wait_until(lambda: cluster.call(status()).completed, "the checkpoint")
-    latest = cluster.call(cluster.dispatcher.checkpoint_statistics(job)).latest_completed
+    latest = cluster.of_job(job, lambda job: job.checkpoint_statistics()).latest_completed
     assert latest is not None, cluster.call(status()).failure
     assert latest.external_path is not None
     return latest.external_path

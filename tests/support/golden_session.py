@@ -43,7 +43,7 @@ def main(directory: Path) -> None:
             cluster.wait_for_status(RUNNING, JobStatus.RUNNING)
             cluster.wait_for_checkpoints(RUNNING, 1)
             patch = CheckpointOverrides(timeout_ms=123_000, unaligned_enabled=True)
-            cluster.call(cluster.dispatcher.patch_checkpoint_config(RUNNING, patch))
+            cluster.call(cluster.dispatcher.jobs[RUNNING].living().patch_checkpoint_config(patch))
         store = HaStore(str(storage), epoch=1)
         record = DurableRecord(store, RUNNING)
         log = FailureLog(3)

@@ -74,14 +74,12 @@ def test_the_names_of_the_delivered_dags() -> None:
     assert set(names()) == {f"ckpt_{name}" for name in DAGS}
 
 
+@pytest.mark.long
 @pytest.mark.row("air.6")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.long] if name != "savepoint_now" else []) for name in DAGS]
-)
+@pytest.mark.parametrize("name", DAGS)
 def test_every_delivered_dag_has_a_form_with_sections_and_descriptions(
     name: str, airflow: LocalAirflow, opened: Visit
 ) -> None:
-    """Airflow draws all by the same rules: the suite looks at one, and at that which the next test fills in."""
     dag_id = f"ckpt_{name}"
     params = params_of(airflow, dag_id)
     form = trigger_form(airflow, opened, dag_id)
@@ -119,7 +117,7 @@ def test_the_form_refuses_a_bad_duration_and_starts_a_run_that_works(
     (run,) = until(lambda: runs(airflow, "ckpt_patch") - before, "the run")
     opened.page.goto("about:blank")  # Airflow's page would send requests and draw for as long as the run takes
     assert airflow.wait_run(DagRun("ckpt_patch", run), 240) == "success"
-    config = job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id))
+    config = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_config())
     assert config.settings.interval_ms == 350
 
 

@@ -242,7 +242,7 @@ def test_the_version_of_a_git_bundle_is_in_the_labels_of_the_job_and_in_the_reco
         run = airflow.trigger_dag(name)
         assert airflow.wait_run(run, 600) == "success", airflow.failure_report(run)
         results.append(result(airflow, run))
-        labels = session.cluster.call(session.cluster.dispatcher.job_config(results[-1]["job_id"]))
+        labels = session.cluster.of_job(results[-1]["job_id"], lambda job: job.config_info())
         assert "'airflow.bundle':'repository'" in str(labels)
         assert f"'airflow.bundle-version':'{versions[-1]}'" in str(labels)
     assert [found["change"] for found in results] == ["STARTED", "UPGRADED"]

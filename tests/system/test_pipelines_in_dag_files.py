@@ -117,7 +117,7 @@ def test_versions_of_a_dag_file_are_upgrades_and_a_bad_one_is_rolled_back(
     assert airflow.wait_run(run, 390) == "success", airflow.failure_report(run)
     first = result(airflow, run)
     assert (first["change"], {first["job_id"]}) == ("STARTED", session.jobs() - known)
-    labels = session.cluster.call(session.cluster.dispatcher.job_config(first["job_id"]))
+    labels = session.cluster.of_job(first["job_id"], lambda job: job.config_info())
     assert "'airflow.bundle':'written'" in str(labels)
     assert f"'airflow.run-id':'{run.run_id}'" in str(labels)
     until(lambda: len(written(tmp_path)) > 20, "rows of the first version")

@@ -36,7 +36,7 @@ def begin_held(job: SequenceJob) -> int:
     job.running()
     job.cluster.wait_for_checkpoints(job.job_id, 1)
     job.hold("processor")
-    latest = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_completed
+    latest = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_completed
     assert latest is not None
     return latest.id
 
@@ -115,7 +115,7 @@ def test_a_retry_resumes_from_the_latest_checkpoint_and_a_cleared_success_runs_a
     airflow: LocalAirflow, session: Session, job: SequenceJob
 ) -> None:
     def restored() -> str | None:
-        found = job.cluster.call(job.cluster.dispatcher.checkpoint_statistics(job.job_id)).latest_restored
+        found = job.cluster.of_job(job.job_id, lambda job: job.checkpoint_statistics()).latest_restored
         return None if found is None else found.external_path
 
     def next_job() -> str:
@@ -207,7 +207,7 @@ def assert_drilled(airflow: LocalAirflow, run: DagRun, job: SequenceJob, savepoi
 
 def timeout_ms(job: SequenceJob) -> int:
     """The checkpoint timeout that holds."""
-    return job.cluster.call(job.cluster.dispatcher.checkpoint_config(job.job_id)).settings.timeout_ms
+    return job.cluster.of_job(job.job_id, lambda job: job.checkpoint_config()).settings.timeout_ms
 
 
 def told(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:

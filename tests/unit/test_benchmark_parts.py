@@ -64,6 +64,7 @@ def test_the_table_marks_lower_bounds_and_names_failures() -> None:
     assert failed.startswith("| 0.1 | unaligned | the job is FAILED \\| why |")
 
 
+@pytest.mark.long
 def test_charts_are_written_as_svg_and_png(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     backpressure_plot.write_table(tmp_path, RUNS)
@@ -296,6 +297,7 @@ def test_keys_of_every_form_are_found_in_the_state(form: str) -> None:
         savepoint.totals("state", 4, form)
 
 
+@pytest.mark.long
 def test_a_chart_of_one_run_needs_all() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.backpressure", "--plot", "somewhere"],

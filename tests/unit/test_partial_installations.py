@@ -160,6 +160,7 @@ entry_point()
     assert JOB in ended.stdout, ended.stderr
 
 
+@pytest.mark.long
 def test_the_engine_without_airflow_imports_all_that_a_session_runs(
     built: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

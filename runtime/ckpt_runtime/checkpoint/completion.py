@@ -11,7 +11,7 @@ are deleted last. A failure answers the request, cleans up and, after too many, 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -169,47 +169,33 @@ class PendingCheckpoint:
         return self.completed
 
 
-class PendingCheckpoints:
-    """The pending checkpoints of a job and the most recently aborted ids, to recognise late messages.
+class PendingCheckpoints(dict[int, PendingCheckpoint]):
+    """The pending checkpoints of a job by id, oldest first. The latest aborted ids are kept to recognise late messages.
 
     ``first_id`` and ``last_id`` are the ids that this driver has triggered so far. The outcome of each checkpoint is
     reported to ``statistics``.
     """
 
     def __init__(self, statistics: CheckpointStatsTracker) -> None:
+        super().__init__()
         self._stats = statistics
-        self._pending: dict[int, PendingCheckpoint] = {}
         self._aborted: OrderedDict[int, None] = OrderedDict()
         self.first_id: int | None = None
         self.last_id = 0
 
-    def __len__(self) -> int:
-        return len(self._pending)
-
-    def __iter__(self) -> Iterator[PendingCheckpoint]:
-        return iter(self._pending.values())
-
-    @property
-    def ids(self) -> tuple[int, ...]:
-        """The ids in ascending order."""
-        return tuple(sorted(self._pending))
-
     @property
     def is_triggering(self) -> bool:
         """Whether the directory of a checkpoint is being created."""
-        return any(pending.state is PendingState.LOCATING for pending in self)
+        return any(pending.state is PendingState.LOCATING for pending in self.values())
 
     @property
     def is_finalizing(self) -> bool:
         """Whether a checkpoint that will enter the store, or a synchronous savepoint, is being written."""
-        return any(not pending.can_abort and pending.request.properties.notifies_and_subsumes for pending in self)
-
-    def get(self, checkpoint_id: int) -> PendingCheckpoint | None:
-        return self._pending.get(checkpoint_id)
+        return any(not each.can_abort and each.request.properties.notifies_and_subsumes for each in self.values())
 
     def abortable(self) -> list[PendingCheckpoint]:
         """The checkpoints that can be aborted, oldest first."""
-        return [self._pending[number] for number in self.ids if self._pending[number].can_abort]
+        return [pending for pending in self.values() if pending.can_abort]
 
     def was_aborted(self, checkpoint_id: int) -> bool:
         """Whether the id was aborted; False for a forgotten or completed id."""
@@ -217,7 +203,7 @@ class PendingCheckpoints:
 
     def add(self, pending: PendingCheckpoint) -> None:
         """Adds a checkpoint that has been triggered."""
-        self._pending[pending.id] = pending
+        self[pending.id] = pending
         if self.first_id is None:
             self.first_id = pending.id
         self.last_id = pending.id
@@ -249,12 +235,12 @@ class PendingCheckpoints:
         self._stats.report_extension(pending.id, pending.extension_ms)
 
     def completed(self, pending: PendingCheckpoint) -> None:
-        del self._pending[pending.id]
+        del self[pending.id]
         self._stats.report_completed(pending.id, pending.metadata.directory)
 
     def aborted(self, pending: PendingCheckpoint, at_abs_ms: int, message: str, *, is_failure: bool = True) -> None:
         """Forgets an aborted checkpoint; one that ``is_failure`` stays in the statistics with its message."""
-        del self._pending[pending.id]
+        del self[pending.id]
         if is_failure:
             self._stats.report_failed(pending.id, at_abs_ms, message)
         else:
@@ -262,10 +248,6 @@ class PendingCheckpoints:
         self._aborted[pending.id] = None
         if len(self._aborted) > ABORTED_REMEMBERED:
             self._aborted.popitem(last=False)
-
-    def clear(self) -> None:
-        """Forgets all pending checkpoints; another driver now decides their outcome."""
-        self._pending.clear()
 
 
 def _in_flight_only(state: SubtaskState) -> SubtaskState:

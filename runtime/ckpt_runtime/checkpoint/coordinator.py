@@ -297,12 +297,12 @@ class CheckpointCoordinator:
 
         This includes pending checkpoints and checkpoints whose pointers may still exist.
         """
-        pending = (pending.directory for pending in self._pending if pending.directory is not None)
+        pending = (each.directory for each in self._pending.values() if each.directory is not None)
         return (*self._retention.directories, *pending)
 
     @property
     def pending_ids(self) -> tuple[int, ...]:
-        return self._pending.ids
+        return tuple(self._pending)
 
     def pending_request(self, checkpoint_id: int) -> TriggerRequest | None:
         """The request that a pending checkpoint was triggered for."""
@@ -353,7 +353,8 @@ class CheckpointCoordinator:
         if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
         # Last, when the numbers of pending checkpoints and of those being cleaned are final.
-        self._triggering.trigger_queued(now)
+        if self._triggering.requests.queue:
+            self._triggering.trigger_queued(now)
 
     # --- the job's life
 
@@ -411,8 +412,11 @@ class CheckpointCoordinator:
         if self._state in _ENDING:
             return  # the job ended while the settings were being persisted
         before = self._in_force.settings
-        self._in_force.settings = self._with_retention(event.configuration.effective())
-        self._triggering.settings_replaced(before, now)
+        settings = self._in_force.settings = self._with_retention(event.configuration.effective())
+        if before.schedule != settings.schedule:
+            self._triggering.reschedule(now)
+        if before.timeout_ms != settings.timeout_ms and self._pending:
+            self._triggering.move_deadlines(now)
 
     def _on_retention_asked(self, event: on.RetentionAsked, now: Instant) -> None:
         if self._state not in _ENDING:
@@ -464,7 +468,7 @@ class CheckpointCoordinator:
         if not event.fenced:
             return
         # Writes in progress may still take effect; only the leading driver, which will read them, can know.
-        for pending in self._pending:
+        for pending in self._pending.values():
             request_id = pending.request.request_id
             self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
         self._pending.clear()

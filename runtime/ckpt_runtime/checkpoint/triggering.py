@@ -96,38 +96,33 @@ class CheckpointRequestDecider:
     """
 
     def __init__(self) -> None:
-        self._queue: list[TriggerRequest] = []
+        self.queue: list[TriggerRequest] = []
 
     def offer(self, request: TriggerRequest) -> TriggerRequest | None:
         """Queues a request. Returns the dropped one, if any (the new one, or a periodic one it displaced)."""
         # One queued tick is enough: two in a row would snapshot the same state twice.
-        if request.periodic and any(queued.periodic for queued in self._queue):
+        if request.periodic and any(queued.periodic for queued in self.queue):
             return request
-        if len(self._queue) >= CAPACITY:
-            if not self._queue[-1].periodic:
+        if len(self.queue) >= CAPACITY:
+            if not self.queue[-1].periodic:
                 return request
             # A tick recurs by itself; a user's request does not.
-            dropped = self._queue.pop()
-            insort(self._queue, request, key=lambda queued: queued.priority)
+            dropped = self.queue.pop()
+            insort(self.queue, request, key=lambda queued: queued.priority)
             return dropped
-        insort(self._queue, request, key=lambda queued: queued.priority)
+        insort(self.queue, request, key=lambda queued: queued.priority)
         return None
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether no request waits."""
-        return not self._queue
 
     def next(self, load: Load, now: int) -> tuple[RequestVerdict, TriggerRequest | None]:
         """Removes the head of the queue if it may run now, or if it is periodic and within the minimum pause."""
         # If deleting is slower than taking checkpoints, triggering waits; otherwise files to delete would pile up.
-        if not self._queue or load.triggering or load.cleaning > load.max_concurrent:
+        if not self.queue or load.triggering or load.cleaning > load.max_concurrent:
             return RequestVerdict.WAIT, None
-        head = self._queue[0]
+        head = self.queue[0]
         unbounded = head.properties.is_savepoint and not load.savepoints_wait
         if not unbounded and load.pending >= load.max_concurrent:
             return RequestVerdict.WAIT, None
-        del self._queue[0]
+        del self.queue[0]
         # Only periodic requests observe the pause; a user's request ignores it, as in Flink.
         if head.periodic and load.pause_ends_at > now:
             return RequestVerdict.TOO_EARLY, head
@@ -135,12 +130,12 @@ class CheckpointRequestDecider:
 
     def drain(self) -> list[TriggerRequest]:
         """Empties the queue."""
-        drained, self._queue = self._queue, []
+        drained, self.queue = self.queue, []
         return drained
 
     def drop_periodic(self) -> None:
         """Forgets a queued tick (its timer was stopped)."""
-        self._queue = [queued for queued in self._queue if not queued.periodic]
+        self.queue = [queued for queued in self.queue if not queued.periodic]
 
 
 class Triggering:
@@ -165,7 +160,7 @@ class Triggering:
         self._retention = retention
         self._failures = failures
         self._emit = emit
-        self._decider = CheckpointRequestDecider()
+        self.requests = CheckpointRequestDecider()
         self._sequence = 0
         self._locating: set[int] = set()
 
@@ -208,7 +203,7 @@ class Triggering:
     ) -> None:
         self._sequence += 1
         properties = replace(properties, incremental=self._in_force.settings.incremental)
-        dropped = self._decider.offer(
+        dropped = self.requests.offer(
             TriggerRequest(request_id, properties, now.rel_ms, self._sequence, periodic, final, target_directory)
         )
         if dropped is not None:
@@ -216,15 +211,19 @@ class Triggering:
 
     # --- settings, start and stop
 
-    def settings_replaced(self, before: CheckpointConfiguration, now: Instant) -> None:
-        """Applies the settings in force to what is scheduled and pending. ``before`` are those that they replace."""
-        settings = self._in_force.settings
-        if before.schedule != settings.schedule:
-            self._schedule.configure(settings, now)
-            self._forget_tick()
-        if before.timeout_ms != settings.timeout_ms:
-            for pending in self._pending.abortable():
-                self._move_deadline(pending, now)
+    def reschedule(self, now: Instant) -> None:
+        """Applies the settings in force to periodic checkpoints."""
+        self._schedule.configure(self._in_force.settings, now)
+        self._forget_tick()
+
+    def move_deadlines(self, now: Instant) -> None:
+        """Applies a new timeout: it counts from when the timeout was armed, so elapsed time is deducted (FLIP-571)."""
+        for pending in self._pending.abortable():
+            self._pending.move_deadline(pending, pending.started_at + self._in_force.settings.timeout_ms)
+            if pending.deadline <= now.rel_ms:
+                self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
+            else:
+                self._schedule_canceller(pending)
 
     def on_backlog_changed(self, event: on.BacklogChanged, now: Instant) -> None:
         self._schedule.set_backlog(event.processing_backlog, now)
@@ -233,26 +232,18 @@ class Triggering:
     def _forget_tick(self) -> None:
         # A tick may be queued until there is capacity; it must not run once periodic checkpoints are off.
         if not self._schedule.has_tick:
-            self._decider.drop_periodic()
+            self.requests.drop_periodic()
 
     def stop(self, reason: Reason, now: Instant) -> None:
         """Stops the ticks and aborts all pending and queued checkpoints."""
         self._schedule.stop()
         # The queue is drained first: the aborts below free capacity, which queued requests would get after this event.
-        for request in self._decider.drain():
+        for request in self.requests.drain():
             self._failures.refuse(request, reason, now)
         for pending in self._pending.abortable():
             self._failures.abort(pending, reason, now)
 
     # --- deadlines
-
-    def _move_deadline(self, pending: PendingCheckpoint, now: Instant) -> None:
-        """Applies a new timeout: it counts from when the timeout was armed, so elapsed time is deducted (FLIP-571)."""
-        self._pending.move_deadline(pending, pending.started_at + self._in_force.settings.timeout_ms)
-        if pending.deadline <= now.rel_ms:
-            self._failures.abort(pending, Reason.CHECKPOINT_EXPIRED, now)
-        else:
-            self._schedule_canceller(pending)
 
     def _schedule_canceller(self, pending: PendingCheckpoint) -> None:
         timer = TimerId(TimerKind.CANCELLER, pending.id)
@@ -275,7 +266,7 @@ class Triggering:
 
     def trigger_queued(self, now: Instant) -> None:
         """Triggers queued requests as capacity allows; called after every event that can free capacity."""
-        while not self._decider.is_empty:
+        while self.requests.queue:
             load = Load(
                 triggering=self._pending.is_triggering,
                 cleaning=self._retention.cleaning,
@@ -284,7 +275,7 @@ class Triggering:
                 pause_ends_at=self._schedule.pause_ends_at,
                 savepoints_wait=self._in_force.settings.unaligned_enabled,
             )
-            verdict, request = self._decider.next(load, now.rel_ms)
+            verdict, request = self.requests.next(load, now.rel_ms)
             if request is None:
                 return
             if verdict is RequestVerdict.GO:

@@ -7,7 +7,6 @@ import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -62,7 +61,7 @@ def set_options(
         if not separator or not key.strip():
             raise CommandError(f"{option!r} is not of the form KEY=VALUE", ExitCode.USAGE)
         wanted[key.strip()] = value.strip()
-    _patch(cli, job, wanted, version, dry_run=dry_run, wait=wait)
+    _show(cli, job, cli.client().patch_job_config(job, wanted, version, dry_run=dry_run), wait=wait)
 
 
 def unset(
@@ -74,14 +73,7 @@ def unset(
     wait: WaitOption = False,
 ) -> None:
     """Remove options of a running job: what its pipeline sets counts then, else what the cluster says."""
-    _patch(cli, job, dict.fromkeys(keys), version, dry_run=dry_run, wait=wait)
-
-
-def _patch(
-    cli: Cli, job: str, wanted: Mapping[str, str | None], version: int | None, *, dry_run: bool, wait: bool
-) -> None:
-    change = cli.client().patch_job_config(job, wanted, version, dry_run=dry_run)
-    _show(cli, job, change, wait=wait)
+    _show(cli, job, cli.client().patch_job_config(job, dict.fromkeys(keys), version, dry_run=dry_run), wait=wait)
 
 
 def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOption = False) -> None:
@@ -193,7 +185,7 @@ def patch_checkpoint_config(  # noqa: PLR0913 -- one parameter for each option
     max_inflight_data: Annotated[
         str | None, typer.Option(metavar="SIZE", help="Maximum in-flight data to persist per subtask.")
     ] = None,
-    reset: Annotated[bool, typer.Option("--reset", help="Return to the submitted framework.")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="Return to the submitted settings.")] = False,
 ) -> None:
     """Change the checkpoint configuration of a running job. Only what is given changes."""
     patch = CheckpointConfigPatch(

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar, overload
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 
 import httpx
 
@@ -164,6 +164,17 @@ class AsyncCalls(_Methods, ABC):
 
         ``retry_timeout_s``: how long the call is repeated while the server is away, instead of the client's value.
         """
+
+
+class ClientOptions(TypedDict, total=False):
+    """The options of both clients, see :class:`AsyncCkptClient`."""
+
+    token: str | None
+    verify: bool | str | ssl.SSLContext
+    timeout_s: float
+    retry_timeout_s: float
+    transport: httpx.AsyncBaseTransport | None
+    on_away: Callable[[CkptClientError], None] | None
 
 
 class AsyncCkptClient(AsyncCalls):
@@ -339,26 +350,8 @@ class CkptClient(_Methods):
     one thread that all blocking clients of the process share.
     """
 
-    def __init__(
-        self,
-        address: str | LeaderSource,
-        *,
-        token: str | None = None,
-        verify: bool | str | ssl.SSLContext = True,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        retry_timeout_s: float = DEFAULT_RETRY_TIMEOUT_S,
-        transport: httpx.AsyncBaseTransport | None = None,
-        on_away: Callable[[CkptClientError], None] | None = None,
-    ) -> None:
-        self.calls = AsyncCkptClient(
-            address,
-            token=token,
-            verify=verify,
-            timeout_s=timeout_s,
-            retry_timeout_s=retry_timeout_s,
-            transport=transport,
-            on_away=on_away,
-        )
+    def __init__(self, address: str | LeaderSource, **options: Unpack[ClientOptions]) -> None:
+        self.calls = AsyncCkptClient(address, **options)
         """The asynchronous client, for coroutines that :meth:`run` carries out."""
 
     def __enter__(self) -> Self:

@@ -110,7 +110,7 @@ class Queries:
 
     async def result(self, query: Query) -> ExecutionResult:
         """Returns the job's result; its status is None while the job has not ended."""
-        return await self._dispatcher.execution_result(query.job_id)
+        return self._dispatcher.jobs[query.job_id].result()
 
     async def is_active(self, query: Query) -> bool:
         """Returns whether the query has not ended."""
@@ -118,7 +118,7 @@ class Queries:
 
     async def status(self, query: Query) -> tuple[str, bool]:
         """Returns a sentence and whether the query has not ended."""
-        status = await self._dispatcher.job_status(query.job_id)
+        status = self._dispatcher.jobs[query.job_id].status
         details = await self._dispatcher.job_details(query.job_id)
         reason = f": {details.status_reason}" if details.status_reason else ""
         return f"Job {query.job_id} is {status}{reason}", not status.is_globally_terminal
@@ -152,7 +152,7 @@ class Queries:
         since, pause_s = None, _LEAST_PAUSE_S
         while True:
             try:
-                taken, processed = await self._dispatcher.processed_all(query.job_id, since)
+                taken, processed = await self._dispatcher.jobs[query.job_id].living().processed_all(since)
                 if processed:
                     return
                 since = taken if since is None else since
@@ -180,7 +180,7 @@ class Queries:
             return  # stop() does not raise in Spark; exception() has the failure
 
     async def _stop_with_savepoint(self, query: Query) -> None:
-        directory = await self._dispatcher.default_savepoint_directory(query.job_id)
+        directory = self._dispatcher.jobs[query.job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
         if directory is None:
             option = CheckpointingOptions.SAVEPOINT_DIRECTORY.key
             raise QueryFailedError(
@@ -212,7 +212,7 @@ class Queries:
 
     async def progress(self, query: Query) -> list[str]:
         """Returns the reports of progress, oldest first, in Spark's JSON form: one for each completed checkpoint."""
-        return [json.dumps(report) for report in await self._dispatcher.progress(query.job_id)]
+        return [json.dumps(report) for report in await self._dispatcher.jobs[query.job_id].progress()]
 
 
 async def _once(content: bytes) -> AsyncIterator[bytes]:

@@ -10,15 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
-from ckpt_runtime.checkpoint.statistics import CheckpointStats, CheckpointStatsSnapshot
+from ckpt_runtime.checkpoint.statistics import CheckpointStats
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions, RestOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
-from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
+from ckpt_runtime.contract.configuration import ConfigChange
 from ckpt_runtime.contract.jobs import Backpressure
 from ckpt_runtime.graph.job_graph import JobVertex
 from ckpt_runtime.jobmaster.configuration_updates import ConfigurationUpdates
@@ -32,15 +30,11 @@ from ckpt_runtime.jobmaster.gateway_values import (
     CheckpointKind,
     ClusterOverview,
     ConfigurationRequest,
-    EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
     HoldRequest,
     InvalidRequest,
     JobDetails,
     JobNotFound,
     JobOverview,
-    JobTerminated,
     KnownSavepoints,
     MetricSeries,
     NotReady,
@@ -109,22 +103,21 @@ class Dispatcher:
         self._configuration = configuration
         self._pools = pools
         self._on_shutdown = on_shutdown
-        self._leads = leads
-        self._leader_elsewhere: LeaderInfo | None = None
         self._submissions = Submissions()
         self._events = EventLog(uuid.uuid4().hex[:16], configuration.get(RestOptions.EVENT_BUFFER_SIZE))
-        self._known = KnownJobs(configuration, slots, pools, self._events, self._submissions)
+        self.jobs = KnownJobs(configuration, slots, pools, self._events, self._submissions, leads=leads)
+        """Every job by its id; requests about one job go to it directly. See :class:`KnownJobs` for the errors."""
         self._operations = OperationStore(partial(operation_ended, self._events.publish))
-        self._holds = ProgramHolds(programs, self._known.running_archive)
+        self._holds = ProgramHolds(programs, self.jobs.running_archive)
         self._planner = Planner(configuration, pools, lambda: self._submitter.default_checkpoint_directory)
         self._catalogue = SavepointCatalogue(pools.paths)
-        self._known.create = partial(self._known.create, stop=self._stop_in_time)
-        self._lineages = Lineages(self._known, pools.own, self._holds.programs)
+        self.jobs.create = partial(self.jobs.create, stop=self._stop_in_time)
+        self._lineages = Lineages(self.jobs, pools.own, self._holds.programs)
         self._references = SnapshotReferences(
-            lambda: [*self._known.references(), *self._lineages.pinned()], pools.paths, self._known.settled
+            lambda: [*self.jobs.references(), *self._lineages.pinned()], pools.paths, self.jobs.settled
         )
         self._submitter = JobSubmitter(
-            self._known,
+            self.jobs,
             programs,
             configuration,
             str(work_directory / "checkpoints"),
@@ -144,9 +137,9 @@ class Dispatcher:
     async def stop(self) -> None:
         """Suspends every job: their retained checkpoints and savepoints stay."""
         self._closing = True
-        self._known.stop_retrying()
+        self.jobs.stop_retrying()
         await self._operations.stop()
-        self._known.suspend_all(fenced=False)
+        self.jobs.suspend_all(fenced=False)
 
     # --- high availability
 
@@ -156,40 +149,34 @@ class Dispatcher:
 
     def wait_for(self, leader: LeaderInfo) -> None:
         """Records which other driver leads: errors to callers name it."""
-        self._leader_elsewhere = leader
+        self.jobs.leader_elsewhere = leader
 
     async def take_over(self, store: HaStore) -> None:
         """This driver leads: recovers what earlier drivers left. Raises StorageError for an unreadable directory."""
-        self._leader_elsewhere = None
+        self.jobs.leader_elsewhere = None
         self._submitter.store = store
         await self._holds.take_over(store.programs)
         await self._submissions.take_over(store.retired)
         await self._lineages.take_over(store.upgrades)
-        jobs = await self._known.find(store)
+        jobs = await self.jobs.find(store)
         if self._closing:  # the leadership was lost in the meantime, or the session ends
             return
-        self._known.take_over(jobs)
-        self._leads = True
+        self.jobs.take_over(jobs)
+        self.jobs.leads = True
 
     async def lose_leadership(self) -> None:
         """Another driver leads: this one may not change anything from now on, and its session ends."""
-        self._leads = False
+        self.jobs.leads = False
         self._closing = True
-        self._known.stop_retrying()
+        self.jobs.stop_retrying()
         await self._operations.stop()
-        self._known.suspend_all(fenced=True)
+        self.jobs.suspend_all(fenced=True)
         self._on_shutdown()
-
-    def _check_leads(self) -> None:
-        if not self._leads:
-            other = self._leader_elsewhere
-            where = "" if other is None else f" ({other.rest} of application {other.app_id} is the leader)"
-            raise NotReady(f"this driver is not the leader, or is still recovering; retry{where}")
 
     # --- the cluster
 
     async def cluster_overview(self) -> ClusterOverview:
-        statuses = Counter(job.status for job in self._known.newest_first())
+        statuses = Counter(job.status for job in self.jobs.newest_first())
         return ClusterOverview(self._slots.total, self._slots.available, len(self._slots.all()), statuses)
 
     async def slot_agents(self) -> tuple[TaskManager, ...]:
@@ -253,13 +240,13 @@ class Dispatcher:
 
     async def event_log(self) -> EventLog:
         """The events of this session since it became the leader."""
-        self._check_leads()
+        self.jobs.check_leads()
         return self._events
 
     async def shutdown_cluster(self) -> None:
         """Start an orderly shutdown of the session; returns at once. Jobs are suspended and their state is kept."""
         self._closing = True
-        self.shutdown_requested = self._leads
+        self.shutdown_requested = self.jobs.leads
         # Delayed, so that this request is still answered.
         asyncio.get_running_loop().call_later(0.1, self._on_shutdown)
 
@@ -288,14 +275,14 @@ class Dispatcher:
 
         A deleted pipeline is restored from a job that runs it. Raises :class:`PipelineNotFound`.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         pools = self._pools
         await self._holds.hold(pipeline_id, owner, wall_clock_ms(), pools.own, pools.planning)
         return self._shown(self._programs.get(pipeline_id).description)
 
     async def release_pipeline(self, pipeline_id: str, owner: str) -> None:
         """End a hold. Does nothing for a pipeline that is unknown or that the owner does not hold."""
-        self._check_leads()
+        self.jobs.check_leads()
         await self._holds.release(pipeline_id, owner, self._pools.own)
 
     def _shown(self, pipeline: StoredPipeline) -> StoredPipeline:
@@ -307,7 +294,7 @@ class Dispatcher:
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, and :class:`SubmissionFailed` for a pipeline or a
         snapshot that cannot be evaluated.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         request = with_recovery_options(self._complete(request))
         program, read = self._programs.get(request.pipeline_id), self._submitter.read_savepoint
         shown = await self._planner.preview(program, request, await read(request, only_plans=True))
@@ -322,7 +309,7 @@ class Dispatcher:
         Raises :class:`PipelineNotFound`, :class:`InvalidRequest`, :class:`SubmissionFailed`,
         :class:`JobAlreadyExists`, and :class:`NotReady` when storage fails: then nothing is left behind.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         if self._closing:
             raise NotReady("the session is shutting down")
         job_id = request.job_id or uuid.uuid4().hex
@@ -338,17 +325,17 @@ class Dispatcher:
 
         Raises ``Conflict`` while a job of this id has not ended.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         await self._submissions.retire(job_id, self._lives, wall_clock_ms(), self._pools.own)
 
     async def retired_job_ids(self) -> Mapping[str, int]:
         """Maps the retired ids to the times of retirement, in milliseconds since the epoch."""
-        self._check_leads()
+        self.jobs.check_leads()
         return self._submissions.retired()
 
     def _lives(self, job_id: str) -> bool:
         try:
-            return not self._job(job_id).status.is_globally_terminal
+            return not self.jobs[job_id].status.is_globally_terminal
         except JobNotFound:
             return False
 
@@ -356,7 +343,7 @@ class Dispatcher:
         """The request, completed from the job that ``like_job`` names, if it names one."""
         if request.like_job is None:
             return request
-        other = self._job(request.like_job)
+        other = self.jobs[request.like_job]
         known = self._submissions.known(request.like_job)
         if known is None:
             raise SubmissionFailed(f"likeJob: the submission of job {request.like_job} is no longer known")
@@ -364,37 +351,18 @@ class Dispatcher:
 
     async def _submit(self, job_id: str, request: RunRequest) -> None:
         job = await self._submitter.submit(job_id, request)
-        self._check_leads()
-        self._known.add(job_id, job)
+        self.jobs.check_leads()
+        self.jobs.add(job_id, job)
 
     # --- jobs
 
-    def _job(self, job_id: str) -> JobMaster | EndedJob:
-        self._check_leads()
-        return self._known[job_id]
-
-    def has_cleaned_up(self, job_id: str) -> bool:
-        """Whether the clean-up after a job's end is complete: its files, claims and records are deleted."""
-        job = self._job(job_id)
-        return isinstance(job, EndedJob) or job.cleaned_up
-
-    def _living_job(self, job_id: str) -> JobMaster:
-        job = self._job(job_id)
-        if isinstance(job, EndedJob) or job.status.is_globally_terminal:
-            raise JobTerminated(job_id, job.status)
-        return job
-
     async def list_jobs(self) -> tuple[JobOverview, ...]:
         """Lists living and ended jobs, newest first."""
-        self._check_leads()
-        return self._known.overviews()
-
-    async def job_status(self, job_id: str) -> JobStatus:
-        """Raises :class:`JobNotFound`, as does every method below that takes a job id."""
-        return self._job(job_id).status
+        self.jobs.check_leads()
+        return self.jobs.overviews()
 
     async def job_details(self, job_id: str) -> JobDetails:
-        details = self._job(job_id).details()
+        details = self.jobs[job_id].details()
         place = details.overview.lineage
         return replace(details, upgrade=None if place is None else self._lineages.held(place.id))
 
@@ -405,14 +373,11 @@ class Dispatcher:
         Raises :class:`Conflict` when another owner holds the lineage, when another job has replaced this one, and when
         another request is stopping it.
         """
-        return await self._lineages.hold(self._job(job_id).overview(), request)
+        return await self._lineages.hold(self.jobs[job_id].overview(), request)
 
     async def release_lineage(self, job_id: str, owner: str | None) -> None:
         """End the upgrade of an owner, or of any owner if None. Does nothing when none is in progress."""
-        await self._lineages.release(self._job(job_id).overview(), owner)
-
-    async def job_config(self, job_id: str) -> JobConfig:
-        return self._job(job_id).config_info()
+        await self._lineages.release(self.jobs[job_id].overview(), owner)
 
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
         """FLIP-530: check, persist, apply, then return; a needed restart has begun by then.
@@ -422,15 +387,11 @@ class Dispatcher:
         :class:`JobTerminated`, :class:`SubmissionFailed` for a pipeline that cannot be planned with it, and
         :class:`Conflict` when the job's state does not allow it.
         """
-        return await self._configuration_updates.change(self._living_job(job_id), request)
-
-    async def job_metrics(self, job_id: str) -> Mapping[str, str]:
-        """Maps Flink's names (``numberOfCompletedCheckpoints``, ``uptime``, ...) to values as text."""
-        return self._job(job_id).metrics()
+        return await self._configuration_updates.change(self.jobs[job_id].living(), request)
 
     async def vertex_metrics(self, job_id: str, vertex_id: str) -> Mapping[int, Mapping[str, float]]:
         """Maps each subtask's index to its metrics by Flink's names. Raises :class:`VertexNotFound`."""
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         return job.executions.vertex_metrics(_vertex(job, vertex_id))
 
     async def task_metrics(self) -> tuple[tuple[MetricSeries, ...], int]:
@@ -438,11 +399,9 @@ class Dispatcher:
 
         At most as many values as the configured limit; the number behind them says how many were left out.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         jobs = [
-            (job.overview(), job.executions)
-            for job in self._known.newest_first()
-            if not job.status.is_globally_terminal
+            (job.overview(), job.executions) for job in self.jobs.newest_first() if not job.status.is_globally_terminal
         ]
         series = [one for job, executions in jobs for one in executions.series(job.job_id, job.name)]
         return limited(series, self._configuration.get(RestOptions.MAX_METRIC_SERIES))
@@ -452,28 +411,14 @@ class Dispatcher:
 
         Raises :class:`VertexNotFound`, and :class:`NotReady` when no worker answers.
         """
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         vertex = _vertex(job, vertex_id)
         return await self._flame_graphs.of(job_id, job.executions.vertex_details(vertex))
 
     async def vertex_backpressure(self, job_id: str, vertex_id: str) -> Backpressure:
         """Raises :class:`VertexNotFound`."""
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         return job.executions.pressure(_vertex(job, vertex_id))
-
-    async def exception_history(self, job_id: str, max_entries: int) -> ExceptionHistory:
-        return self._job(job_id).exception_history(max_entries)
-
-    async def execution_result(self, job_id: str) -> ExecutionResult:
-        return self._job(job_id).result()
-
-    async def progress(self, job_id: str) -> list[dict[str, Any]]:
-        """The reports of the progress of a job's queries, oldest first."""
-        return await self._job(job_id).progress()
-
-    async def processed_all(self, job_id: str, since: int | None) -> tuple[int, bool]:
-        """See :meth:`JobMaster.processed_all`. Raises JobTerminated as well."""
-        return await self._living_job(job_id).processed_all(since)
 
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: Precondition = ANY_JOB
@@ -483,15 +428,11 @@ class Dispatcher:
         With ``retain`` its checkpoints outlive it, regardless of its options. Returns the latest retained one; a
         checkpoint that is being completed may still follow it.
         """
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
-            self._living_job(job_id).cancel(retain=retain)
+            job.living().cancel(retain=retain)
         return _retained(job)
-
-    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
-        """The parallelism bounds by vertex id."""
-        return self._living_job(job_id).resource_requirements()
 
     async def update_resource_requirements(
         self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
@@ -501,32 +442,11 @@ class Dispatcher:
         Raises :class:`RequirementsRefused`, :class:`RescaleInProgress`, :class:`JobTerminated`, and :class:`Conflict`
         with the reason when the job continues unchanged.
         """
-        job = self._living_job(job_id)
+        job = self.jobs[job_id].living()
         self._lineages.check(job.overview(), condition)
         await job.rescale(bounds)
 
     # --- checkpoints
-
-    async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot:
-        return self._job(job_id).checkpoint_statistics()
-
-    async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
-        return self._job(job_id).checkpoint_config()
-
-    async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
-        """FLIP-571: persist, apply, then return the settings in effect. Settings that are not given stay.
-
-        Raises :class:`UpdateInProgress`, :class:`JobTerminated`, and :class:`InvalidRequest` for values that only
-        clash with the job's other settings.
-        """
-        return await self._living_job(job_id).patch_checkpoint_config(overrides)
-
-    async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
-        """Return to the submitted values. Raises :class:`UpdateInProgress`, :class:`JobTerminated`."""
-        return await self._living_job(job_id).patch_checkpoint_config(None)
-
-    async def default_savepoint_directory(self, job_id: str) -> str | None:
-        return self._job(job_id).configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
 
     async def trigger_checkpoint(self, job_id: str, kind: CheckpointKind, trigger_id: str | None) -> str:
         """Returns the trigger id: the given one, whose operation is started once only, or a new one.
@@ -537,7 +457,7 @@ class Dispatcher:
         operation = OperationKind.CHECKPOINT
         if self._operations.knows(operation, job_id, trigger_id):
             return trigger_id or ""
-        job = self._living_job(job_id)
+        job = self.jobs[job_id].living()
         return self._operations.start(operation, job_id, trigger_id, lambda: job.trigger_checkpoint(kind))
 
     async def take_savepoint(self, job_id: str, request: SavepointRequest) -> str:
@@ -545,7 +465,7 @@ class Dispatcher:
         operation = OperationKind.SAVEPOINT
         if self._operations.knows(operation, job_id, request.trigger_id):
             return request.trigger_id or ""
-        job = self._living_job(job_id)
+        job = self.jobs[job_id].living()
         check_target(request.directory)
         job.check_no_drill(NO_SAVEPOINT)
         self._catalogue.expect_in(request.directory)
@@ -575,7 +495,7 @@ class Dispatcher:
     async def dispose_savepoint(self, path: str, trigger_id: str | None) -> str:
         """As :meth:`trigger_checkpoint`, for a path instead of a job."""
         operation = OperationKind.SAVEPOINT_DISPOSAL
-        self._check_leads()
+        self.jobs.check_leads()
         if self._operations.knows(operation, None, trigger_id):
             return trigger_id or ""
         try:
@@ -591,7 +511,7 @@ class Dispatcher:
 
         async def dispose() -> OperationStatus:
             try:
-                order = partial(self._dispose, path, self._references.written(), self._known.settled())
+                order = partial(self._dispose, path, self._references.written(), self.jobs.settled())
                 await asyncio.get_running_loop().run_in_executor(self._pools.paths(path), order)
             finally:
                 self._references.end_disposal(claimed)
@@ -612,15 +532,15 @@ class Dispatcher:
         Without a directory the configured one is used. Raises :class:`InvalidRequest`, as do the next two, and
         :class:`Conflict` for damaged savepoints.
         """
-        self._check_leads()
+        self.jobs.check_leads()
         return await self._catalogue.list(self._savepoint_directory(directory, job), job)
 
     async def known_savepoints(self, job: str | None) -> KnownSavepoints:
         """Lists the savepoints below every directory that the session or its jobs have configured or were given."""
-        self._check_leads()
+        self.jobs.check_leads()
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         directories = [self._configuration.get(option)]
-        for known in self._known.newest_first():
+        for known in self.jobs.newest_first():
             statistics = known.checkpoint_statistics()
             taken = [item for item in (*statistics.history, statistics.latest_savepoint) if item and item.is_savepoint]
             directories.append(known.configuration.get(option))
@@ -631,19 +551,19 @@ class Dispatcher:
         self, directory: str | None, job: str | None, before_ms: int | None = None
     ) -> CataloguedSavepoint:
         """Returns the latest good savepoint of that list. Raises :class:`NotFound` when there is none."""
-        self._check_leads()
+        self.jobs.check_leads()
         return await self._catalogue.latest(self._savepoint_directory(directory, job), job, before_ms)
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
         """Records the outcome of a verification or a drill."""
-        self._check_leads()
+        self.jobs.check_leads()
         return await self._catalogue.mark(path, kind, mark)
 
     def _savepoint_directory(self, directory: str | None, job: str | None) -> str:
         """The given directory, or the one configured for the latest known job of that id or name, or for all jobs."""
         if directory is not None:
             return directory
-        known = (found for found in self._known.newest_first() if job in (found.overview().job_id, found.graph.name))
+        known = (found for found in self.jobs.newest_first() if job in (found.overview().job_id, found.graph.name))
         of_job = next((found.configuration for found in known), Configuration())
         option = CheckpointingOptions.SAVEPOINT_DIRECTORY
         configured = Configuration.merge(self._configuration, of_job).get(option)
@@ -653,7 +573,7 @@ class Dispatcher:
 
     async def operation_status(self, kind: OperationKind, trigger_id: str, job_id: str | None) -> OperationStatus:
         """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
-        self._check_leads()
+        self.jobs.check_leads()
         return self._operations.status(kind, job_id, trigger_id)
 
 

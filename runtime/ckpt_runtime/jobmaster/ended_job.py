@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import Struct
 
@@ -41,6 +41,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ExecutionState,
     JobDetails,
     JobOverview,
+    JobTerminated,
     LineagePlace,
     RunRequest,
 )
@@ -72,8 +73,55 @@ class _Result(Struct):
     latest_restored: RestoredCheckpointStats | None = None
 
 
-class EndedJob:
+class ShownJob:
+    """A job as users see it, from what is known of any job. ``failure`` is the one that has ended it."""
+
+    job_id: str
+    drill = False
+    waits_for_slots = ""
+    """Why the job has not got its slots yet."""
+
+    def __init__(
+        self, graph: JobGraph, status: JobStatus, times: dict[JobStatus, int], changed_ms: int, place: LineagePlace
+    ) -> None:
+        self.graph = graph
+        self.executions = ExecutionGraph(graph)
+        self.status = status
+        self.failure: FailureCause | None = None
+        self._timestamps = times
+        self._last_modification = changed_ms
+        self._place = place
+
+    def overview(self) -> JobOverview:
+        return JobOverview(
+            job_id=self.job_id,
+            name=self.graph.name,
+            status=self.status,
+            start_time_ms=self._timestamps[JobStatus.INITIALIZING],
+            end_time_ms=self._timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
+            last_modification_ms=self._last_modification,
+            tasks_by_state=self.executions.counts(),
+            drill=self.drill,
+            lineage=self._place,
+        )
+
+    def details(self) -> JobDetails:
+        vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
+        # A running job may wait for slots as well, for a rescale; that is not shown.
+        waits = self.status in (JobStatus.CREATED, JobStatus.RESTARTING)
+        reason = self.waits_for_slots or None if waits else failure_reason(self.failure)
+        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason)
+
+    def result(self) -> ExecutionResult:
+        shown = self.overview()
+        status = shown.status if shown.status.is_globally_terminal else None
+        return ExecutionResult(shown.job_id, shown.name, status, shown.start_time_ms, shown.end_time_ms, self.failure)
+
+
+class EndedJob(ShownJob):
     """An ended job; read only."""
+
+    cleaned_up = True
 
     def __init__(self, document: object) -> None:
         """Raises :class:`DocumentError` for a document of another shape."""
@@ -81,26 +129,15 @@ class EndedJob:
         times = result.timestamps
         if JobStatus.INITIALIZING not in times or (result.status.is_globally_terminal and result.status not in times):
             raise DocumentError("`timestamps` lacks the start or the end of the job")
-        self.status = result.status
-        self.graph = JobGraph.from_json(result.graph)
+        place = result.lineage or LineagePlace(result.job_id)
+        super().__init__(JobGraph.from_json(result.graph), result.status, times, max(times.values()), place)
+        self.job_id = result.job_id
         with malformed():
             self.configuration = Configuration(result.configuration)
         self._version, self._notes = result.version, result.notes
-        self.executions = ExecutionGraph(self.graph)
         self.executions.enter_all(_TASKS.get(self.status, ExecutionState.CANCELED))
-        self._overview = JobOverview(
-            job_id=result.job_id,
-            name=self.graph.name,
-            status=self.status,
-            start_time_ms=times[JobStatus.INITIALIZING],
-            end_time_ms=times[self.status] if self.status.is_globally_terminal else NOT_YET,
-            last_modification_ms=max(times.values()),
-            tasks_by_state=self.executions.counts(),
-            lineage=result.lineage or LineagePlace(result.job_id),
-        )
-        self._timestamps = times
         self._exceptions = result.exceptions
-        self._failure = result.failure
+        self.failure = result.failure
         self.request = result.request
         self._restart_strategy = result.restart_strategy
         self._checkpoint_config = checked(result.checkpoint_config, EffectiveCheckpointConfig)
@@ -110,18 +147,14 @@ class EndedJob:
         self._latest_savepoint = _checkpoint_of(result.latest_checkpoints.get("savepoint"))
         self._latest_restored = result.latest_restored
 
-    def overview(self) -> JobOverview:
-        return self._overview
-
-    def details(self) -> JobDetails:
-        vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
-        reason = failure_reason(self._failure)
-        return JobDetails(self._overview, dict(self._timestamps), vertices, self.graph, status_reason=reason)
+    def living(self) -> NoReturn:
+        """Raises JobTerminated."""
+        raise JobTerminated(self.job_id, self.status)
 
     def config_info(self) -> JobConfig:
         submitted = frozenset[str]() if self.request is None else self.request.option_keys
         return shown_configuration(
-            self._overview.job_id,
+            self.job_id,
             self.graph.name,
             self.own,
             restart_strategy=self._restart_strategy,
@@ -158,13 +191,6 @@ class EndedJob:
     async def progress(self) -> list[dict[str, Any]]:
         """No reports: those of the driver that ran the job ended with it."""
         return []
-
-    def result(self) -> ExecutionResult:
-        overview = self._overview
-        status = self.status if self.status.is_globally_terminal else None
-        return ExecutionResult(
-            overview.job_id, overview.name, status, overview.start_time_ms, overview.end_time_ms, self._failure
-        )
 
 
 def shown_configuration(

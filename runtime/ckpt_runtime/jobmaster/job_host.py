@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Result = Callable[[], T]
 """Returns what a call returned, or raises what it raised."""
+SlotAnswer = Callable[[Result[list[Slot]]], None]
 
 
 class Pool(Enum):
@@ -69,12 +70,7 @@ class JobHost(Protocol):
         """
 
     def acquire_slots(
-        self,
-        owner: SlotOwner,
-        count: int,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-        least: int | None = None,
+        self, owner: SlotOwner, count: int, held: list[Slot], answer: SlotAnswer, least: int | None = None
     ) -> Cancellable:
         """As ``SlotPool.acquire``. A cancelled request gets no answer."""
 
@@ -117,12 +113,7 @@ class LoopHost:
         future.add_done_callback(partial(_pass_on, answer))
 
     def acquire_slots(
-        self,
-        owner: SlotOwner,
-        count: int,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-        least: int | None = None,
+        self, owner: SlotOwner, count: int, held: list[Slot], answer: SlotAnswer, least: int | None = None
     ) -> Cancellable:
         task = self._loop.create_task(self._slots.acquire(owner, count, held, least))
         self._tasks.add(task)  # the loop itself keeps no strong reference
@@ -148,7 +139,7 @@ class _SlotRequest:
         slots: SlotPool,
         owner: SlotOwner,
         held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
+        answer: SlotAnswer,
     ) -> None:
         self._task = task
         self._slots = slots
@@ -206,12 +197,7 @@ class SupervisedHost:
             self.call_later(0, partial(answer, partial(raised, error)))
 
     def acquire_slots(
-        self,
-        owner: SlotOwner,
-        count: int,
-        held: list[Slot],
-        answer: Callable[[Result[list[Slot]]], None],
-        least: int | None = None,
+        self, owner: SlotOwner, count: int, held: list[Slot], answer: SlotAnswer, least: int | None = None
     ) -> Cancellable:
         return self._host.acquire_slots(owner, count, held, partial(self.run, answer), least)
 

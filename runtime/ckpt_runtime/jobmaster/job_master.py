@@ -7,7 +7,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ckpt_runtime.checkpoint import effects as checkpoint_out
 from ckpt_runtime.checkpoint import events as checkpoint_on
@@ -149,6 +149,12 @@ class JobMaster:
     @property
     def has_ended(self) -> bool:
         return self.status.is_globally_terminal
+
+    def living(self) -> Self:
+        """The job itself. Raises JobTerminated once it has ended."""
+        if self.has_ended:
+            raise JobTerminated(self.job_id, self.status)
+        return self
 
     @property
     def cleaned_up(self) -> bool:
@@ -297,9 +303,10 @@ class JobMaster:
             await asyncio.sleep(_STOP_AGAIN_S)
 
     async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
-        """FLIP-571: persists, then applies, then returns the settings in effect. None drops all overrides.
+        """FLIP-571: persists, then applies, then returns the settings in effect. Settings that are not given stay.
 
-        Raises as ``Dispatcher.patch_checkpoint_config``.
+        None drops all overrides. Raises UpdateInProgress, JobTerminated, and InvalidRequest for values that only clash
+        with the job's other settings.
         """
         answer = await self._change(PatchRequested(uuid.uuid4().hex, patch))
         match answer.outcome:
@@ -504,7 +511,8 @@ class JobMaster:
 
     def references(self) -> References:
         """The snapshots that this job needs."""
-        return self._shell.references()
+        shell = self._shell
+        return References(self.job_id, self.status.value, shell.storage.directory, shell.core.referenced)
 
     def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
         return self._shell.core.coordinator.statistics()

@@ -38,7 +38,6 @@ from ckpt_runtime.jobmaster.job_settings import BACKEND_NAMES, processes_backlog
 from ckpt_runtime.jobmaster.job_view import JobView, KeptFailures
 from ckpt_runtime.jobmaster.progress import JobProgress
 from ckpt_runtime.jobmaster.slots import Slot
-from ckpt_runtime.jobmaster.snapshot_references import References
 from ckpt_runtime.jobmaster.storage_effects import StorageEffects, answer_to_failed, backoff_ms
 from ckpt_runtime.jobmaster.submission import JobSubmission
 from ckpt_runtime.jobmaster.task_gateway import SecondaryFailures, SlotPlacement, TaskGateway, plan_deployments
@@ -678,10 +677,6 @@ class JobShell:
             checkpoint_storage="FileSystemCheckpointStorage",
             overrides=tuple(self.core.overrides.given),
         )
-
-    def references(self) -> References:
-        """The snapshots that this job needs."""
-        return References(self._submission.job_id, self.view.status.value, self.storage.directory, self.core.referenced)
 
     def _statistics_after(self, status: JobStatus) -> CheckpointStatsSnapshot:
         """The statistics as they will be once the job has ended as ``status`` and its checkpoints are cleaned up."""

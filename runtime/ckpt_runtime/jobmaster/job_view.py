@@ -17,18 +17,15 @@ from ckpt_runtime.checkpoint.statistics import CheckpointStatsSnapshot
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import effective_options
 from ckpt_runtime.contract.configuration import JobConfig
-from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, failure_reason, printable
-from ckpt_runtime.jobmaster.ended_job import result_document, shown_configuration
-from ckpt_runtime.jobmaster.executions import ExecutionGraph, wall_clock_ms
+from ckpt_runtime.failure_report import MAX_MESSAGE_CHARS, MAX_TRACE_CHARS, FailureCause, printable
+from ckpt_runtime.jobmaster.ended_job import ShownJob, result_document, shown_configuration
+from ckpt_runtime.jobmaster.executions import wall_clock_ms
 from ckpt_runtime.jobmaster.gateway_values import (
     NOT_YET,
     EffectiveCheckpointConfig,
     ExceptionEntry,
     ExceptionHistory,
-    ExecutionResult,
     ExecutionState,
-    JobDetails,
-    JobOverview,
 )
 from ckpt_runtime.jobmaster.job_host import JobHost, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
@@ -107,23 +104,18 @@ def _size(entry: ExceptionEntry) -> int:
     return own + sum(_size(other) for other in entry.concurrent)
 
 
-class JobView:
+class JobView(ShownJob):
     """The view of one job under one driver. A job counts as ended only once its end is stored."""
 
     def __init__(self, submission: JobSubmission) -> None:
+        times = {JobStatus.INITIALIZING: submission.submitted_at_ms}
+        super().__init__(submission.graph, JobStatus.INITIALIZING, times, wall_clock_ms(), submission.place)
         self._submission = submission
-        self.graph = submission.graph
-        self.executions = ExecutionGraph(submission.graph)
-        self.status = JobStatus.INITIALIZING
-        self._timestamps: dict[JobStatus, int] = {JobStatus.INITIALIZING: submission.submitted_at_ms}
-        self._last_modification = wall_clock_ms()
+        self.job_id, self.drill = submission.job_id, submission.is_drill
         self._failures = FailureLog(
             submission.configuration.get(JobManagerOptions.EXCEPTION_HISTORY_SIZE), submission.history.failures
         )
-        self._end_cause: FailureInfo | None = None
         self._restarts = 0
-        self.waits_for_slots = ""
-        """Why the job has not got its slots yet."""
 
     # --- updates from the shell
 
@@ -132,7 +124,7 @@ class JobView:
         self._last_modification = wall_clock_ms()
 
     def status_changed(self, change: StatusChanged) -> None:
-        logger.info("job %s is %s", self._submission.job_id, change.status.value)
+        logger.info("job %s is %s", self.job_id, change.status.value)
         self.status = change.status
         self._timestamps[change.status] = change.timestamp
 
@@ -169,7 +161,7 @@ class JobView:
         about_it = {} if execution is None else asdict(execution)
         logger.info(
             "job %s has a failure: %s%s: %.500r",
-            self._submission.job_id,
+            self.job_id,
             who,
             cause.exception,
             cause.message,
@@ -177,7 +169,7 @@ class JobView:
         )
 
     def ended(self, cause: FailureInfo | None) -> None:
-        self._end_cause = cause
+        self.failure = None if cause is None else cause_of(cause)
 
     # --- what is stored
 
@@ -195,7 +187,7 @@ class JobView:
         """The job as it will be shown once its end is stored; ``plan`` was accepted last."""
         cause = ended.cause
         return result_document(
-            job_id=self._submission.job_id,
+            job_id=self.job_id,
             status=ended.status,
             graph=self.graph,
             own=plan.own,
@@ -212,32 +204,12 @@ class JobView:
 
     # --- what users see
 
-    def overview(self) -> JobOverview:
-        return JobOverview(
-            job_id=self._submission.job_id,
-            name=self.graph.name,
-            status=self.status,
-            start_time_ms=self._timestamps[JobStatus.INITIALIZING],
-            end_time_ms=self._timestamps[self.status] if self.status.is_globally_terminal else NOT_YET,
-            last_modification_ms=self._last_modification,
-            tasks_by_state=self.executions.counts(),
-            drill=self._submission.is_drill,
-            lineage=self._submission.place,
-        )
-
-    def details(self) -> JobDetails:
-        vertices = tuple(self.executions.vertex_details(vertex) for vertex in self.graph.vertices)
-        # A running job may wait for slots as well, for a rescale; that is not shown.
-        waits = self.status in (JobStatus.CREATED, JobStatus.RESTARTING)
-        reason = self.waits_for_slots or None if waits else failure_reason(self.result().failure)
-        return JobDetails(self.overview(), dict(self._timestamps), vertices, self.graph, status_reason=reason)
-
     def config_info(self, plan: JobPlan, running_version: int, overrides: Mapping[str, str | None]) -> JobConfig:
         """``plan`` was accepted last; ``overrides`` maps keys to the values in effect instead for now."""
         own, request = plan.own, self._submission.request
         submitted = frozenset[str]() if request is None else request.option_keys
         return shown_configuration(
-            self._submission.job_id,
+            self.job_id,
             self.graph.name,
             own,
             restart_strategy=strategy_type(plan.configuration).value,
@@ -258,18 +230,6 @@ class JobView:
 
     def exception_history(self, limit: int) -> ExceptionHistory:
         return self._failures.view(limit)
-
-    def result(self) -> ExecutionResult:
-        overview = self.overview()
-        cause = self._end_cause
-        return ExecutionResult(
-            job_id=overview.job_id,
-            name=overview.name,
-            status=overview.status if overview.status.is_globally_terminal else None,
-            start_time_ms=overview.start_time_ms,
-            end_time_ms=overview.end_time_ms,
-            failure=None if cause is None else cause_of(cause),
-        )
 
 
 class KeptFailures:

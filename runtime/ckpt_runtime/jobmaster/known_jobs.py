@@ -50,6 +50,7 @@ from ckpt_runtime.storage.errors import (
     StorageError,
 )
 from ckpt_runtime.storage.ha_store import HaStore
+from ckpt_runtime.storage.leader_store import LeaderInfo
 
 T = TypeVar("T")
 SnapshotReader = Callable[[str], CompletedCheckpoint]
@@ -252,32 +253,19 @@ _MAX_PAUSE_S = 60.0
 _FACTOR = 1.5
 
 
-class OrphanedJobs:
-    """The reason for each unrecovered job. A recovery that may succeed is retried until it does or damage is proven."""
+class OrphanedJobs(dict[str, str]):
+    """The reason for each unrecovered job: the file and its problem.
+
+    A recovery that may succeed is retried until it does or damage is proven; the other jobs stay unrecovered until a
+    user acts and another driver leads.
+    """
 
     def __init__(self, look: Callable[[FoundJob], FoundJob], recovered: Callable[[FoundJob], None]) -> None:
         """``look`` blocks, and is called in a thread; ``recovered`` gets each found job on the event loop."""
+        super().__init__()
         self._look = look
         self._recovered = recovered
-        self._reasons: dict[str, str] = {}
         self._looking: asyncio.Task[None] | None = None
-
-    def __contains__(self, job_id: object) -> bool:
-        return job_id in self._reasons
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._reasons)
-
-    def __len__(self) -> int:
-        return len(self._reasons)
-
-    def reason(self, job_id: str) -> str:
-        """The file and its problem, as a text for users."""
-        return self._reasons[job_id]
-
-    def add(self, job_id: str, reason: str) -> None:
-        """Adds a job that stays unrecovered until a user acts and another driver leads."""
-        self._reasons[job_id] = reason
 
     def look_for(self, jobs: list[FoundJob]) -> None:
         """Starts retrying the recovery of these jobs."""
@@ -303,9 +291,9 @@ class OrphanedJobs:
 
     def _take(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._reasons[found.job_id] = found.failure
+            self[found.job_id] = found.failure
             return
-        del self._reasons[found.job_id]
+        del self[found.job_id]
         logger.info("job %s can be recovered now", found.job_id)
         self._recovered(found)
 
@@ -316,7 +304,8 @@ MAX_ENDED_JOBS = 100
 class KnownJobs(dict[str, JobMaster | EndedJob]):
     """The known jobs by id, oldest first. All methods run on the driver's event loop.
 
-    An unknown id raises JobNotFound, and NotReady if the job could not be recovered.
+    An unknown id raises JobNotFound, or NotReady if the job could not be recovered. While this driver does not lead it
+    knows no jobs, and any id raises NotReady.
     """
 
     def __init__(
@@ -326,8 +315,12 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         pools: DriverPools,
         events: EventLog,
         submissions: Submissions,
+        *,
+        leads: bool = True,
     ) -> None:
         super().__init__()
+        self.leads = leads
+        self.leader_elsewhere: LeaderInfo | None = None
         self._configuration = configuration
         self._slots = slots
         self._pools = pools
@@ -348,9 +341,17 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         job.start()
         self._forget_old_jobs()
 
+    def check_leads(self) -> None:
+        """Raises NotReady, which names the leader, while this driver does not lead."""
+        if not self.leads:
+            other = self.leader_elsewhere
+            where = "" if other is None else f" ({other.rest} of application {other.app_id} is the leader)"
+            raise NotReady(f"this driver is not the leader, or is still recovering; retry{where}")
+
     def __missing__(self, job_id: str) -> JobMaster | EndedJob:
+        self.check_leads()
         if job_id in self._orphaned:
-            raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned.reason(job_id)}")
+            raise NotReady(f"job {job_id} cannot be recovered: {self._orphaned[job_id]}")
         raise JobNotFound(job_id)
 
     def overviews(self) -> tuple[JobOverview, ...]:
@@ -376,7 +377,7 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
     def check_recovered(self, job_id: str) -> None:
         """Raises Conflict for an unrecovered job, which may continue once its storage is back."""
         if job_id in self._orphaned and job_id not in self:
-            reason = self._orphaned.reason(job_id)
+            reason = self._orphaned[job_id]
             raise Conflict(
                 f"Job {job_id} of the same lineage cannot be recovered now, but may continue later: {reason}. If it "
                 "must never continue, start this one with fork"
@@ -442,12 +443,14 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         self._orphaned.close()
 
     def suspend_all(self, *, fenced: bool) -> None:
-        """Suspends all running jobs; with ``fenced`` nothing may be changed, not even for clean-up."""
+        """Suspends all running jobs; with ``fenced`` nothing may be changed, and they are forgotten."""
         for cleaning in self._cleaning:
             cleaning.close()
         for job in self.values():
             if isinstance(job, JobMaster):
                 job.suspend(fenced=fenced)
+        if fenced:
+            self.clear()
 
     # --- what earlier drivers have left
 
@@ -476,11 +479,11 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
-            self._orphaned.add(found.job_id, f"{type(error).__name__}: {error}")
+            self._orphaned[found.job_id] = f"{type(error).__name__}: {error}"
 
     def _recover_found(self, found: FoundJob) -> None:
         if found.failure is not None:
-            self._orphaned.add(found.job_id, found.failure)
+            self._orphaned[found.job_id] = found.failure
         request = None
         if found.result is not None:
             ended = self[found.job_id] = EndedJob(found.result)

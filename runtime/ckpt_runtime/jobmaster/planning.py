@@ -20,6 +20,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
+from ckpt_runtime.contract.jobs import OperatorPreview, RestorePreview, StatePreview
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.catalog_tables import NewTables, StaticTables
 from ckpt_runtime.frontend.planning_process import PLAN_LIMITS, PlanRequest, PlanResult, plan_in_process
@@ -46,29 +47,6 @@ from ckpt_runtime.storage.errors import PoolExhaustedError, StorageTimeoutError
 from ckpt_runtime.structured_log import fields
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorPreview:
-    """``verdict``: matched, new or dropped. Numbers are None for the side that does not have the operator."""
-
-    uid: str
-    name: str
-    verdict: str
-    restored_parallelism: int | None = None
-    parallelism: int | None = None
-    restored_max_parallelism: int | None = None
-    max_parallelism: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RestorePreview:
-    """``refusals`` are the reasons for which a submission would fail; empty when the snapshot fits."""
-
-    snapshot: CompletedCheckpoint
-    operators: tuple[OperatorPreview, ...]
-    states: tuple[StateVerdict, ...]
-    refusals: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +78,16 @@ def preview(
             check()
         except SubmissionFailed as error:
             refused.append(str(error))
-    return RestorePreview(snapshot, tuple(_operators(snapshot, graph)), judged, tuple(refused))
+    return RestorePreview(
+        snapshot=snapshot.directory,
+        type=snapshot.properties.type,
+        format=snapshot.format,
+        state_backend=snapshot.state_backend,
+        fits=not refused,
+        refusals=tuple(refused),
+        operators=tuple(_operators(snapshot, graph)),
+        states=msgspec.convert(judged, tuple[StatePreview, ...], from_attributes=True),
+    )
 
 
 def _operators(snapshot: CompletedCheckpoint, graph: JobGraph) -> Iterable[OperatorPreview]:

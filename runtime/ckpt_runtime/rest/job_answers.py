@@ -11,12 +11,10 @@ import struct
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 
-from msgspec import structs, to_builtins
+from msgspec import structs
 
 from ckpt_runtime.contract import jobs as contract
-from ckpt_runtime.contract.spelling import read
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.flame_graphs import StackSamples
@@ -30,7 +28,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     SubtaskDetails,
     VertexDetails,
 )
-from ckpt_runtime.jobmaster.planning import PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.planning import PlanPreview
 from ckpt_runtime.network.control_messages import SubtaskMeasures
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.ha_store import HeldUpgrade
@@ -363,23 +361,9 @@ def plan(job_id: str, graph: JobGraph) -> contract.Plan:
 
 def plan_preview(found: PlanPreview) -> contract.PlanPreview:
     """Flink's plan with additional warnings, and ``restore`` if a snapshot was given."""
-    restore = None if found.restore is None else _restore(found.restore)
+    shown = plan("", found.graph)
     return contract.PlanPreview(
-        plan=plan("", found.graph), warnings=tuple(found.warnings), explained=found.graph.explained, restore=restore
-    )
-
-
-def _restore(found: RestorePreview) -> contract.RestorePreview:
-    snapshot = found.snapshot
-    return contract.RestorePreview(
-        snapshot=snapshot.directory,
-        type=snapshot.properties.type,
-        format=snapshot.format,
-        state_backend=snapshot.state_backend,
-        fits=not found.refusals,
-        refusals=tuple(found.refusals),
-        operators=tuple(contract.OperatorPreview(**asdict(each)) for each in found.operators),
-        states=read([to_builtins(state) for state in found.states], tuple[contract.StatePreview, ...]),
+        plan=shown, warnings=found.warnings, explained=found.graph.explained, restore=found.restore
     )
 
 

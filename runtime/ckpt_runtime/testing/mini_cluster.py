@@ -27,6 +27,7 @@ from ckpt_runtime.configuration.cluster_options import LoggingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.jobmaster.cluster import Cluster, ClusterSettings
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
+from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_values import (
     AfterSavepoint,
     OperationKind,
@@ -34,6 +35,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     RunRequest,
     SavepointRequest,
 )
+from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.leadership import LEASE_TIMEOUT_S
 from ckpt_runtime.jobmaster.slots import SlotEnded, SlotTimes
 from ckpt_runtime.network.tls import rest_context
@@ -207,6 +209,14 @@ class MiniCluster:
         """Run a coroutine on the cluster's loop."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(type(self).time_limit(timeout_s))
 
+    def of_job(self, job_id: str, read: Callable[[JobMaster | EndedJob], T]) -> T:
+        """Reads something of a job on the cluster's loop."""
+
+        async def found() -> T:
+            return read(self.dispatcher.jobs[job_id])
+
+        return self.call(found())
+
     def submit(
         self,
         pipeline: Path,
@@ -236,7 +246,7 @@ class MiniCluster:
         return self.call(self.dispatcher.run_pipeline(request))
 
     def status(self, job_id: str) -> JobStatus:
-        return self.call(self.dispatcher.job_status(job_id))
+        return self.of_job(job_id, lambda job: job.status)
 
     def wait_for_status(
         self, job_id: str, *wanted: JobStatus, timeout_s: float = DEFAULT_TIMEOUT_S, clean_up: bool = True
@@ -261,11 +271,7 @@ class MiniCluster:
 
     def wait_for_clean_up(self, job_id: str) -> None:
         """Wait until the clean-up after the end of a job is done."""
-
-        async def cleaned_up() -> bool:
-            return self.dispatcher.has_cleaned_up(job_id)
-
-        self.wait_until(lambda: self.call(cleaned_up()), f"the clean-up of job {job_id}")
+        self.wait_until(lambda: self.of_job(job_id, lambda job: job.cleaned_up), f"the clean-up of job {job_id}")
 
     def wait_for_checkpoints(self, job_id: str, count: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
         """Wait until ``count`` more checkpoints than now have completed; returns the total.
@@ -285,11 +291,11 @@ class MiniCluster:
         return self.completed_checkpoints(job_id)
 
     def completed_checkpoints(self, job_id: str) -> int:
-        return self.call(self.dispatcher.checkpoint_statistics(job_id)).counts.completed
+        return self.of_job(job_id, lambda job: job.checkpoint_statistics()).counts.completed
 
     def restarts(self, job_id: str) -> int:
         """Counts how often the job was deployed again."""
-        return int(self.call(self.dispatcher.job_metrics(job_id))["numRestarts"])
+        return int(self.of_job(job_id, lambda job: job.metrics())["numRestarts"])
 
     def savepoint(
         self,
@@ -321,7 +327,7 @@ class MiniCluster:
 
     def failure(self, job_id: str) -> str:
         """Returns the newest failure: its stack trace, or its message if it has none; empty without a failure."""
-        entries = self.call(self.dispatcher.exception_history(job_id, 1)).entries
+        entries = self.of_job(job_id, lambda job: job.exception_history(1)).entries
         if not entries:
             return ""
         failure = entries[0].failure

@@ -43,13 +43,14 @@ def _(original, pending, configuration, now_ms):
     return original(pending, replace(configuration, rescue_enabled=True, rescue_min_progress=1), now_ms)
 
 
-@bug("a new timeout counts from the change", "571.3", Triggering, "_move_deadline", seed=28)
-def _(self, pending, now):
-    self._pending.move_deadline(pending, now.rel_ms + self._in_force.settings.timeout_ms)
-    self._schedule_canceller(pending)
+@bug("a new timeout counts from the change", "571.3", Triggering, "move_deadlines", seed=28)
+def _(self, now):
+    for pending in self._pending.abortable():
+        self._pending.move_deadline(pending, now.rel_ms + self._in_force.settings.timeout_ms)
+        self._schedule_canceller(pending)
 
 
-bug("a new timeout leaves pending checkpoints alone", "571.3", Triggering, "_move_deadline", seed=28)(nothing)
+bug("a new timeout leaves pending checkpoints alone", "571.3", Triggering, "move_deadlines", seed=28)(nothing)
 
 bug("a checkpoint without a deadline", "1.1, step 5", Triggering, "_schedule_canceller", seed=8)(nothing)
 

@@ -108,7 +108,7 @@ def total_over_no_rows_in_update_mode(rows: DataFrame) -> DataFrame:
     return rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
 
 
-@program("update", suite=True, rows=COUNTED)
+@program("update", rows=COUNTED)
 def total_over_rows_that_are_filtered_out_in_update_mode(rows: DataFrame) -> DataFrame:
     return rows.where("v > 100").agg(F.count("*").alias("n"), F.sum("v").alias("s"))
 
@@ -167,7 +167,7 @@ def keys_that_are_structs(rows: DataFrame) -> DataFrame:
     return rows.groupBy(F.struct("k", F.struct("v")).alias("s")).count()
 
 
-@program("update", keys="a", suite=True, schemas=PAIRS, rows=PAIRED)
+@program("update", keys="a", schemas=PAIRS, rows=PAIRED)
 def keys_that_are_arrays(rows: DataFrame) -> DataFrame:
     return rows.groupBy(F.array("k", F.lit("x")).alias("a")).count()
 
@@ -234,7 +234,7 @@ def pipe_syntax(rows: DataFrame) -> DataFrame:
     )
 
 
-@program("append", suite=True, rows=COUNTED)
+@program("append", rows=COUNTED)
 def pipe_syntax_that_selects(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("piped")
     return rows.sparkSession.sql("FROM piped |> WHERE v > 1 |> SELECT v, v + 1 AS w |> SET w = w * 2 |> DROP v")
@@ -410,7 +410,7 @@ def name_of_the_input_file(rows: DataFrame) -> DataFrame:
 # Event time
 
 
-@program("append", suite=True, rows=TIMES)
+@program("append", rows=TIMES)
 def tumbling_windows_in_append_mode(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
 

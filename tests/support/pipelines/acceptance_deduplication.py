@@ -21,7 +21,7 @@ SPOKEN = (
 )
 
 
-@program("append", suite=True, rows=([1, 2, 2], [2, 3], [None, 1, None]))
+@program("append", rows=([1, 2, 2], [2, 3], [None, 1, None]))
 def duplicates_of_all_columns(rows: DataFrame) -> DataFrame:
     return rows.dropDuplicates()
 
@@ -180,7 +180,7 @@ def words(rows: DataFrame) -> DataFrame:
     return timed(rows, "30 seconds").select(F.explode(F.split("line", " ")).alias("word"), "t")
 
 
-@program("append", suite=True, schemas=WORDS, rows=SPOKEN)
+@program("append", schemas=WORDS, rows=SPOKEN)
 def sessions_in_append_mode(rows: DataFrame) -> DataFrame:
     sessions = words(rows).groupBy(F.session_window("t", "10 seconds").alias("s"), "word")
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")

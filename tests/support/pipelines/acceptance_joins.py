@@ -37,7 +37,7 @@ def of_windows(left: DataFrame, right: DataFrame, how: str) -> DataFrame:
     return joined.selectExpr("key", "cast(window.end AS long) AS end", *values)
 
 
-@program("append", suite=True, **NUMBERS)
+@program("append", **NUMBERS)
 def windowed_inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
     return of_windows(left, right, "inner")
 

@@ -21,6 +21,7 @@ from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import Finish, JobManager, Task
+from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 if TYPE_CHECKING:
     from pathlib import PurePath
@@ -177,7 +178,7 @@ def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_ea
 ) -> None:
     """A session makes an archive of a single file, and the id of that."""
     gateway = job_manager.gateway
-    store, job_config = gateway.store_pipeline, gateway.job_config
+    store, shown = gateway.store_pipeline, FakeJob.config_info
 
     async def store_archive(filename: str, content: AsyncIterator[bytes]) -> StoredPipeline:
         data = b"".join([chunk async for chunk in content])
@@ -187,11 +188,11 @@ def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_ea
 
         return await store(filename, archive())
 
-    async def config_with_program(job_id: str) -> JobConfig:
-        return replace(await job_config(job_id), pipeline_id=gateway.jobs[job_id].request.pipeline_id)
+    def config_with_program(job: FakeJob) -> JobConfig:
+        return replace(shown(job), pipeline_id=job.request.pipeline_id)
 
     monkeypatch.setattr(gateway, "store_pipeline", store_archive)
-    monkeypatch.setattr(gateway, "job_config", config_with_program)
+    monkeypatch.setattr(FakeJob, "config_info", config_with_program)
     first = finish(operator(orders, "p"), Task().context())
     again = finish(operator(orders, "p"), Task().context())
     assert (again["change"], again["job_id"]) == ("UNCHANGED", first["job_id"])

@@ -37,6 +37,7 @@ from airflow_provider_ckpt.upgrades.steps import WATCHES, begin, drive, take_ste
 from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.scheduler.job_status import JobStatus
 from tests.unit.provider.conftest import JOB, Fault, JobManager, Task
+from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 FAST = {"deferrable": False, "poll_interval": 0.01}
 
@@ -227,12 +228,7 @@ def test_checkpoints_of_the_gate_count_since_the_last_restart_and_a_degraded_job
             gateway.complete_checkpoint(job)
         assert look().completed == 3
         assert "the last checkpoint is" in look().ailment
-        done = gateway.job_metrics
-
-        async def restarted(job_id: str) -> dict[str, str]:
-            return {**await done(job_id), "numRestarts": "11"}
-
-        monkeypatch.setattr(gateway, "job_metrics", restarted)
+        monkeypatch.setattr(job, "metrics", lambda: {**FakeJob.metrics(job), "numRestarts": "11"})
         gateway.move(JOB, JobStatus.RESTARTING)
         gateway.move(JOB, JobStatus.RUNNING)
         gateway.complete_checkpoint(job)

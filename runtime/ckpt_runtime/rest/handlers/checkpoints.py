@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 
 from ckpt_runtime.checkpoint.properties import SavepointFormat
 from ckpt_runtime.checkpoint.statistics import CheckpointStats
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.contract.checkpoints import (
     Checkpoint,
     CheckpointStatistics,
@@ -72,11 +73,11 @@ _TRIGGER = errors(400, 404, 408, 409, 413)
 @checkpoints.get("", responses=_READ)
 async def statistics(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointStatistics:
     """Counts, summary, the latest checkpoints and the history."""
-    return checkpoint_answers.statistics(await dispatcher.checkpoint_statistics(job_id))
+    return checkpoint_answers.statistics(dispatcher.jobs[job_id].checkpoint_statistics())
 
 
-async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
-    stats = (await dispatcher.checkpoint_statistics(job_id)).checkpoint(int(checkpoint_id))
+def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -> CheckpointStats:
+    stats = dispatcher.jobs[job_id].checkpoint_statistics().checkpoint(int(checkpoint_id))
     if stats is None:
         raise CheckpointNotFound(int(checkpoint_id))
     return stats
@@ -85,7 +86,7 @@ async def _checkpoint(job_id: str, checkpoint_id: str, dispatcher: Dispatcher) -
 @checkpoints.get("/details/{checkpointid}", responses=_READ)
 async def details(job_id: JobId, checkpoint_id: CheckpointId, dispatcher: TheDispatcher) -> Checkpoint:
     """One checkpoint by vertex."""
-    return checkpoint_answers.checkpoint(await _checkpoint(job_id, checkpoint_id, dispatcher), with_tasks=True)
+    return checkpoint_answers.checkpoint(_checkpoint(job_id, checkpoint_id, dispatcher), with_tasks=True)
 
 
 @checkpoints.get("/details/{checkpointid}/subtasks/{vertexid}", responses=_READ)
@@ -93,7 +94,7 @@ async def subtasks(
     job_id: JobId, checkpoint_id: CheckpointId, vertex_id: VertexId, dispatcher: TheDispatcher
 ) -> VertexCheckpoint:
     """One vertex of a checkpoint by subtask."""
-    stats = await _checkpoint(job_id, checkpoint_id, dispatcher)
+    stats = _checkpoint(job_id, checkpoint_id, dispatcher)
     vertex = stats.vertices.get(vertex_id)
     if vertex is None:
         raise NotFound(f"There is no checkpoint statistics for task {vertex_id}.")
@@ -189,8 +190,8 @@ async def checkpoint_operation(job_id: JobId, trigger_id: TriggerId, dispatcher:
     return await _poll(OperationKind.CHECKPOINT, trigger_id, job_id, dispatcher)
 
 
-async def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
-    directory = given or await dispatcher.default_savepoint_directory(job_id)
+def _directory(given: str | None, job_id: str, dispatcher: Dispatcher, spelling: str) -> str:
+    directory = given or dispatcher.jobs[job_id].configuration.get(CheckpointingOptions.SAVEPOINT_DIRECTORY)
     if directory is None:
         raise BadRequest(
             f"Config key [execution.checkpointing.savepoint-dir] is not set. Property [{spelling}] must be provided."
@@ -207,7 +208,7 @@ async def trigger_savepoint(
     requester: Requester = None,
 ) -> Triggered:
     """Trigger a savepoint."""
-    directory = await _directory(body.directory, job_id, dispatcher, "target-directory")
+    directory = _directory(body.directory, job_id, dispatcher, "target-directory")
     then = AfterSavepoint.CANCEL if body.cancel_job else AfterSavepoint.CONTINUE
     wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
     return Triggered(await dispatcher.take_savepoint(job_id, wanted))
@@ -222,7 +223,7 @@ async def stop(
     requester: Requester = None,
 ) -> Triggered:
     """Stop a job with a savepoint."""
-    directory = await _directory(body.directory, job_id, dispatcher, "targetDirectory")
+    directory = _directory(body.directory, job_id, dispatcher, "targetDirectory")
     then = AfterSavepoint.DRAIN if body.drain else AfterSavepoint.STOP
     wanted = SavepointRequest(directory, then, body.savepoint_format, body.trigger_id, requester, condition)
     return Triggered(await dispatcher.take_savepoint(job_id, wanted))

@@ -380,7 +380,7 @@ async def run(pipeline_id: PipelineId, dispatcher: TheDispatcher, body: _Body, c
     job_id = await dispatcher.run_pipeline(RunRequest(pipeline_id=pipeline_id, **dict(body), condition=condition))
     warnings: tuple[str, ...] = ()
     with suppress(GatewayError):  # the job has been started, whatever its state is by now
-        settings = (await dispatcher.checkpoint_config(job_id)).settings
+        settings = dispatcher.jobs[job_id].checkpoint_config().settings
         warnings = tuple(job_warnings(await dispatcher.job_details(job_id), settings))
     return StartedJob(job_id=job_id, application_id=job_id, warnings=warnings)
 

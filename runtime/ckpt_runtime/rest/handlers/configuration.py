@@ -96,7 +96,7 @@ def overrides_of(body: ClosedBody) -> CheckpointOverrides:
 @checkpoint_configuration.get("/config", responses=_READ)
 async def effective(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """The checkpoint settings in effect."""
-    return shown_settings(await dispatcher.checkpoint_config(job_id))
+    return shown_settings(dispatcher.jobs[job_id].checkpoint_config())
 
 
 @checkpoint_configuration.get("/configuration", responses=_READ)
@@ -110,13 +110,13 @@ async def patch(
     job_id: JobId, dispatcher: TheDispatcher, body: Annotated[ClosedBody, body_of(PatchBody)]
 ) -> CheckpointConfig:
     """Change checkpoint settings while the job runs."""
-    return shown_settings(await dispatcher.patch_checkpoint_config(job_id, overrides_of(body)))
+    return shown_settings(await dispatcher.jobs[job_id].living().patch_checkpoint_config(overrides_of(body)))
 
 
 @checkpoint_configuration.delete("/configuration", responses=_CHANGE, dependencies=[Depends(whole_request)])
 async def reset(job_id: JobId, dispatcher: TheDispatcher) -> CheckpointConfig:
     """Return to the submitted checkpoint settings."""
-    return shown_settings(await dispatcher.delete_checkpoint_config_overrides(job_id))
+    return shown_settings(await dispatcher.jobs[job_id].living().patch_checkpoint_config(None))
 
 
 # --- the configuration of the job
@@ -169,7 +169,7 @@ IfMatch = Annotated[str | None, Header(alias="If-Match", description="the versio
 @job_configuration.get("", responses=_READ)
 async def config(job_id: JobId, dispatcher: TheDispatcher, response: Response) -> JobConfig:
     """Configuration of a job and its version (FLIP-530)."""
-    found = await dispatcher.job_config(job_id)
+    found = dispatcher.jobs[job_id].config_info()
     response.headers["ETag"] = f'"{found.version}"'
     return found
 
@@ -252,7 +252,7 @@ _REQUIREMENTS_BODY = json_body(
 @requirements.get("", responses=errors(400, 404, 409))
 async def resource_requirements(job_id: JobId, dispatcher: TheDispatcher) -> dict[str, VertexRequirements]:
     """The declared bounds of each vertex's parallelism; both are its parallelism if none were declared."""
-    found = await dispatcher.resource_requirements(job_id)
+    found = dispatcher.jobs[job_id].living().resource_requirements()
     return {
         vertex: VertexRequirements(ParallelismRange(bounds.lower, bounds.upper)) for vertex, bounds in found.items()
     }

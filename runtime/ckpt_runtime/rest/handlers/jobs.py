@@ -14,6 +14,7 @@ from starlette.responses import Response
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.contract.checkpoints import CanceledJob
 from ckpt_runtime.contract.cluster import AggregatedMetric, Metric, Nothing, OptionValue
+from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.contract.jobs import (
     Backpressure,
     BackpressureHealth,
@@ -110,10 +111,7 @@ async def aggregated_metrics(
     for job in await dispatcher.list_jobs():
         if wanted is not None and job.job_id not in wanted:
             continue
-        try:
-            samples.append(_numbers(await dispatcher.job_metrics(job.job_id)))
-        except JobNotFound:
-            continue
+        samples.append(_numbers(dispatcher.jobs[job.job_id].metrics()))
     return parameters.aggregated(samples, listed(names), aggregations(kinds))
 
 
@@ -134,7 +132,7 @@ def _numbers(values: Mapping[str, str]) -> dict[str, float]:
 async def details(job_id: JobId, dispatcher: TheDispatcher) -> JobDetails:
     """Everything about one job."""
     found = await dispatcher.job_details(job_id)
-    warnings = health.job_warnings(found, (await dispatcher.checkpoint_config(job_id)).settings)
+    warnings = health.job_warnings(found, dispatcher.jobs[job_id].checkpoint_config().settings)
     return job_answers.job_details(found, warnings, now_ms())
 
 
@@ -164,7 +162,7 @@ async def cancel(
 @jobs.get("/{jobid}/status", responses=_READ)
 async def status(job_id: JobId, dispatcher: TheDispatcher) -> JobStatusAnswer:
     """The state of a job."""
-    return JobStatusAnswer(await dispatcher.job_status(job_id))
+    return JobStatusAnswer(dispatcher.jobs[job_id].status)
 
 
 @jobs.get("/{jobid}/plan", responses=_READ)
@@ -176,13 +174,13 @@ async def plan(job_id: JobId, dispatcher: TheDispatcher) -> PlanAnswer:
 @jobs.get("/{jobid}/metrics", responses=_READ)
 async def job_metrics(job_id: JobId, dispatcher: TheDispatcher, names: MetricNames = None) -> list[Metric]:
     """Names or values of parameters."""
-    return parameters.listing(await dispatcher.job_metrics(job_id), listed(names))
+    return parameters.listing(dispatcher.jobs[job_id].metrics(), listed(names))
 
 
 @jobs.get("/{jobid}/accumulators", responses=_READ)
 async def accumulators(job_id: JobId, dispatcher: TheDispatcher) -> JobAccumulators:
     """Always empty: there are no accumulators."""
-    await dispatcher.job_status(job_id)
+    dispatcher.jobs[job_id]  # Raises if it is not known.
     return JobAccumulators()
 
 
@@ -191,7 +189,7 @@ async def exceptions(
     job_id: JobId, dispatcher: TheDispatcher, max_exceptions: MaxExceptions = 20, labels: FailureLabels = None
 ) -> Exceptions:
     """Failures, newest first."""
-    found = await dispatcher.exception_history(job_id, max_exceptions)
+    found = dispatcher.jobs[job_id].exception_history(max_exceptions)
     if listed(labels):  # no failure has labels, so none matches
         return Exceptions(ExceptionHistory((), False))
     return Exceptions(ExceptionHistory(tuple(map(job_answers.exception, found.entries)), found.truncated))
@@ -200,19 +198,19 @@ async def exceptions(
 @jobs.get("/{jobid}/execution-result", responses=_READ)
 async def execution_result(job_id: JobId, dispatcher: TheDispatcher) -> ExecutionResult:
     """How the job ended."""
-    return job_answers.execution_result(await dispatcher.execution_result(job_id))
+    return job_answers.execution_result(dispatcher.jobs[job_id].result())
 
 
 @jobs.get("/{jobid}/progress", responses=_READ)
 async def progress(job_id: JobId, dispatcher: TheDispatcher) -> ProgressReports:
     """What the queries of a job have done between two completed checkpoints, in Spark's form, oldest first."""
-    return ProgressReports(tuple(await dispatcher.progress(job_id)))
+    return ProgressReports(tuple(await dispatcher.jobs[job_id].progress()))
 
 
 @jobs.get("/{jobid}/jobmanager/config", responses=_READ, tags=["cluster"])
 async def job_cluster_configuration(job_id: JobId, dispatcher: TheDispatcher) -> list[OptionValue]:
     """The options of the cluster."""
-    await dispatcher.job_status(job_id)
+    dispatcher.jobs[job_id]  # Raises if it is not known.
     return await cluster_configuration(dispatcher)
 
 
@@ -221,25 +219,24 @@ async def job_cluster_configuration(job_id: JobId, dispatcher: TheDispatcher) ->
 
 async def _health(job_id: str, dispatcher: Dispatcher) -> health.JobHealth:
     details = await dispatcher.job_details(job_id)
-    pressures = {}
+    job, pressures = dispatcher.jobs[job_id], {}
     if details.overview.status is JobStatus.RUNNING:
         for vertex in details.vertices:
             pressures[vertex.vertex_id] = await dispatcher.vertex_backpressure(job_id, vertex.vertex_id)
-    numbers = await dispatcher.job_metrics(job_id)
     return health.job_health(
         details,
-        await dispatcher.checkpoint_statistics(job_id),
-        (await dispatcher.checkpoint_config(job_id)).settings,
+        job.checkpoint_statistics(),
+        job.checkpoint_config().settings,
         pressures,
-        int(numbers.get("numRestarts", 0)),
-        await _stall_timeout_ms(job_id, dispatcher),
+        int(job.metrics().get("numRestarts", 0)),
+        _stall_timeout_ms(job.config_info()),
         now_ms(),
     )
 
 
-async def _stall_timeout_ms(job_id: str, dispatcher: Dispatcher) -> int:
+def _stall_timeout_ms(configuration: JobConfig) -> int:
     option = ExecutionOptions.STALL_TIMEOUT
-    for known in (await dispatcher.job_config(job_id)).effective:
+    for known in configuration.effective:
         if known.key == option.key and known.value is not None:
             return option.parse(known.value)
     return option.default
@@ -267,7 +264,7 @@ async def prometheus_metrics(dispatcher: TheDispatcher) -> Response:
         if job.status.is_globally_terminal:
             continue
         try:
-            jobs.append((job, await dispatcher.job_metrics(job.job_id), await _health(job.job_id, dispatcher)))
+            jobs.append((job, dispatcher.jobs[job.job_id].metrics(), await _health(job.job_id, dispatcher)))
         except JobNotFound:
             continue
     series, left_out = await dispatcher.task_metrics()
@@ -309,7 +306,7 @@ async def job_events(
     request: Request, job_id: JobId, dispatcher: TheDispatcher, last_event_id: _LastEventId = None
 ) -> EventStreamResponse:
     """The stream of one job. It continues when the job has ended."""
-    await dispatcher.job_status(job_id)
+    dispatcher.jobs[job_id]  # Raises if it is not known.
     streams: EventStreams = request.app.state.event_streams
     return EventStreamResponse(streams.follow(await dispatcher.event_log(), frozenset((job_id,)), last_event_id))
 

@@ -69,7 +69,7 @@ class TestRequestDecider:
         decider = CheckpointRequestDecider()
         decider.offer(request(1))
         assert decider.next(load, 0) == (RequestVerdict.WAIT, None)
-        assert not decider.is_empty
+        assert decider.queue
 
     @pytest.mark.row("76.9")
     def test_savepoint_starts_among_pending_checkpoints_unless_these_may_be_unaligned(self):
@@ -97,14 +97,14 @@ class TestRequestDecider:
         refused = request(CAPACITY + 2, SAVEPOINT)
         assert decider.offer(refused) is refused
         assert len(decider.drain()) == CAPACITY
-        assert decider.is_empty
+        assert not decider.queue
 
     def test_at_most_one_periodic_request_waits(self):
         decider = CheckpointRequestDecider()
         assert decider.offer(request(1, periodic=True)) is None
         assert decider.offer(request(2, periodic=True)).sequence == 2
         decider.drop_periodic()
-        assert decider.is_empty
+        assert not decider.queue
 
 
 @pytest.mark.row("147.1")

@@ -158,7 +158,7 @@ def test_vertices_that_are_not_named_keep_their_bounds(ckpt: Ckpt, gateway: Fake
     asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
     assert ckpt("rescale", JOB, "-p", "count=2", "--json") == 0
     assert json.loads(capsys.readouterr().out)["parallelism"] == dict(zip(VERTICES, (3, 2, 3), strict=True))
-    declared = asyncio.run(gateway.resource_requirements(JOB))
+    declared = gateway.jobs[JOB].resource_requirements()
     assert [(its.lower, its.upper) for its in declared.values()] == [(1, 8), (2, 2), (1, 8)]
 
 

@@ -97,11 +97,10 @@ async def test_dispatcher_answers_nothing_about_jobs_before_it_leads(tmp_path: P
         dispatcher = session.dispatcher
         for call in (
             dispatcher.list_jobs(),
-            dispatcher.job_status(JOB),
             dispatcher.run_pipeline(REQUEST),
             dispatcher.dispose_savepoint("/x", None),
             dispatcher.operation_status(OperationKind.SAVEPOINT, "ab" * 16, JOB),
-            dispatcher.patch_checkpoint_config(JOB, CheckpointOverrides(timeout_ms=20)),
+            dispatcher.job_details(JOB),
         ):
             with pytest.raises(NotReady, match="is not the leader"):
                 await call
@@ -113,7 +112,7 @@ async def test_dispatcher_answers_nothing_about_jobs_before_it_leads(tmp_path: P
         await dispatcher.take_over(session.store(1))
         assert await dispatcher.list_jobs() == ()
         with pytest.raises(JobNotFound):
-            await dispatcher.job_status(JOB)
+            dispatcher.jobs[JOB]
 
 
 @pytest.mark.row("571.5")
@@ -124,14 +123,14 @@ async def test_next_driver_continues_jobs_and_recognizes_their_requests(tmp_path
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
-        while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
+        while dispatcher.jobs[JOB].status is not JobStatus.RUNNING:
             await asyncio.sleep(0.001)
-        assert (await dispatcher.checkpoint_config(JOB)).settings.timeout_ms == 77_000
+        assert dispatcher.jobs[JOB].checkpoint_config().settings.timeout_ms == 77_000
         assert await dispatcher.run_pipeline(REQUEST) == JOB
         with pytest.raises(JobAlreadyExists):
             await dispatcher.run_pipeline(replace(REQUEST, arguments=()))
         await dispatcher.cancel_job(JOB)
-        while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
+        while dispatcher.jobs[JOB].status is not JobStatus.CANCELED:
             await asyncio.sleep(0.001)
 
 
@@ -187,7 +186,7 @@ async def test_the_id_of_an_ended_job_can_be_retired(tmp_path: Path) -> None:
         with pytest.raises(JobStillRunning):
             await dispatcher.retire_job_id(JOB)
         await dispatcher.cancel_job(JOB)
-        while await dispatcher.job_status(JOB) is not JobStatus.CANCELED:
+        while dispatcher.jobs[JOB].status is not JobStatus.CANCELED:
             await asyncio.sleep(0.001)
         await dispatcher.retire_job_id(JOB)
         with pytest.raises(JobIdRetired):
@@ -204,13 +203,13 @@ async def test_ended_jobs_are_listed_and_what_is_left_of_them_is_cleaned_up(tmp_
         job.suspend(fenced=True)
         dispatcher, store = session.dispatcher, session.store(2)
         await dispatcher.take_over(store)
-        assert await dispatcher.job_status(JOB) is JobStatus.FINISHED
+        assert dispatcher.jobs[JOB].status is JobStatus.FINISHED
         (overview,) = await dispatcher.list_jobs()
         assert overview.status is JobStatus.FINISHED
         assert (await dispatcher.job_details(JOB)).overview == overview
         vertex = (await dispatcher.job_details(JOB)).vertices[0].vertex_id
         assert await dispatcher.vertex_metrics(JOB, vertex) == {}
-        assert (await dispatcher.execution_result(JOB)).status is JobStatus.FINISHED
+        assert dispatcher.jobs[JOB].result().status is JobStatus.FINISHED
         with pytest.raises(JobTerminated):
             await dispatcher.cancel_job(JOB)
         with pytest.raises(JobTerminated):
@@ -302,12 +301,12 @@ async def test_losing_the_leadership_suspends_the_jobs_and_ends_the_session(tmp_
         job.suspend(fenced=True)
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
-        while await dispatcher.job_status(JOB) is not JobStatus.RUNNING:
+        while dispatcher.jobs[JOB].status is not JobStatus.RUNNING:
             await asyncio.sleep(0.001)
         await dispatcher.lose_leadership()
         assert session.ended.is_set()
         with pytest.raises(NotReady):
-            await dispatcher.job_status(JOB)
+            dispatcher.jobs[JOB]
         found = known_jobs.find_jobs(session.store(3), Configuration())
         assert [known.job_id for known in found if known.submission is not None] == [JOB]
 
@@ -335,7 +334,7 @@ async def test_a_leadership_that_is_lost_while_jobs_are_looked_for_starts_none(
         await taking_over
         with pytest.raises(NotReady):
             await dispatcher.list_jobs()
-        assert list(dispatcher._known) == []
+        assert list(dispatcher.jobs) == []
 
 
 async def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +346,7 @@ async def test_results_of_jobs_that_ended_long_ago_are_dropped(tmp_path: Path, m
         store = session.store(1)
         await session.world.until(lambda: store.jobs.list_ids() == [] and not store.results.list_ids(dirty_only=True))
         await session.dispatcher.take_over(session.store(2))
-        session.dispatcher._known._forget_old_jobs()
+        session.dispatcher.jobs._forget_old_jobs()
         await session.world.until(lambda: store.results.list_ids() == [])
         assert await session.dispatcher.list_jobs() == ()
 
@@ -366,11 +365,11 @@ async def test_job_whose_storage_was_unavailable_continues_when_it_returns(
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
         with pytest.raises(NotReady, match="cannot be recovered: .*chk-1"):
-            await dispatcher.job_status(JOB)
+            dispatcher.jobs[JOB]
         (tmp_path / "away").rename(snapshots)
         while (await dispatcher.list_jobs())[0].status is not JobStatus.RUNNING:
             await asyncio.sleep(0.001)
-        statistics = await dispatcher.checkpoint_statistics(JOB)
+        statistics = dispatcher.jobs[JOB].checkpoint_statistics()
         assert statistics.counts.restored == 1
 
 
@@ -389,8 +388,8 @@ async def test_a_job_that_turns_out_to_be_damaged_is_looked_for_no_longer(
         dispatcher = session.dispatcher
         await dispatcher.take_over(session.store(2))
         metadata.write_bytes(content[:-9])
-        looking = dispatcher._known._orphaned._looking
+        looking = dispatcher.jobs._orphaned._looking
         assert looking is not None
         await looking
         with pytest.raises(NotReady, match="damaged"):
-            await dispatcher.job_status(JOB)
+            dispatcher.jobs[JOB]

@@ -12,14 +12,13 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import (
     CheckpointConfiguration,
     CheckpointConfigurationError,
     CheckpointOverrides,
     CheckpointRetention,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
+from ckpt_runtime.checkpoint.properties import CheckpointType, SavepointFormat
 from ckpt_runtime.checkpoint.statistics import (
     CheckpointMetrics,
     CheckpointStats,
@@ -27,11 +26,12 @@ from ckpt_runtime.checkpoint.statistics import (
     CheckpointStatsTracker,
     SubtaskStats,
 )
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import JobManagerOptions
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration, OwnConfiguration, effective_options
 from ckpt_runtime.contract.cluster import DashboardConfig, Features, Hardware, Resource, TaskManager
 from ckpt_runtime.contract.configuration import ConfigChange, JobConfig
-from ckpt_runtime.contract.jobs import Backpressure
+from ckpt_runtime.contract.jobs import Backpressure, OperatorPreview, RestorePreview, StatePreview
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning, vertex_id_of
 from ckpt_runtime.jobmaster import gateway_values as g
@@ -48,7 +48,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     VersionConflict,
 )
 from ckpt_runtime.jobmaster.job_settings import overridden_options
-from ckpt_runtime.jobmaster.planning import OperatorPreview, PlanPreview, RestorePreview
+from ckpt_runtime.jobmaster.planning import PlanPreview
 from ckpt_runtime.jobmaster.slots import EndedWorkerLog
 from ckpt_runtime.jobmaster.submission import JobStillRunning
 from ckpt_runtime.network.control_messages import SampledStack, SubtaskMeasures
@@ -63,7 +63,6 @@ from ckpt_runtime.scheduler.replacement import (
     rescaled,
 )
 from ckpt_runtime.snapshots.catalogue import CataloguedSavepoint
-from ckpt_runtime.snapshots.preflight import StateVerdict
 from ckpt_runtime.storage.ha_store import HeldUpgrade
 from ckpt_runtime.storage.savepoint_entry import Mark, MarkKind
 from ckpt_runtime.version import VERSION
@@ -119,6 +118,97 @@ class FakeJob:
     def own(self) -> OwnConfiguration:
         return self.changed or OwnConfiguration(Configuration(self.request.configuration))
 
+    @property
+    def configuration(self) -> Configuration:
+        values = (
+            {}
+            if self.savepoint_directory is None
+            else {CheckpointingOptions.SAVEPOINT_DIRECTORY.key: self.savepoint_directory}
+        )
+        return Configuration(values)
+
+    def living(self) -> FakeJob:
+        """The job, for a change: none may be in progress."""
+        if self.status.is_terminal:
+            raise g.JobTerminated(self.job_id, self.status)
+        if self.update_in_progress:
+            raise g.UpdateInProgress(self.job_id)
+        return self
+
+    def config_info(self) -> JobConfig:
+        own = self.own
+        return shown_configuration(
+            self.job_id,
+            self.graph.name,
+            own,
+            restart_strategy="fixed-delay",
+            parallelism=PARALLELISM,
+            running_version=own.version,
+            pipeline_id=None,
+            effective=effective_options(own, own.given.keys(), CLUSTER, overridden_options(self.overrides)),
+        )
+
+    def metrics(self) -> dict[str, str]:
+        return {
+            "numberOfCompletedCheckpoints": str(self.tracker.snapshot().counts.completed),
+            "uptime": "18652",
+            "lastCheckpointExternalPath": "file:/data/chk-1",
+        }
+
+    def exception_history(self, limit: int) -> g.ExceptionHistory:
+        return g.ExceptionHistory(tuple(self.exceptions[:limit]), len(self.exceptions) > limit)
+
+    async def progress(self) -> list[dict[str, Any]]:
+        rates = {"inputRowsPerSecond": 60.0, "processedRowsPerSecond": 60.0}
+        offsets = {"startOffset": None, "endOffset": None, "latestOffset": None}
+        source = {"description": "orders", **offsets, "numInputRows": 600, **rates, "metrics": {"pendingRecords": "0"}}
+        report = {"id": str(uuid.UUID(self.job_id)), "name": "totals", "batchId": 3, "numInputRows": 600, **rates}
+        report |= {"stateOperators": [], "sources": [source], "sink": {"description": "totals", "numOutputRows": 12}}
+        return [{**report, "observedMetrics": {"orders": {"rows": 600}}}]
+
+    def result(self) -> g.ExecutionResult:
+        ended = self.status.is_terminal
+        end = self.timestamps[self.status] if ended else g.NOT_YET
+        failure = self.exceptions[0].failure if self.status is JobStatus.FAILED else None
+        return g.ExecutionResult(self.job_id, self.graph.name, self.status if ended else None, START_MS, end, failure)
+
+    def checkpoint_statistics(self) -> CheckpointStatsSnapshot:
+        return self.tracker.snapshot()
+
+    def checkpoint_config(self) -> EffectiveCheckpointConfig:
+        settings = self.overrides.applied_to(self.submitted.settings)
+        return replace(self.submitted, settings=settings, overrides=tuple(self.overrides.given))
+
+    async def patch_checkpoint_config(self, patch: CheckpointOverrides | None) -> EffectiveCheckpointConfig:
+        changed = CheckpointOverrides() if patch is None else self.overrides.merged_with(patch)
+        try:
+            changed.applied_to(self.submitted.settings)
+        except CheckpointConfigurationError as error:
+            raise g.InvalidRequest(
+                "checkpoint configuration", str(error), "values that are consistent with each other"
+            ) from error
+        self.overrides = changed
+        return self.checkpoint_config()
+
+    def resource_requirements(self) -> Mapping[str, ParallelismBounds]:
+        return declared_bounds(self.graph)
+
+
+class FakeJobs(dict[str, FakeJob]):
+    """Jobs by id; none is known while ``ready`` is false."""
+
+    ready = True
+
+    def check_leads(self) -> None:
+        if not self.ready:
+            raise g.NotReady("this driver is starting")
+
+    def __getitem__(self, job_id: str) -> FakeJob:
+        self.check_leads()
+        if job_id not in self:
+            raise g.JobNotFound(job_id)
+        return super().__getitem__(job_id)
+
 
 def submitted_config(configuration: Mapping[str, str]) -> EffectiveCheckpointConfig:
     settings = CheckpointConfiguration(interval_ms=2000, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
@@ -146,7 +236,7 @@ class FakeGateway:
     def __init__(self, *, polls_until_done: int = 1) -> None:
         self.now = START_MS
         self.polls_until_done = polls_until_done
-        self.jobs: dict[str, FakeJob] = {}
+        self.jobs = FakeJobs()
         self.pipelines: dict[str, g.StoredPipeline] = {}
         self.contents: dict[str, bytes] = {}
         self.planned: list[g.RunRequest] = []
@@ -163,24 +253,21 @@ class FakeGateway:
         self.slots_for_rescale = 100
         self.rescale_failure: str | None = None
         self.triggered: Counter[str] = Counter()
-        self.ready = True
         self.allow_list: tuple[str, ...] = JobManagerOptions.DYNAMIC_CONFIGURATION_ALLOW_LIST.default
         self.unexpected: Exception | None = None
         self.end_of_new_jobs: JobStatus | None = None
         self.events = EventLog("5e551017a2b3c4d5", capacity=8)
 
-    def _check(self) -> None:
-        if not self.ready:
-            raise g.NotReady("this driver is starting")
+    @property
+    def ready(self) -> bool:
+        return self.jobs.ready
 
-    def _job(self, job_id: str) -> FakeJob:
-        self._check()
-        if job_id not in self.jobs:
-            raise g.JobNotFound(job_id)
-        return self.jobs[job_id]
+    @ready.setter
+    def ready(self, ready: bool) -> None:
+        self.jobs.ready = ready
 
     async def event_log(self) -> EventLog:
-        self._check()
+        self.jobs.check_leads()
         return self.events
 
     def move(self, job_id: str, status: JobStatus) -> None:
@@ -227,11 +314,11 @@ class FakeGateway:
     # cluster
 
     async def cluster_overview(self) -> g.ClusterOverview:
-        self._check()
+        self.jobs.check_leads()
         return g.ClusterOverview(8, 6, 4, Counter(job.status for job in self.jobs.values()))
 
     async def slot_agents(self) -> tuple[TaskManager, ...]:
-        self._check()
+        self.jobs.check_leads()
         return tuple(task_manager(f"0-{n}", is_free=n > 1, heard_ms=self.now) for n in range(4))
 
     async def dashboard_config(self) -> DashboardConfig:
@@ -297,7 +384,7 @@ class FakeGateway:
 
     async def plan_pipeline(self, request: g.RunRequest) -> PlanPreview:
         """As if all kept state fitted but that of one operator, whose snapshot has "refused" in its name."""
-        self._check()
+        self.jobs.check_leads()
         if request.pipeline_id not in self.pipelines:
             raise g.PipelineNotFound(request.pipeline_id)
         self.planned.append(request)
@@ -306,24 +393,30 @@ class FakeGateway:
         refused = "refused" in request.savepoint_path
         schema = ("key.word: string", "count: int64")
         states = (
-            StateVerdict("count", "aggregates", "refused", schema, schema, "no")
+            StatePreview("count", "aggregates", "refused", schema, schema, "no")
             if refused
-            else StateVerdict("count", "aggregates", "matched", schema, schema),
-            StateVerdict("old", "last", "dropped", schema),
+            else StatePreview("count", "aggregates", "matched", schema, schema),
+            StatePreview("old", "last", "dropped", schema),
         )
         operators = (
             OperatorPreview("count", "count", "matched", 1, 2, 128, 128),
             OperatorPreview("old", "old", "dropped", 1, None, 128, None),
         )
-        snapshot = CompletedCheckpoint(
-            7, "ab" * 16, 1, 2, request.savepoint_path,
-            CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE), (),
-        )  # fmt: skip
         refusals = ("state 'aggregates' of operator 'count': no",) if refused else ()
-        return PlanPreview(graph_of("flights"), RestorePreview(snapshot, operators, states, refusals))
+        restore = RestorePreview(
+            snapshot=request.savepoint_path,
+            type=CheckpointType.SAVEPOINT,
+            format=SavepointFormat.NATIVE,
+            state_backend="HashMapStateBackend",
+            fits=not refused,
+            refusals=refusals,
+            operators=operators,
+            states=states,
+        )
+        return PlanPreview(graph_of("flights"), restore)
 
     async def run_pipeline(self, request: g.RunRequest) -> str:
-        self._check()
+        self.jobs.check_leads()
         if request.pipeline_id not in self.pipelines:
             raise g.PipelineNotFound(request.pipeline_id)
         job_id = request.job_id or f"{len(self.jobs) + 1:032x}"
@@ -360,14 +453,11 @@ class FakeGateway:
         )
 
     async def list_jobs(self) -> tuple[g.JobOverview, ...]:
-        self._check()
+        self.jobs.check_leads()
         return tuple(self._overview(job) for job in reversed(self.jobs.values()))
 
-    async def job_status(self, job_id: str) -> JobStatus:
-        return self._job(job_id).status
-
     async def job_details(self, job_id: str) -> g.JobDetails:
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         if job.end is not None and not job.status.is_terminal:
             job.polls_before_end -= 1
             if job.polls_before_end < 0:
@@ -398,23 +488,9 @@ class FakeGateway:
         )
         return g.JobDetails(overview, job.timestamps, vertices, job.graph)
 
-    async def job_config(self, job_id: str) -> JobConfig:
-        job = self._job(job_id)
-        own = job.own
-        return shown_configuration(
-            job_id,
-            job.graph.name,
-            own,
-            restart_strategy="fixed-delay",
-            parallelism=PARALLELISM,
-            running_version=own.version,
-            pipeline_id=None,
-            effective=effective_options(own, own.given.keys(), CLUSTER, overridden_options(job.overrides)),
-        )
-
     async def change_job_config(self, job_id: str, request: ConfigurationRequest) -> ConfigChange:
         """Judges as in production, and plans nothing."""
-        job = self._updatable(job_id)
+        job = self.jobs[job_id].living()
         if self.unexpected is not None:
             raise self.unexpected
         present = job.own
@@ -430,15 +506,8 @@ class FakeGateway:
             job.changed = present.changed(wanted, note)
         return config_change(note.version, changes, job.overrides, dry_run=request.dry_run)
 
-    async def job_metrics(self, job_id: str) -> Mapping[str, str]:
-        completed = self._job(job_id).tracker.snapshot().counts.completed
-        path = "file:/data/chk-1"
-        return {
-            "numberOfCompletedCheckpoints": str(completed), "uptime": "18652", "lastCheckpointExternalPath": path
-        }  # fmt: skip
-
     def _vertex(self, job_id: str, vertex_id: str) -> None:
-        self._job(job_id)
+        self.jobs[job_id]
         if vertex_id not in VERTICES:
             raise g.VertexNotFound(vertex_id)
 
@@ -453,13 +522,13 @@ class FakeGateway:
         return "2023-11-14 22:13:20,000 INFO ckpt_runtime: a line\n"
 
     def _check_slot(self, slot_id: str | None) -> None:
-        self._check()
+        self.jobs.check_leads()
         if slot_id not in (None, "0-0"):
             raise g.NotFound(f"Task manager {slot_id} not found")
 
     async def sampled_stacks(self, job_id: str, vertex_id: str) -> StackSamples:
         self._vertex(job_id, vertex_id)
-        if self._job(job_id).status.is_terminal:
+        if self.jobs[job_id].status.is_terminal:
             return StackSamples(None)
         inner = SampledStack(0, ("worker.run(worker.py:1)", "job.count(job.py:7)"), 3, 1)
         return StackSamples(self.now, (inner, SampledStack(1, ("worker.run(worker.py:1)",), 0, 2)))
@@ -486,30 +555,10 @@ class FakeGateway:
             return vertex_pressure(g.NOT_YET, ())
         return vertex_pressure(self.now, (subtask_pressure(0, 0, 0.7, 0.1, 0.2), subtask_pressure(1, 0, 0.0, 1, 0)))
 
-    async def exception_history(self, job_id: str, max_entries: int) -> g.ExceptionHistory:
-        entries = self._job(job_id).exceptions
-        return g.ExceptionHistory(tuple(entries[:max_entries]), len(entries) > max_entries)
-
-    async def progress(self, job_id: str) -> list[dict[str, Any]]:
-        self._job(job_id)
-        rates = {"inputRowsPerSecond": 60.0, "processedRowsPerSecond": 60.0}
-        offsets = {"startOffset": None, "endOffset": None, "latestOffset": None}
-        source = {"description": "orders", **offsets, "numInputRows": 600, **rates, "metrics": {"pendingRecords": "0"}}
-        report = {"id": str(uuid.UUID(job_id)), "name": "totals", "batchId": 3, "numInputRows": 600, **rates}
-        report |= {"stateOperators": [], "sources": [source], "sink": {"description": "totals", "numOutputRows": 12}}
-        return [{**report, "observedMetrics": {"orders": {"rows": 600}}}]
-
-    async def execution_result(self, job_id: str) -> g.ExecutionResult:
-        job = self._job(job_id)
-        ended = job.status.is_terminal
-        end = job.timestamps[job.status] if ended else g.NOT_YET
-        failure = job.exceptions[0].failure if job.status is JobStatus.FAILED else None
-        return g.ExecutionResult(job_id, job.graph.name, job.status if ended else None, START_MS, end, failure)
-
     async def cancel_job(
         self, job_id: str, *, retain: bool = False, condition: g.Precondition = g.ANY_JOB
     ) -> CheckpointStats | None:
-        job = self._job(job_id)
+        job = self.jobs[job_id]
         self.conditions.append(condition)
         if job.status is not JobStatus.CANCELED:
             if job.status.is_terminal:
@@ -518,57 +567,22 @@ class FakeGateway:
         return job.tracker.snapshot().latest_completed if retain else None
 
     async def hold_lineage(self, job_id: str, request: g.HoldRequest) -> HeldUpgrade:
-        self._job(job_id)
+        self.jobs[job_id]
         until = self.now + request.duration_ms
         held = HeldUpgrade(request.owner, job_id, self.now, until, request.requester, request.snapshot)
         self.held[job_id] = held
         return held
 
     async def release_lineage(self, job_id: str, owner: str | None) -> None:
-        self._job(job_id)
+        self.jobs[job_id]
         self.held.pop(job_id, None)
 
     # checkpoints
 
-    async def checkpoint_statistics(self, job_id: str) -> CheckpointStatsSnapshot:
-        return self._job(job_id).tracker.snapshot()
-
-    async def checkpoint_config(self, job_id: str) -> EffectiveCheckpointConfig:
-        job = self._job(job_id)
-        settings = job.overrides.applied_to(job.submitted.settings)
-        return replace(job.submitted, settings=settings, overrides=tuple(job.overrides.given))
-
-    def _updatable(self, job_id: str) -> FakeJob:
-        job = self._job(job_id)
-        if job.status.is_terminal:
-            raise g.JobTerminated(job_id, job.status)
-        if job.update_in_progress:
-            raise g.UpdateInProgress(job_id)
-        return job
-
-    async def patch_checkpoint_config(self, job_id: str, overrides: CheckpointOverrides) -> EffectiveCheckpointConfig:
-        job = self._updatable(job_id)
-        changed = job.overrides.merged_with(overrides)
-        try:
-            changed.applied_to(job.submitted.settings)
-        except CheckpointConfigurationError as error:
-            raise g.InvalidRequest(
-                "checkpoint configuration", str(error), "values that are consistent with each other"
-            ) from error
-        job.overrides = changed
-        return await self.checkpoint_config(job_id)
-
-    async def delete_checkpoint_config_overrides(self, job_id: str) -> EffectiveCheckpointConfig:
-        self._updatable(job_id).overrides = CheckpointOverrides()
-        return await self.checkpoint_config(job_id)
-
-    async def resource_requirements(self, job_id: str) -> Mapping[str, ParallelismBounds]:
-        return declared_bounds(self._updatable(job_id).graph)
-
     async def update_resource_requirements(
         self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: g.Precondition = g.ANY_JOB
     ) -> None:
-        job = self._updatable(job_id)
+        job = self.jobs[job_id].living()
         try:
             check_bounds(job.graph, bounds)
         except ReplacementRefusedError as error:
@@ -579,21 +593,18 @@ class FakeGateway:
 
     # operations
 
-    async def default_savepoint_directory(self, job_id: str) -> str | None:
-        return self._job(job_id).savepoint_directory
-
     def _start(self, kind: g.OperationKind, job_id: str | None, trigger_id: str | None, run: object) -> str:
         chosen = trigger_id or f"{len(self.operations) + 1:032x}"
         if chosen in self.operations:
             return chosen
-        if job_id is not None and self._job(job_id).status.is_terminal:
+        if job_id is not None and self.jobs[job_id].status.is_terminal:
             raise g.JobTerminated(job_id, self.jobs[job_id].status)
         self.triggered[kind.value] += 1
         self.operations[chosen] = Operation(kind, job_id, self.polls_until_done, run)
         return chosen
 
     async def trigger_checkpoint(self, job_id: str, kind: g.CheckpointKind, trigger_id: str | None) -> str:
-        job = self._job(job_id)
+        job = self.jobs[job_id]
 
         def run() -> g.OperationStatus:
             if self.savepoint_failure is not None:
@@ -603,7 +614,7 @@ class FakeGateway:
         return self._start(g.OperationKind.CHECKPOINT, job_id, trigger_id, run)
 
     async def take_savepoint(self, job_id: str, request: g.SavepointRequest) -> str:
-        self._job(job_id)
+        self.jobs[job_id]
         self.requesters.append(request.requester)
         if request.then in STOPS:
             self.conditions.append(request.condition)
@@ -632,7 +643,7 @@ class FakeGateway:
         return self._start(g.OperationKind.SAVEPOINT_DISPOSAL, None, trigger_id, run)
 
     async def list_savepoints(self, directory: str | None, job: str | None) -> SavepointList:
-        self._check()
+        self.jobs.check_leads()
         found = [item for item in self.catalogue if job is None or item.is_of(job)]
         return SavepointList(directory or "file:///data/savepoints", tuple(found))
 
@@ -650,7 +661,7 @@ class FakeGateway:
         raise g.NotFound(f"there is no good savepoint in {directory}")
 
     async def mark_savepoint(self, path: str, kind: MarkKind, mark: Mark) -> CataloguedSavepoint:
-        self._check()
+        self.jobs.check_leads()
         for number, found in enumerate(self.catalogue):
             if found.location == path and found.entry is not None:
                 marked = replace(found, entry=found.entry.marked(kind, replace(mark, at_ms=self.now)))
@@ -659,7 +670,7 @@ class FakeGateway:
         raise g.NotFound(f"cannot find checkpoint or savepoint: there is no file or directory {path}")
 
     async def operation_status(self, kind: g.OperationKind, trigger_id: str, job_id: str | None) -> g.OperationStatus:
-        self._check()
+        self.jobs.check_leads()
         operation = self.operations.get(trigger_id)
         if operation is None or operation.kind is not kind or operation.job_id != job_id:
             raise g.OperationNotFound(kind, trigger_id, job_id)

@@ -74,8 +74,13 @@ subprocess.run([sys.executable, "-c", {OUTPUT!r}, sys.argv[1]], stdout=pipe, std
 """
 
 
-@pytest.mark.parametrize("script", [OUTPUT, BEHIND], ids=["itself", "its parent passes output on"])
-@pytest.mark.parametrize(("mode", "found"), [("ab", True), ("wb", False)])
+@pytest.mark.parametrize(
+    ("script", "mode", "found"),
+    [
+        pytest.param(OUTPUT, "wb", False, id="itself"),
+        pytest.param(BEHIND, "ab", True, id="its parent passes output on"),
+    ],
+)
 def test_the_file_is_found_that_output_is_appended_to(tmp_path: Path, script: str, mode: str, found: bool) -> None:
     log, told = tmp_path / "log", tmp_path / "told"
     with log.open(mode) as output:

@@ -113,6 +113,7 @@ async def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_
         assert template() != old
 
 
+@pytest.mark.long
 async def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
     kept: list[int] = []
 
@@ -127,6 +128,7 @@ async def test_kept_workers_outlive_agent_and_template(directory: Path) -> None:
     assert not list(directory.iterdir())
 
 
+@pytest.mark.long
 async def test_a_template_that_ends_during_a_request_is_reported_like_an_ended_worker() -> None:
     async with opened() as driver:
         driver.send(SpawnWorker("w1"))

@@ -84,6 +84,7 @@ def test_agents_of_one_template_are_processes_with_a_template_each(monkeypatch: 
     MiniCluster.wait_until(lambda: not living(seen), "the supervisors to end behind the workers", TIMEOUT_S)
 
 
+@pytest.mark.long
 def test_agents_that_are_killed_end_their_slots() -> None:
     seen: list[int] = []
 
@@ -113,6 +114,7 @@ def test_the_agents_of_a_killed_template_end_and_later_agents_get_another_templa
     assert templates[0] != templates[1]
 
 
+@pytest.mark.long
 def test_forked_processes_inherit_the_environment_of_the_moment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -160,9 +162,8 @@ def other_session(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-@pytest.mark.parametrize(
-    "killed", [pytest.param(True, id="killed"), pytest.param(False, id="ends", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("killed", [True, False], ids=["killed", "ends"])
 def test_all_end_with_the_process_that_has_asked_for_them(killed: bool, other_session: subprocess.Popen[str]) -> None:
     started = children(other_session.pid)
     assert {AGENT, handles.TEMPLATE, handles.WORKER} <= {command_name(pid) for pid in started}
