@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
 """Between checkpoints that show whether sources have looked for data in vain."""
+_DEFAULT_INTERVAL = "1 s"
+"""Between the checkpoints of a query without a trigger, whose rows Spark shows as soon as possible."""
 _MODULE = "connect_query"
 _PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
 
@@ -86,7 +88,8 @@ class Queries:
     async def start(
         self, operation_id: str, name: str, commands: Sequence[Any], settings: Mapping[str, str], own: Mapping[str, str]
     ) -> Query:
-        """Submits a job. ``commands`` are messages, ``settings`` Spark's options and ``own`` the engine's.
+        """Submits a job. ``commands`` are messages, the last one starts the query. ``settings`` are Spark's options and
+        ``own`` the engine's.
 
         Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
         """
@@ -99,6 +102,9 @@ class Queries:
             files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
+        triggers = commands[-1].write_stream_operation_start.WhichOneof("trigger")
+        if triggers is None and self._configuration.get(CheckpointingOptions.INTERVAL) is None:
+            configuration.setdefault(CheckpointingOptions.INTERVAL.key, _DEFAULT_INTERVAL)
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )

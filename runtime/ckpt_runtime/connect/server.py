@@ -387,7 +387,8 @@ class ConnectServer:
                 raise PlanError("query", f"{other} is not supported")
 
     async def _manager(self, session: ClientSession, command: Any, result: Any) -> None:
-        """Answers ``spark.streams``."""
+        """Answers ``spark.streams``. PySpark requires a result, even one without a value."""
+        result.SetInParent()
         queries = self._queries
         match command.WhichOneof("command"):
             case "active":

@@ -87,7 +87,7 @@ def validity(column: pa.Array) -> tuple[AnyArray, int]:
     buffer = column.buffers()[0]
     if buffer is None:  # a NullArray has no buffer
         return read_only(np.zeros((len(column) + 7) // 8, dtype=np.uint8)), 0
-    return np.frombuffer(buffer, dtype=np.uint8), column.offset
+    return _bytes_of(buffer), column.offset
 
 
 def is_integer_like(kind: pa.DataType) -> bool:
@@ -161,9 +161,8 @@ def bytes_column(column: pa.Array) -> BytesColumn:
     offsets = np.frombuffer(offset_buffer, dtype=np.int64 if wide else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1]
     if not offsets.flags.aligned:
-        offsets = read_only(offsets.copy())
-    data = _NO_BYTES if data_buffer is None else np.frombuffer(data_buffer, dtype=np.uint8)
-    return BytesColumn(offsets, data, bitmap, bit_offset)
+        offsets = offsets.copy()
+    return BytesColumn(read_only(offsets), _bytes_of(data_buffer), bitmap, bit_offset)
 
 
 def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
@@ -171,9 +170,12 @@ def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
     bitmap, bit_offset = validity(column)
     first = column.offset
     offsets = np.arange(first * width, (first + len(column) + 1) * width, width, dtype=np.int64)
-    buffer = column.buffers()[1]
-    data = _NO_BYTES if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
-    return BytesColumn(read_only(offsets[: len(column) + 1]), data, bitmap, bit_offset)
+    return BytesColumn(read_only(offsets[: len(column) + 1]), _bytes_of(column.buffers()[1]), bitmap, bit_offset)
+
+
+def _bytes_of(buffer: pa.Buffer | None) -> AnyArray:
+    """The bytes of a buffer, read-only also where the buffer is not, such as one over an array of NumPy."""
+    return _NO_BYTES if buffer is None else read_only(np.frombuffer(buffer, dtype=np.uint8))
 
 
 def bytes_array(kind: pa.DataType, ends: AnyArray, data: AnyArray) -> pa.Array:

@@ -107,9 +107,11 @@ def _decimal_operation(call: Call, name: str) -> Callable[..., Value]:
     assert found is not None
     precision, scale = found
     compute = kernel_of(name)
-    wide = [_wide_decimal(argument.type) for argument in call.arguments]
     result = arrow_type(call.type)
-    if _digits(name, wide) > _MOST_DIGITS:
+    if _exact_size(name, [arrow_type(argument.type) for argument in call.arguments]) == found:
+        return compute  # nothing is rounded and nothing overflows
+    wide = [_wide_decimal(argument.type) for argument in call.arguments]
+    if _exact_size(name, wide)[0] > _MOST_DIGITS:
         operation = {"add": EXACT.add, "subtract": EXACT.subtract, "multiply": EXACT.multiply}[name]
         quantum = decimal.Decimal(1).scaleb(-scale)
         rounded = per_row(
@@ -133,13 +135,13 @@ _MOST_DIGITS = 76
 """Maximum number of digits of Arrow's decimals."""
 
 
-def _digits(name: str, kinds: list[pa.DataType]) -> int:
-    """Returns the number of digits that Arrow gives the exact result of an operation."""
+def _exact_size(name: str, kinds: list[pa.DataType]) -> tuple[int, int]:
+    """Returns the precision and the scale that Arrow gives the exact result of an operation."""
     left, right = kinds
     if name == "multiply":
-        return int(left.precision + right.precision + 1)
+        return left.precision + right.precision + 1, left.scale + right.scale
     scale = max(left.scale, right.scale)
-    return int(max(left.precision - left.scale, right.precision - right.scale) + scale + 1)
+    return max(left.precision - left.scale, right.precision - right.scale) + scale + 1, scale
 
 
 def _wide_decimal(type_: SparkType) -> pa.DataType:

@@ -74,6 +74,27 @@ def test_product_of_decimals_is_exact_and_rounded_half_up() -> None:
     assert computed(product, *columns) == [Decimal("1.000000"), None]
 
 
+def test_decimals_that_hold_every_result_have_all_of_its_digits() -> None:
+    whole = [2**63 - 1, None, -(2**63), 0, -1] * 13
+    small = [Decimal("0.908"), Decimal("-9.999"), None, Decimal("0.001")] * 17
+    longs, decimals = pa.array(whole, pa.int64())[3:], pa.array(small[: len(whole)], pa.decimal128(4, 3))[3:]
+    rows = list(zip(whole[3:], small[3:], strict=False))
+    widened = call("Cast", "decimal(20,0)", Column(0, "long"))
+    scaled = call("Cast", "decimal(24,5)", Column(0, "long"))
+    finer = call("Cast", "decimal(8,5)", Column(1, "decimal(4,3)"))
+    for tree in (widened, scaled):
+        assert computed(tree, longs, decimals) == [None if value is None else Decimal(value) for value, _ in rows]
+    assert computed(finer, longs, decimals) == [value for _, value in rows]
+    for function, kind, of in (
+        ("Multiply", "decimal(25,3)", Decimal.__mul__),
+        ("Add", "decimal(24,3)", Decimal.__add__),
+        ("Subtract", "decimal(24,3)", Decimal.__sub__),
+    ):
+        tree = call(function, kind, widened, Column(1, "decimal(4,3)"))
+        exact = [None if a is None or b is None else of(Decimal(a), b) for a, b in rows]
+        assert computed(tree, longs, decimals) == exact
+
+
 def test_not_a_number_equals_itself_and_is_greater_than_infinity() -> None:
     nan, infinity = float("nan"), float("inf")
     values = pa.array([nan, nan, infinity]), pa.array([nan, infinity, nan])

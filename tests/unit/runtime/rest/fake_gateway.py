@@ -407,7 +407,7 @@ class FakeGateway:
             snapshot=request.savepoint_path,
             type=CheckpointType.SAVEPOINT,
             format=SavepointFormat.NATIVE,
-            state_backend="HashMapStateBackend",
+            state_backend="any",
             fits=not refused,
             refusals=refusals,
             operators=operators,

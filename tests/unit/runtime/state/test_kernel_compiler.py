@@ -5,10 +5,14 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from ckpt_runtime.state import columns
 from ckpt_runtime.state.kernels import compiler
 
 SCRIPT = """
@@ -72,3 +76,15 @@ def test_every_kernel_is_compiled_by_warm_up_and_releases_the_lock(warm: None) -
     for dispatcher, signatures in compiler.registered_kernels():
         assert len(dispatcher.signatures) >= len(signatures)
         assert dispatcher.targetoptions["nogil"]
+
+
+def test_columns_over_writable_memory_are_inputs_of_the_declared_form() -> None:
+    """Otherwise numba would compile the kernels that read them while a stream is running."""
+    missing = columns.bitmap_of(np.array([1, 0], np.uint8))
+    text = columns.bytes_array(pa.string(), np.array([0, 1, 3]), np.array([97, 98, 99], np.uint8))
+    numbers = columns.arrow_from_numpy(pa.int64(), np.array([1, 2]), missing)
+    wide = pa.Array.from_buffers(pa.binary(2), 2, [missing, pa.py_buffer(bytearray(b"abcd"))])
+    views = columns.bytes_column(text), columns.fixed_bytes_column(wide, 2), columns.int64_column(numbers)
+    for view in views:
+        parts = [getattr(view, field.name) for field in fields(view)]
+        assert not [part for part in parts if isinstance(part, np.ndarray) and part.flags.writeable]
