@@ -1,4 +1,4 @@
-"""What changed configurations and patches of settings leave in the high-availability directory, and what is read of it."""
+"""What changed configurations and patches leave in the high-availability directory, and what is read of it."""
 
 from __future__ import annotations
 
