@@ -77,7 +77,7 @@ def _forbidden(disk: Path) -> Iterator[None]:
 
 
 def _reasons(cluster: MiniCluster, job: str) -> list[str]:
-    found = cluster.call(cluster.dispatcher.exception_history(job, 100))
+    found = cluster.of_job(job, lambda job: job.exception_history(100))
     return [f"{entry.failure.exception}: {entry.failure.message}" for entry in found.entries]
 
 
