@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from ckpt_runtime.state.columns import bytes_array
 from ckpt_runtime.state.kernels.compiler import I32, I64, IN_I64, INT64, U8, inlined, kernel, read_only
 
 GROUP = 1_000
@@ -91,6 +92,40 @@ def mixed(values: Hashes) -> Hashes:
     return z
 
 
+@inlined
+def _mix(value: Any) -> Any:
+    """splitmix64 of a number."""
+    z = np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@inlined
+def _below(hashed: Any, at: int, limit: int) -> Any:
+    return (hashed >> np.uint64(at)) % np.uint64(limit)
+
+
+@kernel((INT64, INT64, IN_I64, U8))
+def make_text(number: int, most: int, ends: Any, data: Any) -> None:
+    """Writes letters and some spaces up to the end of each text of a pool, all of which have less than ``most``."""
+    for text in range(ends.size - 1):
+        first = (number << 44) + text * most - ends[text]
+        for at in range(ends[text], ends[text + 1]):
+            h = _mix(first + at)
+            data[at] = np.uint8(32) if h % np.uint64(13) == 0 else np.uint8(97 + np.int64(_below(h, 20, 26)))
+
+
+def _texts(number: int, count: int, least: int, most: int) -> pa.Array:
+    """Returns texts of letters and some spaces, of ``least`` to ``most`` - 1 characters."""
+    heads = mixed(np.arange(count, dtype=np.uint64) + np.uint64(number << 40))
+    ends = np.zeros(count + 1, np.int64)
+    np.cumsum((heads % np.uint64(most - least)).astype(np.int64) + least, out=ends[1:])
+    data = np.empty(ends[-1], np.uint8)
+    make_text(number, most, read_only(ends), data)
+    return bytes_array(pa.string(), ends, data)
+
+
 class Pools:
     """The values that strings and prices are taken from. Each pool is a function of its own number."""
 
@@ -109,10 +144,10 @@ class Pools:
             "Kent",
             "Cheyenne",
         ]
-        words = [text.replace(" ", "_") for text in _texts(1, _POOL, 12, 13)]
+        words = [text.replace(" ", "_") for text in _texts(1, _POOL, 12, 13).to_pylist()]
         digits = mixed(np.arange(_POOL, dtype=np.uint64) + np.uint64(2 << 32)) % np.uint64(10**16)
         cards = [f"{number:016d}" for number in digits.tolist()]
-        paths = [text.replace(" ", "_") for text in _texts(8, _CHANNELS + 4, 15, 16)]
+        paths = [text.replace(" ", "_") for text in _texts(8, _CHANNELS + 4, 15, 16).to_pylist()]
         urls = [f"https://www.nexmark.com/{p[:5]}/{p[5:10]}/{p[10:]}/item.htm?query=1" for p in paths]
         numbers = mixed(np.arange(_CHANNELS, dtype=np.uint64) + np.uint64(9 << 32)) >> np.uint64(33)
         with_id = [
@@ -126,13 +161,13 @@ class Pools:
             "person.creditCard": pa.array([" ".join(card[at : at + 4] for at in range(0, 16, 4)) for card in cards]),
             "person.city": pa.array(cities),
             "person.state": pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"]),
-            "person.extra": pa.array(_texts(3, _POOL, 109, 163)),
-            "auction.itemName": pa.array(_texts(4, _POOL, 3, 20)),
-            "auction.description": pa.array(_texts(5, _POOL, 3, 100)),
-            "auction.extra": pa.array(_texts(6, _POOL, 312, 468)),
+            "person.extra": _texts(3, _POOL, 109, 163),
+            "auction.itemName": _texts(4, _POOL, 3, 20),
+            "auction.description": _texts(5, _POOL, 3, 100),
+            "auction.extra": _texts(6, _POOL, 312, 468),
             "bid.channel": pa.array(hot + [f"channel-{at}" for at in range(_CHANNELS)]),
             "bid.url": pa.array(urls[:4] + with_id),
-            "bid.extra": pa.array(_texts(7, _POOL, 54, 82)),
+            "bid.extra": _texts(7, _POOL, 54, 82),
         }
         """The values of each column of text."""
         exponents = np.arange(_PRICES) / _PRICES * 6
@@ -140,37 +175,12 @@ class Pools:
         """Every price is as likely as another in the logarithm: from 100 to 100,000,000."""
 
 
-def _texts(number: int, count: int, least: int, most: int) -> list[str]:
-    """Returns texts of letters and some spaces, of ``least`` to ``most`` - 1 characters."""
-    heads = mixed(np.arange(count, dtype=np.uint64) + np.uint64(number << 40))
-    lengths = (heads % np.uint64(most - least)).astype(np.int64) + least
-    letters = mixed(np.arange(count * most, dtype=np.uint64) + np.uint64(number << 44))
-    codes = (letters >> np.uint64(20)) % np.uint64(26) + np.uint64(97)
-    codes[letters % np.uint64(13) == 0] = 32
-    text = codes.astype(np.uint8).tobytes().decode("ascii")
-    return [text[at * most : at * most + length] for at, length in enumerate(lengths.tolist())]
-
-
 POOLS = Pools()
-
-
-@inlined
-def _mix(value: Any) -> Any:
-    """splitmix64 of a number."""
-    z = np.uint64(value) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return z ^ (z >> np.uint64(31))
 
 
 @inlined
 def _bits(hashed: Any, at: int, count: int) -> Any:
     return (hashed >> np.uint64(at)) & np.uint64((1 << count) - 1)
-
-
-@inlined
-def _below(hashed: Any, at: int, limit: int) -> Any:
-    return (hashed >> np.uint64(at)) % np.uint64(limit)
 
 
 @inlined

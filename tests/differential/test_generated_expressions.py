@@ -180,3 +180,34 @@ def test_texts_of_csv_and_of_numbers_with_a_pattern_give_the_values_of_spark(ses
     outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="America/New_York")
     assert outcome.differences == []
     assert outcome.equal == len(expressions)
+
+
+@pytest.mark.row("ps.4")
+def test_intervals_of_numbers_and_encrypted_texts_give_the_values_of_spark(session: SparkSession) -> None:
+    keys = ["0000111122223333", "abcdefghijklmnop12345678ABCDEFGH", "short", None]
+    columns = {name: _repeated(pa.nulls(1, kind), 12) for name, (kind, _) in COLUMNS.items()}
+    columns["s"] = _repeated(pa.array(["Spark", "", "a text of more than one block"]), 12)
+    columns["t"] = pa.array(keys * 3)
+    columns["j"] = _repeated(pa.array([0, 7, -90, None, 400], pa.int32()), 12)
+    columns["p"] = _repeated(pa.array([decimal.Decimal("2.50"), None, decimal.Decimal("-7.49")], COLUMNS["p"][0]), 12)
+    units = {"day": "j", "hour": "p", "minute": "j", "second": "p", "month": "p", "year": "j"}
+    start, longer = "unhex('000102030405060708090a0b0c0d0e0f')", "interval '-1 12:30:15.5' day to second"
+    gcm = f"'{keys[1]}', 'GCM', 'DEFAULT'"
+    expressions = [
+        *[f"CAST(CAST({column} AS INTERVAL {unit}) AS STRING)" for unit, column in units.items()],
+        *[f"CAST(CAST({column} AS INTERVAL {unit}) AS SMALLINT)" for unit, column in units.items()],
+        "CAST(CAST(j AS INTERVAL DAY) AS TINYINT)",
+        "CAST(CAST(p AS INTERVAL SECOND) AS DECIMAL(10, 1))",
+        *[f"CAST({longer} AS {kind})" for kind in ("INTERVAL DAY", "INTERVAL DAY TO MINUTE", "INTERVAL HOUR", "INT")],
+        *[f"CAST(CAST(interval '-1-7' year to month AS INTERVAL {kind}) AS STRING)" for kind in ("YEAR", "MONTH")],
+        "try_cast(9223372036854775807 + j AS INTERVAL DAY)",
+        "aes_encrypt(s, t, 'ECB')",
+        "try_aes_decrypt(aes_encrypt(s, t, 'ecb', 'PKCS'), t, 'ECB')",
+        f"aes_encrypt(s, '{keys[0]}', 'CBC', 'DEFAULT', {start})",
+        f"aes_encrypt(s, {gcm}, substr({start}, 1, 12), t)",
+        f"try_aes_decrypt(aes_encrypt(s, {gcm}, substr({start}, 1, 12), 'short'), {gcm}, t)",
+        *[f"aes_encrypt(s, '{keys[0]}', '{mode}', 'PKCS', {start})" for mode in ("GCM", "CTR", "ECB")],
+    ]
+    outcome = compare(session, pa.table(columns), expressions, ansi=True, zone="UTC")
+    assert outcome.differences == []
+    assert outcome.equal == len(expressions)

@@ -76,7 +76,9 @@ def test_generators_and_python_functions_give_the_rows_of_spark(
 ) -> None:
     """The engine runs all queries, Spark each third one of them in the suite."""
     job = cluster.submit(
-        PROGRAM, arguments=["replay", path, str(tmp_path)], configuration=fast(restart_strategy__type="none")
+        PROGRAM,
+        arguments=["replay", path, str(tmp_path)],
+        configuration=fast(restart_strategy__type="none", execution__checkpointing__interval="2 s"),
     )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     rows = spark.read.schema(function_programs.SCHEMA).parquet(path)

@@ -124,7 +124,11 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
     cluster: MiniCluster, orders: str, request: pytest.FixtureRequest, tmp_path: Path, compared: str
 ) -> None:
     expected: dict[str, Counter[str]] = request.getfixturevalue(compared)
-    job = cluster.submit(PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=fast(), parallelism=2)
+    # Each checkpoint commits eleven sinks.
+    configuration = fast(execution__checkpointing__interval="2 s")
+    job = cluster.submit(
+        PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=configuration, parallelism=2
+    )
     cluster.wait_for_status(job, JobStatus.FINISHED)
     for name, rows in expected.items():
         assert rows, name

@@ -100,7 +100,7 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert seen["active"] == ["running"]
     assert seen["in time"] is False
     assert seen["found"] == "running"
-    assert seen["stopped"] == [False, []]
+    assert seen["stopped"] == [False, [], None]
     started, running, stopped = seen["listened"]
     assert started == ["running"]
     assert stopped == [[running, None]]

@@ -140,7 +140,7 @@ def _compute(example: Example, expressions: Sequence[Any]) -> None:
     try:
         trees = [ExpressionReader({}, ansi=True).read(expression) for expression in expressions]
         constants = [_evaluated(tree, Frame([], 1, moment=_MOMENT, random_bytes=os.urandom)) for tree in trees]
-        for kind, names in (("clock", _CLOCKS), ("random", RANDOM)):
+        for kind, names in (("clock", _CLOCKS), ("random", RANDOM | {"AesEncrypt"})):
             if any(_calls(tree, names) for tree in trees):
                 example.kind = kind
                 return

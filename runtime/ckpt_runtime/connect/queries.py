@@ -22,7 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import (
@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
 """Between checkpoints that show whether sources have looked for data in vain."""
+_DEFAULT_INTERVAL = "1 s"
+"""Between the checkpoints of a query without a trigger, whose rows Spark shows as soon as possible."""
 _MODULE = "connect_query"
 _PROGRAM = '''"""A query that a Spark Connect client started. Its commands are in commands.json."""
 
@@ -86,7 +88,8 @@ class Queries:
     async def start(
         self, operation_id: str, name: str, commands: Sequence[Any], settings: Mapping[str, str], own: Mapping[str, str]
     ) -> Query:
-        """Submits a job. ``commands`` are messages, ``settings`` Spark's options and ``own`` the engine's.
+        """Submits a job. ``commands`` are messages, the last one starts the query. ``settings`` are Spark's options and
+        ``own`` the engine's.
 
         Raises what :meth:`Dispatcher.run_pipeline` raises; then there is no job.
         """
@@ -99,6 +102,12 @@ class Queries:
             files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
+        options = Configuration.merge(self._configuration, Configuration(dict(own)))
+        trigger = commands[-1].write_stream_operation_start.WhichOneof("trigger")
+        if trigger is None and options.get(CheckpointingOptions.INTERVAL) is None:
+            configuration[CheckpointingOptions.INTERVAL.key] = _DEFAULT_INTERVAL
+            if options.get(RestartStrategyOptions.TYPE) is None:  # as in Spark, its first failure ends the query
+                configuration[RestartStrategyOptions.TYPE.key] = "none"
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )

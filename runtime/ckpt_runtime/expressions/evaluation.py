@@ -344,7 +344,9 @@ def _decoding(tree: Expression) -> Evaluator:
 
 RANDOM = frozenset({"Rand", "Randn", "RandStr", "Shuffle", "Uuid"})
 """Functions of random values. Each call and each batch of rows has values of its own, as in Spark's streams."""
-_OF_THE_MOMENT = RANDOM | {"CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval"}
+_OF_THE_MOMENT = RANDOM | {
+    *("CurrentTimestamp", "Now", "CurrentDate", "LocalTimestamp", "RaiseError", "TryEval", "AesEncrypt"),
+}
 
 
 def text_read_by(tree: Call) -> Expression | None:

@@ -70,6 +70,8 @@ def aggregate_call(expression: Any, jvm: Any, function: Expression, condition: E
     if name == "ApproximatePercentile":
         settings["percentages"], settings["accuracy"] = _percentages(arguments[1]), _constant(arguments[2])
         arguments = arguments[:1]
+    if name == "HistogramNumeric":
+        arguments, settings["bins"] = arguments[:1], int(_constant(arguments[1]))
     mode = function.mode
     if name in _MODES:
         mode = _EVAL_MODES[_MODES[name](jvm).toString()]
@@ -148,7 +150,7 @@ def _constant(share: Expression) -> float:
     while isinstance(share, Call) and share.function == "Cast":
         share = share.arguments[0]
     if not isinstance(share, Literal) or not isinstance(share.value, str):
-        raise UnsupportedExpressionError("percentile", "its percentages and accuracy must be constants")
+        raise UnsupportedExpressionError("an aggregate", "its percentages, accuracy and bins must be constants")
     return float(share.value)
 
 

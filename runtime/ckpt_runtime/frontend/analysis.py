@@ -289,12 +289,19 @@ def _checked(kind: str, given: bytes) -> bytes:
                 _check_schema(message.local_relation.schema)
             if kind not in allowed and not readable:
                 raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not support it yet")
-        for descriptor, value in message.ListFields():
-            if descriptor.message_type is not None:
-                is_map = descriptor.message_type.GetOptions().map_entry
-                several = value.values() if is_map else value if descriptor.is_repeated else (value,)
-                todo += [element for element in several if hasattr(element, "ListFields")]
+        todo += _parts(message)
     return given
+
+
+def _parts(message: Any) -> list[Any]:
+    """Returns the messages in a message."""
+    found: list[Any] = []
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is not None:
+            is_map = descriptor.message_type.GetOptions().map_entry
+            several = value.values() if is_map else value if descriptor.is_repeated else (value,)
+            found += [element for element in several if hasattr(element, "ListFields")]
+    return found
 
 
 def _is_placeholder(stream: Any) -> bool:
@@ -346,11 +353,39 @@ class _Planner:
         self._session = session
 
     def analyzed(self, relation: bytes) -> Any:
-        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(_checked("Relation", relation))
-        analyzer = self._session.sessionState().analyzer()
-        plan = analyzer.execute(self._planner.transformRelation(parsed))
-        analyzer.checkAnalysis(plan)
+        from pyspark.sql.connect.proto import Relation
+
+        message = Relation.FromString(_checked("Relation", relation))
+        self._keep_marks(message)
+        plan = self._resolved(message)
+        self._session.sessionState().analyzer().checkAnalysis(plan)
         return self._without_subqueries(plan)
+
+    def _resolved(self, relation: Any) -> Any:
+        parsed = self._jvm.org.apache.spark.connect.proto.Relation.parseFrom(relation.SerializeToString())
+        return self._session.sessionState().analyzer().execute(self._planner.transformRelation(parsed))
+
+    def _keep_marks(self, message: Any) -> None:
+        """Makes ``withColumn`` keep the marks of event time and windows, in place, as it does without Spark Connect.
+
+        Spark Connect's planner replaces the metadata of each such column by those that the program has set, or by none.
+        """
+        for part in _parts(message):
+            self._keep_marks(part)
+        if message.DESCRIPTOR.name != "WithColumns":
+            return
+        marked = [
+            alias for alias in message.aliases if not alias.HasField("metadata") and _may_be_marked(alias.expr, message)
+        ]
+        if marked:
+            from pyspark.sql.connect.proto import Relation
+
+            selected = Relation()
+            selected.project.input.CopyFrom(message.input)
+            for alias in marked:
+                selected.project.expressions.add().alias.CopyFrom(alias)
+            for alias, column in zip(marked, items(self._resolved(selected).output()), strict=True):
+                alias.metadata = str(column.metadata().json())
 
     def _without_subqueries(self, plan: Any) -> Any:
         """Returns a plan with ``WITH`` inlined and subqueries that depend on rows as joins, by Spark's rules.
@@ -402,6 +437,27 @@ class _Planner:
         reader.read(plan)
         rows = self._jvm.org.apache.spark.sql.classic.Dataset.ofRows(self._session, plan)
         rows.createOrReplaceTempView(name)
+
+
+_WINDOWS = frozenset({"window", "session_window", "window_time"})
+
+
+def _may_be_marked(expression: Any, relation: Any) -> bool:
+    """Whether the column of an expression may have marks: those of a window, or of a column that it copies."""
+    copies = expression.WhichOneof("expr_type") in ("unresolved_attribute", "expression_string")
+    return _makes_window(expression) or (copies and _makes_marks(relation.input))
+
+
+def _makes_window(message: Any) -> bool:
+    kind = message.WhichOneof("expr_type") if message.DESCRIPTOR.name == "Expression" else None
+    calls = kind in ("unresolved_function", "call_function")
+    return calls and getattr(message, str(kind)).function_name.lower() in _WINDOWS
+
+
+def _makes_marks(message: Any) -> bool:
+    """Whether a part of a message is a watermark, a window, or names what a view may have of both."""
+    made = message.DESCRIPTOR.name in ("WithWatermark", "SQL", "NamedTable") or _makes_window(message)
+    return made or any(map(_makes_marks, _parts(message)))
 
 
 def _check_subqueries(plan: Any) -> None:

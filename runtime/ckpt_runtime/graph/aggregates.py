@@ -181,6 +181,7 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "Median": _F("percentile", _numbers_of_64_bits, "the exact percentile 0.5"),
     "ApproximatePercentile": _F("ranked", _ranked, "the least value that the given share of values does not exceed"),
     "Mode": _F("mode", _plain, "the most frequent value"),
+    "HistogramNumeric": _F("histogram", _numbers_of_64_bits, "bins, each with the mean and the number of its values"),
 }
 """By the name of Spark's class. ``CountDistinct`` stands for a count with DISTINCT. Of other functions with DISTINCT
 the setting ``distinct`` is true; their argument is one that can be ordered."""

@@ -178,13 +178,17 @@ class JobProgress:
         """Whether all data that existed at a completed checkpoint has been processed and committed by now.
 
         Behind the checkpoint, no rows have come out of a source or into a sink, and each source has looked for some
-        twice without finding any: the second time it began to look after the checkpoint.
+        twice without finding any: the second time it began to look after the checkpoint. Sources that make rows as time
+        passes never find none. With them, two more checkpoints have committed the rows that existed.
         """
-        still = [*takewhile(lambda known: known.id > since and not _moves(known), reversed(self._checkpoints))]
-        if not still or any(totals.uncommitted for totals in still[0].totals.values()):
+        behind = [*takewhile(lambda known: known.id > since, reversed(self._checkpoints))]
+        clocks = bool(behind) and any(_is_clock(node) for node in _readers(behind[0].graph))
+        still = [*takewhile(lambda known: not _moves(known, clocks=clocks), behind)]
+        if not still or (len(still) < 2 if clocks else any(each.uncommitted for each in still[0].totals.values())):
             return False
         # A subtask that has ended sends no measures.
-        looks = {uid: [known.totals.get(uid, _ENDED).looks or 0 for known in still] for uid in _reading(still[0].graph)}
+        reading = [node.uid for node in _readers(still[0].graph) if not _is_clock(node)]
+        looks = {uid: [known.totals.get(uid, _ENDED).looks or 0 for known in still] for uid in reading}
         return all(sum(each) >= ENOUGH_LOOKS for each in looks.values())
 
     def reports(self) -> list[dict[str, Any]]:
@@ -194,8 +198,9 @@ class JobProgress:
         return [json.loads(text) for texts in found.values() for text in texts]
 
     def _texts(self, checkpoint: _Checkpoint) -> Iterator[str]:
-        for uid in checkpoint.graph.sinks:
-            yield json.dumps(_report(self._id, checkpoint, uid))
+        for uid, sink in checkpoint.graph.sinks.items():
+            if uid == sink:  # a committer belongs to the query of its writers
+                yield json.dumps(_report(self._id, checkpoint, uid))
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
@@ -204,17 +209,24 @@ def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
     )
 
 
-def _reading(graph: JobGraph) -> list[str]:
-    return [
-        node.uid for vertex in graph.vertices for node in vertex.operators if node.kind in (*_SOURCES, "enumerator")
-    ]
+def _readers(graph: JobGraph) -> list[OperatorNode]:
+    return [node for vertex in graph.vertices for node in vertex.operators if node.kind in (*_SOURCES, "enumerator")]
 
 
-def _moves(checkpoint: _Checkpoint) -> bool:
-    """Whether rows have come out of a source, or into a sink, before a checkpoint and behind the one before it."""
+def _is_clock(node: OperatorNode) -> bool:
+    """Whether an operator belongs to a source that makes rows as time passes."""
+    return node.name.removesuffix(" offsets") == "rate"
+
+
+def _moves(checkpoint: _Checkpoint, *, clocks: bool) -> bool:
+    """Whether rows have come out of a source, or into a sink, before a checkpoint and behind the one before it.
+
+    With ``clocks``, rows come from some sources, and into sinks, all the time: these do not count.
+    """
     nothing, totals = OperatorTotals(), checkpoint.totals
-    out = (totals.get(uid, nothing).rows_out for uid in _reading(checkpoint.graph))
-    return any(out) or any(totals.get(uid, nothing).rows_in for uid in checkpoint.graph.sinks)
+    if any(totals.get(node.uid, nothing).rows_out for node in _readers(checkpoint.graph) if not _is_clock(node)):
+        return True
+    return not clocks and any(totals.get(uid, nothing).rows_in for uid in checkpoint.graph.sinks)
 
 
 def _above(graph: JobGraph, sink: str) -> list[OperatorNode]:

@@ -87,7 +87,7 @@ def validity(column: pa.Array) -> tuple[AnyArray, int]:
     buffer = column.buffers()[0]
     if buffer is None:  # a NullArray has no buffer
         return read_only(np.zeros((len(column) + 7) // 8, dtype=np.uint8)), 0
-    return _bytes_of(buffer), column.offset
+    return _read_only_view(buffer, np.uint8), column.offset
 
 
 def is_integer_like(kind: pa.DataType) -> bool:
@@ -158,11 +158,12 @@ def bytes_column(column: pa.Array) -> BytesColumn:
     bitmap, bit_offset = validity(column)
     if len(column) == 0 or offset_buffer is None:
         return BytesColumn(read_only(np.zeros(1, dtype=np.int64)), _NO_BYTES, bitmap, bit_offset)
-    offsets = np.frombuffer(offset_buffer, dtype=np.int64 if wide else np.int32)
+    offsets = _read_only_view(offset_buffer, np.int64 if wide else np.int32)
     offsets = offsets[column.offset : column.offset + len(column) + 1]
     if not offsets.flags.aligned:
-        offsets = offsets.copy()
-    return BytesColumn(read_only(offsets), _bytes_of(data_buffer), bitmap, bit_offset)
+        offsets = read_only(offsets.copy())
+    data = _NO_BYTES if data_buffer is None else _read_only_view(data_buffer, np.uint8)
+    return BytesColumn(offsets, data, bitmap, bit_offset)
 
 
 def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
@@ -170,12 +171,16 @@ def fixed_bytes_column(column: pa.Array, width: int) -> BytesColumn:
     bitmap, bit_offset = validity(column)
     first = column.offset
     offsets = np.arange(first * width, (first + len(column) + 1) * width, width, dtype=np.int64)
-    return BytesColumn(read_only(offsets[: len(column) + 1]), _bytes_of(column.buffers()[1]), bitmap, bit_offset)
+    buffer = column.buffers()[1]
+    data = _NO_BYTES if buffer is None else _read_only_view(buffer, np.uint8)
+    return BytesColumn(read_only(offsets[: len(column) + 1]), data, bitmap, bit_offset)
 
 
-def _bytes_of(buffer: pa.Buffer | None) -> AnyArray:
-    """The bytes of a buffer, read-only also where the buffer is not, such as one over an array of NumPy."""
-    return _NO_BYTES if buffer is None else read_only(np.frombuffer(buffer, dtype=np.uint8))
+def _read_only_view(buffer: pa.Buffer, number: Any) -> AnyArray:
+    """The numbers in a buffer, whose memory may be writable, such as that of an array that Arrow has computed."""
+    view = np.frombuffer(buffer, dtype=number)
+    view.setflags(write=False)
+    return view
 
 
 def bytes_array(kind: pa.DataType, ends: AnyArray, data: AnyArray) -> pa.Array:

@@ -337,7 +337,7 @@ bug(
     seed=18,
 )(lambda self: [])
 
-bug("of restored rows in work nothing is part of the next checkpoint", "76.7", RestoredInput, "unread", seed=90)(
+bug("of restored rows in work nothing is part of the next checkpoint", "76.7", RestoredInput, "unread", seed=130)(
     lambda original, self, edge, rest: original(self, edge, None)
 )
 
@@ -347,7 +347,7 @@ bug("of restored rows in work nothing is part of the next checkpoint", "76.7", R
     "FLINK-40016, mutant 18",
     Subtask,
     "unread_restored",
-    seed=90,
+    seed=130,
 )
 def _(self):
     work = self._work
@@ -445,7 +445,7 @@ bug(
 @bug(
     "what a missing mount does not show counts as deleted",
     "directories of aborted checkpoints came back with it",
-    seed=500,
+    seed=845,
 )
 def _():
     """It takes an outage in the moment of a deletion: there are more of them."""

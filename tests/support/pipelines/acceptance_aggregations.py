@@ -280,6 +280,12 @@ def approximate_aggregates(rows: DataFrame) -> DataFrame:
     return rows.agg(F.approx_count_distinct("v").alias("n"), F.percentile_approx("v", 0.5).alias("p"))
 
 
+@program("complete", schemas=PAIRS, rows=([(k, v * v % 41) for v in range(40) for k in "ab"], [("c", None)]))
+def histograms_of_numbers(rows: DataFrame) -> DataFrame:
+    numbers = F.histogram_numeric("v", F.lit(5)), F.histogram_numeric(F.col("v") / 7, F.lit(4))
+    return rows.groupBy("k").agg(numbers[0].alias("whole"), numbers[1].alias("parts"))
+
+
 @program("complete", schemas=PAIRS, rows=PAIRED)
 def statistics_of_groups(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").agg(

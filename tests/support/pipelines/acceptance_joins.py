@@ -437,7 +437,7 @@ def join_with_an_aggregated_table(rows: DataFrame) -> DataFrame:
 # Several stateful operators
 
 
-@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [15, 16, 17, 18, 19, 20, 25], [31], [60]))
+@program("append", rows=([10, 11, 12, 13, 14, 15], [15, 16, 17, 18, 19, 20, 25], [31], [60]))
 def windows_of_windows(rows: DataFrame) -> DataFrame:
     small = (
         timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"), F.sum("v").alias("s"))
@@ -452,6 +452,13 @@ def windows_of_windows(rows: DataFrame) -> DataFrame:
 def windows_by_window_time(rows: DataFrame) -> DataFrame:
     small = timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).count()
     timed_again = small.select(F.window_time("window").alias("at"), "count")
+    return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+def windows_in_added_columns(rows: DataFrame) -> DataFrame:
+    small = timed(rows, "0 seconds").withColumn("small", F.window("t", "5 seconds")).groupBy("small").count()
+    timed_again = small.withColumn("at", F.window_time("small"))
     return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
 
 

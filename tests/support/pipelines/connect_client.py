@@ -102,7 +102,8 @@ seen["plan of a query"] = shown(running.explain)
 listener.wait("progress", 2)
 seen["found"] = getattr(spark.streams.get(running.id), "name", None)
 running.stop()
-seen["stopped"] = [running.isActive, [active.name for active in spark.streams.active]]
+spark.streams.resetTerminated()
+seen["stopped"] = [running.isActive, [active.name for active in spark.streams.active], spark.streams.get(running.id)]
 
 seen["listened"] = [listener.wait("started", 1), running.id, listener.wait("ended", 1)]
 reports = [json.loads(each.json) for each in listener.wait("progress", 1)]

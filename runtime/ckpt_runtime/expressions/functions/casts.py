@@ -22,6 +22,7 @@ from ckpt_runtime.expressions.types import (
     UnsupportedExpressionError,
     arrow_type,
     decimal_of,
+    is_day_time,
     is_fractional,
     is_integral,
     is_year_month,
@@ -45,10 +46,8 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     """
     if (source, target) == ("string", "interval"):
         return per_row(texts.parse_interval, value_type(target))  # in ANSI mode too, a bad text gives null
-    if target == "string" and is_year_month(source):  # no column has its values
-        return _to_string(source, texts.zone_of(zone))
-    result = arrow_type(target)
-    if source == target or arrow_type(source) == result:
+    result, intervals = value_type(target), _unit(source) or _unit(target)
+    if source == target or (value_type(source) == result and not intervals):
         return lambda value: value
     if source == "void":
         return lambda value: value.cast(result)
@@ -73,10 +72,64 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
         return per_row(float, result) if decimal_of(source) else lambda value: value.cast(result, safe=False)
     if number and decimals is not None:
         return _to_decimal(source, decimals, result, mode)
+    if intervals:
+        return _of_intervals(source, target, mode)
     conversion = _between_times(source, target, mode, texts.zone_of(zone))
     if conversion is None:
         raise UnsupportedExpressionError(f"a cast from {source} to {target}")
     return conversion
+
+
+_UNITS = {
+    "year": 12,
+    "month": 1,
+    "day": _DAY,
+    "hour": 3_600 * _MICROS,
+    "minute": 60 * _MICROS,
+    "second": _MICROS,
+}
+"""Lengths of the fields of intervals, in months or microseconds."""
+
+
+def _unit(type_: SparkType) -> int:
+    """The length of the last field of an interval of years and months or of days to seconds; 0 for other types."""
+    return _UNITS[str(type_).split()[-1]] if is_year_month(type_) or is_day_time(type_) else 0
+
+
+def _of_intervals(source: SparkType, target: SparkType, mode: str) -> Callable[[Value], Value]:
+    """Casts between numbers and intervals, and between intervals of one kind, whose last fields may differ.
+
+    Every fraction is cut off where an interval becomes an integer or loses fields, and rounded elsewhere.
+    """
+    from_unit, to_unit, decimals = _unit(source), _unit(target), decimal_of(target)
+    number = is_integral(source) or decimal_of(source) is not None or is_integral(target) or decimals is not None
+    if (number and " to " in str(target)) or not (number or is_year_month(source) == is_year_month(target)):
+        raise UnsupportedExpressionError(f"a cast from {source} to {target}")
+    if to_unit:
+        limit = 1 << (31 if is_year_month(target) else 63)
+    elif decimals is None:
+        limit = _LIMITS[str(target)]
+
+    def cut(value: int, unit: int) -> int:
+        return value // unit if value >= 0 else -(-value // unit)
+
+    def convert(value: Any) -> Any:
+        if decimals is not None:
+            return _fitting(EXACT.divide(decimal.Decimal(value), from_unit), decimals, mode)
+        if from_unit and to_unit:
+            whole = value if to_unit == _MICROS else cut(value, to_unit) * to_unit
+        elif from_unit:
+            whole = cut(value, from_unit)
+        else:
+            whole = int(EXACT.multiply(decimal.Decimal(value), to_unit).to_integral_value(decimal.ROUND_HALF_UP))
+        if -limit <= whole < limit:
+            return whole
+        if mode == "try":
+            return None
+        raise bad_cast(value, source, target)
+
+    compute = per_row(convert, value_type(target))
+    return lambda value: compute(value.cast(pa.int64()) if pa.types.is_duration(value.type) else value)
 
 
 def bad_cast(value: object, source: SparkType, target: SparkType) -> EvaluationError:

@@ -16,6 +16,7 @@ from ckpt_runtime.operators.aggregates.values import (
     Concatenated,
     Distinct,
     FirstOrLastAccumulator,
+    Histogram,
     Listed,
     MinMaxByAccumulator,
     MostFrequent,
@@ -200,6 +201,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "percentile": Percentiles,
     "ranked": Ranked,
     "mode": MostFrequent,
+    "histogram": Histogram,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import pairwise
 
 import numpy as np
@@ -335,3 +336,78 @@ class MostFrequent(Listed):
                 tied = start + np.flatnonzero(counts == counts.max())
                 picked[row] = tied[np.argmax(places[tied]) if least is False else np.argmin(places[tied])]
         return taken([values], picked)
+
+
+_JAVA_BITS = (1 << 48) - 1
+_BIN = pa.struct([("x", pa.float64()), ("y", pa.float64())])
+
+
+class Histogram(GroupAccumulator):
+    """Bins with the mean and the number of the values in them (Ben-Haim and Tom-Tov, JMLR 2010), as Spark makes them.
+
+    The two bins that are closest become one. Among equally close pairs a random one does, by Java's generator, whose
+    state is kept: the result is Spark's for rows that come in one micro-batch.
+    """
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self._most = int(aggregate.settings["bins"])
+        self.stored = [self.field("bins", pa.list_(_BIN)), self.field("random", pa.int64())]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        known: list[list[list[float]]] = [[] for _ in range(groups)]
+        states = [31183 ^ 0x5DEECE66D] * groups
+        if len(old.groups):
+            stored = (each.to_pylist() for each in old.columns)
+            for number, bins, state in zip(old.groups.tolist(), *stored, strict=True):
+                if bins is not None:
+                    merged = [*known[number], *([each["x"], each["y"]] for each in bins)]
+                    known[number] = sorted(merged, key=lambda each: each[0])
+                    states[number] = self._trim(known[number], state)
+        values = columns.plain(new.columns[0]).cast(pa.float64()).to_pylist()
+        for number, value in zip(new.groups.tolist(), values, strict=True):
+            if value is not None:
+                bins = known[number]
+                at = bisect_left(bins, value, key=lambda each: each[0])
+                if at < len(bins) and bins[at][0] == value:
+                    bins[at][1] += 1
+                else:
+                    bins.insert(at, [value, 1.0])
+                    states[number] = self._trim(bins, states[number])
+        rows = [[{"x": x, "y": y} for x, y in bins] or None for bins in known]
+        return [pa.array(rows, self.stored[0].type), pa.array(states, pa.int64())]
+
+    def _trim(self, bins: list[list[float]], state: int) -> int:
+        """Merges the closest bins, in place, until there are few enough. Returns the generator's next state."""
+        while len(bins) > self._most:
+            least, place, count = bins[1][0] - bins[0][0], 0, 1
+            for at in range(1, len(bins) - 1):
+                gap = bins[at + 1][0] - bins[at][0]
+                if gap < least:
+                    least, place, count = gap, at, 1
+                elif gap == least:
+                    count += 1
+                    state, number = _java_double(state)
+                    place = at if number <= 1.0 / count else place
+            (x, y), (later, more) = bins[place], bins.pop(place + 1)
+            # In the order of Spark's operations, because the last bit of a mean depends on it.
+            bins[place] = [x * (y / (y + more)) + later / (y + more) * more, y + more]
+        return state
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        lists = stored[0]
+        kind = self.aggregate.result
+        means, counts = pc.list_flatten(lists).flatten()
+        given = kind.value_type.field(0).type
+        means = (pc.trunc(means) if pa.types.is_integer(given) else means).cast(given, safe=False)
+        bins = pa.StructArray.from_arrays([means, counts], fields=list(kind.value_type))
+        lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        return pa.ListArray.from_arrays(pa.array(offsets), bins, kind, mask=lists.is_null())
+
+
+def _java_double(state: int) -> tuple[int, float]:
+    """The next state of Java's generator of random numbers, and a number from 0 to 1."""
+    high = (state * 0x5DEECE66D + 0xB) & _JAVA_BITS
+    low = (high * 0x5DEECE66D + 0xB) & _JAVA_BITS
+    return low, (((high >> 22) << 27) + (low >> 21)) * 2.0**-53

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,12 +36,14 @@ def written(checkpoint_id: int, rows: int, stored: int, late: int = 0, watermark
     return Interval(checkpoint_id, (state, OperatorMeasures("out-sink", rows_in=rows)))
 
 
-def complete(progress: JobProgress, id_: int, reads: list[list[Interval]], *writes: Interval) -> dict[str, Any]:
+def complete(
+    progress: JobProgress, id_: int, reads: list[list[Interval]], *writes: Interval, graph: JobGraph = GRAPH
+) -> dict[str, Any]:
     """Acknowledges and completes a checkpoint, and returns its report."""
     for subtask, intervals in enumerate(reads):
         progress.acknowledged(id_, (SOURCE, subtask), intervals)
     progress.acknowledged(id_, (SINK, 0), writes)
-    progress.completed(id_, id_ * 1000, id_ * 1000 + 30, GRAPH)
+    progress.completed(id_, id_ * 1000, id_ * 1000 + 30, graph)
     return progress.reports()[-1]
 
 
@@ -137,6 +140,25 @@ def test_all_data_is_processed_when_sources_have_looked_in_vain_and_sinks_have_c
         complete(progress, id_, reads, writes)
         assert progress.has_processed_all(1) == processed, id_
     assert not progress.has_processed_all(7)
+
+
+def test_source_that_makes_rows_as_time_passes_has_no_last_row_to_wait_for() -> None:
+    read, *others = GRAPH.vertices[0].operators
+    clock = replace(GRAPH.vertices[0], operators=(replace(read, name="rate"), *others))
+    graph = replace(GRAPH, vertices=(clock, *GRAPH.vertices[1:]))
+    progress = JobProgress(JOB, 0)
+    for id_, processed in enumerate((False, False, True), 1):
+        complete(progress, id_, looked(id_, 0, 0, rows=5), emptied(id_, 5, uncommitted=True), graph=graph)
+        assert progress.has_processed_all(1) == processed, id_
+
+
+def test_committer_makes_no_report_beside_that_of_its_sink() -> None:
+    committer = JobVertex("c" * 32, (OperatorNode("out-commit", "out commit", "committer"),), 1)
+    edge = JobEdge(SINK, committer.id, Partitioning.REBALANCE)
+    graph = replace(GRAPH, vertices=(*GRAPH.vertices, committer), edges=(*GRAPH.edges, edge))
+    progress = JobProgress(JOB, 0)
+    assert complete(progress, 1, [[read(1, 4)]], written(1, 4, 4), graph=graph)["name"] == "out"
+    assert len(progress.reports()) == 1
 
 
 def test_subtasks_that_have_ended_have_no_more_data() -> None:
