@@ -50,8 +50,8 @@ SIMULATE = --first $(or $(FIRST),0) --seeds $(or $(SEEDS),5000) $(if $(SHOW),--s
 
 .PHONY: simulate
 simulate: setup ## runs simulated schedules; SIMULATION=protocols or jobs for one of both, SEEDS=100000 FIRST=0, SHOW=<seed> explains one
-	$(if $(filter-out jobs,$(or $(SIMULATION),protocols)),$(RUN)/python -m tests.simulation.protocols $(SIMULATE))
-	$(if $(filter-out protocols,$(or $(SIMULATION),jobs)),$(RUN)/python -m tests.simulation.jobs $(SIMULATE))
+	$(if $(filter-out jobs,$(or $(SIMULATION),protocols)),$(RUN)/python -m tests.simulation protocols $(SIMULATE))
+	$(if $(filter-out protocols,$(or $(SIMULATION),jobs)),$(RUN)/python -m tests.simulation jobs $(SIMULATE))
 
 .PHONY: lint
 lint: setup ## checks style and formatting

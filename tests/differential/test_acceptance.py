@@ -20,6 +20,7 @@ from tests.support.parity import shown
 from tests.support.pipelines import (
     acceptance,
     acceptance_aggregations,
+    acceptance_batches,
     acceptance_deduplication,
     acceptance_joins,
     acceptance_mixed,
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FAMILIES = (
-    *(acceptance_aggregations, acceptance_deduplication, acceptance_joins),
+    *(acceptance_aggregations, acceptance_batches, acceptance_deduplication, acceptance_joins),
     *(acceptance_mixed, acceptance_processors, acceptance_sql),
 )
 """The modules that fill ``PROGRAMS``."""
@@ -126,6 +127,33 @@ def test_program_of_sparks_suites_gives_the_rows_of_spark(
         assert not _same(given, wanted), f"this is equal now: {wanted}"
     else:
         assert _same(given, wanted), f"engine: {given}\nSpark: {wanted}"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("name", ["windows_of_late_rows", "processor_of_late_rows"])
+def test_runs_that_are_cancelled_between_rows_of_a_batch_and_continued_give_the_rows_of_spark(
+    spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, backend: str
+) -> None:
+    program = PROGRAMS[name]
+    write(program, tmp_path)
+
+    def run(**rates: str) -> str:
+        return cluster.submit(
+            PIPELINES / "acceptance_batches.py",
+            entry="acceptance_batches:paced",
+            arguments=[name, str(tmp_path), str(tmp_path / "engine")],
+            configuration=fast(restart_strategy__type="none", state__backend__type=backend, **rates),
+            parallelism=1,
+        )
+
+    for _ in range(3):
+        job = run(pipeline__source__rates="rows:3")
+        cluster.wait_for_checkpoints(job, 4)
+        cluster.call(cluster.dispatcher.cancel_job(job))
+        cluster.wait_for_status(job, JobStatus.CANCELED)
+    cluster.wait_for_status(run(), JobStatus.FINISHED)
+    assert ("rows", rows(program, tmp_path / "engine")) == in_spark(spark, program, tmp_path)
 
 
 def _same(given: Outcome, wanted: Outcome) -> bool:

@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import os
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from itertools import chain
 from pathlib import Path
@@ -131,9 +131,17 @@ def of_bounded_joins(made_of: Callable[[Joined], DataFrame]) -> Callable[[DataFr
 
 
 def in_spark(
-    spark: SparkSession, directory: Path, batches: list[pa.Table], made_of: Callable[[DataFrame], DataFrame]
+    spark: SparkSession,
+    directory: Path,
+    batches: list[pa.Table],
+    made_of: Callable[[DataFrame], DataFrame],
+    *,
+    at_once: bool = False,
 ) -> list[Counter[Any]]:
-    """The rows that each batch gives of what is made of the stream."""
+    """The rows that each batch gives of what is made of the stream, with those of the batch without data behind it.
+
+    ``at_once``: all data is there at the start, and only the last batch is followed by one without data.
+    """
     source = directory / "in"
     source.mkdir()
     spark = spark.newSession()
@@ -146,12 +154,16 @@ def in_spark(
     stream = spark.readStream.schema(schema).option("maxFilesPerTrigger", 1).parquet(str(source))
     made = made_of(stream)
     seen: list[Any] = []
-    query = (
-        made.writeStream.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect())))
-        .option("checkpointLocation", str(directory / "state"))
-        .start()
-    )
-    results = []
+    results: list[Counter[Any]] = []
+    writer = made.writeStream.option("checkpointLocation", str(directory / "state"))
+    if at_once:
+        for number, table in enumerate(batches):
+            pq.write_table(table, source / f"{number}.parquet")
+            os.utime(source / f"{number}.parquet", (1_700_000_000 + number,) * 2)
+        writer = writer.foreachBatch(lambda frame, _batch: results.append(Counter(map(tuple, frame.collect()))))
+        writer.trigger(availableNow=True).start().awaitTermination()
+        return results
+    query = writer.foreachBatch(lambda frame, _batch: seen.extend(map(tuple, frame.collect()))).start()
     try:
         for number, table in enumerate(batches):
             before = len(seen)
@@ -164,15 +176,16 @@ def in_spark(
     return results
 
 
-def in_the_engine() -> list[Counter[Any]]:
+def in_the_engine(kinds: Sequence[str], *, at_once: bool = False) -> list[Counter[Any]]:
     """The same; both watermarks move behind the rows of a batch, the lesser one counts."""
     time = pa.timestamp("us", "UTC")
     within = (-WITHIN_S * 1000, WITHIN_S * 1000)
-    spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in KINDS}
-    joins = {kind: Subtask(spec[kind]) for kind in KINDS}
+    spec = {kind: join_spec(kind, within, [("k", pa.string())], time=time) for kind in kinds}
+    joins = {kind: Subtask(spec[kind]) for kind in kinds}
     latest: dict[str, int] = {}
     results = []
-    for batch in tables():
+    reached = before = None
+    for batch in [*tables(), SCHEMA.empty_table()] if at_once else tables():
         rows = batch.to_pylist()
         events: Counter[Any] = Counter()
         for row in rows:
@@ -184,11 +197,18 @@ def in_the_engine() -> list[Counter[Any]]:
                 if mine:
                     schema = spec[kind].sides[number].schema
                     join.operator.process_batch(pa.RecordBatch.from_pylist(mine, schema), number)
+            if at_once and before is not None:
+                join.operator.process_watermark(before)
             if len(latest) == 2:
-                join.operator.process_watermark((min(latest.values()) - DELAY_S) * 1000)
+                reached = (min(latest.values()) - DELAY_S) * 1000
+                if at_once:
+                    join.operator.process_coming_watermark(reached, 0)
+                else:
+                    join.operator.process_watermark(reached)
             for event in join.take():
-                if not isinstance(event, int):
+                if isinstance(event, dict):
                     events[kind, *(-1 if event.get(name) is None else event[name] for name in "lr")] += 1
+        before = reached
         results.append(events)
     return results
 
@@ -205,19 +225,23 @@ def unmatched(wanted: Callable[[Row], bool]) -> Counter[Any]:
 
 
 @pytest.mark.long
-def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True], ids=["batches with pauses", "batches without pauses"])
+def test_late_rows_of_joins(spark: SparkSession, tmp_path: Path, at_once: bool) -> None:
     """An outer join gives what can match nothing, by a null, at once.
 
     Spark gives rows without a key when the watermark has passed them, and keeps those without event time for ever.
     """
-    theirs, ours = in_spark(spark, tmp_path, tables(), of_bounded_joins(pairs_of(*KINDS))), in_the_engine()
+    # Spark's semi join misses a match with a later row of a batch that the coming watermark removes.
+    kinds = [kind for kind in KINDS if kind != "left_semi" or not at_once]
+    theirs = in_spark(spark, tmp_path, tables(), of_bounded_joins(pairs_of(*kinds)), at_once=at_once)
+    ours = in_the_engine(kinds, at_once=at_once)
     timeless, keyless = unmatched(lambda row: row[2] is None), unmatched(lambda row: row[1] is None)
     nulls = timeless + keyless
     assert [batch - nulls for batch in ours] == [batch - nulls for batch in theirs]
     assert sum(ours, Counter()) == sum(theirs, Counter()) + timeless
     assert ours[0] & timeless == timeless
     assert ours[1] & keyless == keyless
-    assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(KINDS)
+    assert {kind for kind, *_ in sum(ours[1:], Counter())} == set(kinds)
 
 
 def latest_first(batches: list[pa.Table]) -> list[pa.Table]:

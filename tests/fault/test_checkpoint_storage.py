@@ -154,7 +154,7 @@ def test_a_full_disk(job: SequenceJob, small_disk: Path) -> None:
     _wait_for_failure(job, "No space left")
     with pytest.raises(AssertionError, match=f"{small_disk}/savepoints/.*No space left"):
         job.cluster.savepoint(job.job_id, small_disk / "savepoints")
-    assert not list(small_disk.glob("savepoints/*"))
+    job.cluster.wait_until(lambda: not list(small_disk.glob("savepoints/*")), "what was written of it to go")
     assert job.cluster.status(job.job_id) is JobStatus.RUNNING
     filler.unlink()
     job.cluster.wait_for_checkpoints(job.job_id, 2)

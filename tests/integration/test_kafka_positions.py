@@ -28,7 +28,7 @@ from tests.support.outputs import visible
 from tests.support.patience import patient
 from tests.unit.runtime.connectors.split_jobs import Job, States, moved
 
-confluent_kafka = pytest.importorskip("confluent_kafka")
+pytest.importorskip("confluent_kafka")
 
 
 @pytest.fixture
@@ -84,28 +84,6 @@ def test_messages_are_read_from_the_position_that_was_set(
             until(lambda: job.discover() or any(reader.reads for reader in job.readers), "the partitions")
             restored = job.checkpoint(2)
     assert read_from(broker, topic, restored, len(expected)) == Counter(expected)
-
-
-@pytest.mark.row("ends.7")
-def test_messages_are_read_from_a_time_on(
-    broker: KafkaBroker, topic: str, state: tuple[States, States], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The broker of the tests finds no offsets by time: what it would answer is computed from the messages."""
-
-    class Consumer(confluent_kafka.Consumer):  # type: ignore[misc, name-defined]
-        def offsets_for_times(self, partitions: list[Any], timeout: float) -> list[Any]:
-            [asked] = partitions
-            found = [
-                message.offset()
-                for message in broker.consume(topic, 2)
-                if message.partition() == asked.partition and message.timestamp()[1] >= asked.offset
-            ]
-            return [confluent_kafka.TopicPartition(asked.topic, asked.partition, min(found, default=-1))]
-
-    monkeypatch.setattr(confluent_kafka, "Consumer", Consumer)
-    # The eighth message has the time 00:23:40.
-    assert read_from(broker, topic, moved(state, "1970-01-01T00:23:41"), 4) == Counter([8, 9, 108, 109])
-    assert read_from(broker, topic, moved(state, "1970-01-01T00:25:41"), 0) == Counter()
 
 
 @pytest.mark.row("ends.7")

@@ -12,11 +12,8 @@ from hypothesis import strategies as st
 from ckpt_runtime.checkpoint.channel_state_assignment import assign_channel_state
 from ckpt_runtime.checkpoint.completed_checkpoint import (
     CompletedCheckpoint,
-    EdgeDescriptor,
     SubtaskState,
-    VertexDescriptor,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range, owner_of_key_group
 from ckpt_runtime.storage.channel_state import (
@@ -29,6 +26,7 @@ from ckpt_runtime.storage.channel_state import (
 from ckpt_runtime.storage.filesystem import Location, make_directory, resolve
 from ckpt_runtime.storage.metadata import read_metadata, write_metadata
 from tests.support.effort import examples
+from tests.unit.runtime.checkpoint.checkpoint_driver import checkpoint_of
 
 SCHEMA = pa.schema([("key_group", pa.int64()), ("number", pa.int64())])
 MAX_PARALLELISM = 128
@@ -43,20 +41,8 @@ def job(parallelism: int) -> JobGraph:
 
 def publish(graph: JobGraph, number: int, job_directory: Location, states: dict[tuple[str, int], SubtaskState]) -> None:
     directory = job_directory.child(f"chk-{number}")
-    checkpoint = CompletedCheckpoint(
-        number,
-        "job",
-        0,
-        0,
-        directory.url,
-        CheckpointProperties(),
-        tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices),
-        states,
-        frozenset(),
-        tuple(EdgeDescriptor.of(edge) for edge in graph.edges),
-    )
     make_directory(directory)
-    write_metadata(directory, checkpoint.to_json())
+    write_metadata(directory, checkpoint_of(graph, states, (), number, directory.url).to_json())
 
 
 class Deployment:

@@ -24,14 +24,14 @@ from ckpt_runtime.jobmaster.storage_effects import StorageEffects
 from ckpt_runtime.jobmaster.task_gateway import TaskGateway
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler.job_machine import JobMachine
-from tests.simulation.jobs.job_master import StrictShell
 from tests.simulation.protocols import driver as simulated_driver
 from tests.simulation.protocols import world as simulated_world
-from tests.simulation.protocols.host import SimulatedHost
+from tests.simulation.protocols.host import DriverHost
 from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.scenario import Scenario, simple_graph
 from tests.simulation.protocols.world import World
 from tests.simulation.schedules.schedule import Action
+from tests.simulation.simulated_driver import StrictShell
 
 ERRORS: tuple[Callable[[], Exception], ...] = (
     OSError,
@@ -52,7 +52,7 @@ JOB_PLACES = [
     *((StorageEffects, name) for name in ("_add_pointer", "_remove_pointer", "_find_leftovers")),
     *((StorageEffects, name) for name in ("_in_pool", "completed", "finish")),
     (SnapshotDeletions, "_attempt"),
-    *((SimulatedHost, name) for name in ("acquire_slots", "in_pool", "release_slot", "next_deployment")),
+    *((DriverHost, name) for name in ("acquire_slots", "in_pool", "release_slot", "next_deployment")),
     *((HaRecord, name) for name in ("reserve", "begin_attempt", "add", "remove", "end", "check")),
     (JobMachine, "handle"),
     (CheckpointCoordinator, "handle"),

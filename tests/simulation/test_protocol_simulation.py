@@ -21,9 +21,8 @@ from tests.simulation.checks import (
 from tests.simulation.planted_bugs import BUGS, ENOUGH
 from tests.simulation.protocols.files import DIRECTORY
 from tests.simulation.protocols.scenario import Scenario, random_scenario, simple_graph
-from tests.simulation.protocols.schedules import PROTOCOLS
 from tests.simulation.protocols.tasks import Deployment
-from tests.simulation.protocols.world import World
+from tests.simulation.protocols.world import PROTOCOLS, World
 from tests.simulation.schedules.runner import read_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "200"))

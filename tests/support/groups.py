@@ -68,6 +68,9 @@ class GroupSubtask:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.watermarks.append(timestamp_ms)
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """It changes nothing for groups."""
+
     def emit_end_of_range(self) -> None:
         raise AssertionError("no range ends behind a shuffle")
 

@@ -94,6 +94,9 @@ class Subtask:
         self.sent = timestamp_ms
         self.events.append(timestamp_ms)
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.events.append(("coming", timestamp_ms))
+
     def emit_end_of_range(self) -> None:
         raise AssertionError("no range ends behind a shuffle")
 

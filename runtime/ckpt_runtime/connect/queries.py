@@ -22,7 +22,7 @@ from google.protobuf.json_format import MessageToDict
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.cluster_options import ConnectOptions, QueryStop
 from ckpt_runtime.configuration.configuration import Configuration
-from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.pipeline_options import PipelineOptions, RestartStrategyOptions
 from ckpt_runtime.failure_report import failure_reason
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
 from ckpt_runtime.jobmaster.gateway_values import (
@@ -102,9 +102,12 @@ class Queries:
             files.writestr(zipfile.ZipInfo("commands.json"), json.dumps(program, sort_keys=True))
         stored = await self._dispatcher.store_pipeline(f"{name or _MODULE}.zip", _once(archive.getvalue()))
         configuration = {PipelineOptions.NAME.key: name or f"query-{job_id[:8]}", **own}
-        triggers = commands[-1].write_stream_operation_start.WhichOneof("trigger")
-        if triggers is None and self._configuration.get(CheckpointingOptions.INTERVAL) is None:
-            configuration.setdefault(CheckpointingOptions.INTERVAL.key, _DEFAULT_INTERVAL)
+        options = Configuration.merge(self._configuration, Configuration(dict(own)))
+        trigger = commands[-1].write_stream_operation_start.WhichOneof("trigger")
+        if trigger is None and options.get(CheckpointingOptions.INTERVAL) is None:
+            configuration[CheckpointingOptions.INTERVAL.key] = _DEFAULT_INTERVAL
+            if options.get(RestartStrategyOptions.TYPE) is None:  # as in Spark, its first failure ends the query
+                configuration[RestartStrategyOptions.TYPE.key] = "none"
         await self._dispatcher.run_pipeline(
             RunRequest(stored.id, f"{_MODULE}:pipeline", configuration=configuration, job_id=job_id)
         )

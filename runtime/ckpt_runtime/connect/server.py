@@ -400,13 +400,10 @@ class ConnectServer:
                     result.query.CopyFrom(_instance(query))
             case "await_any_termination":
                 seconds = _seconds(command.await_any_termination)
-                every = [*session.queries.values()]
+                every = [query for key, query in session.queries.items() if key not in session.reset]
                 result.await_any_termination.terminated = await queries.wait(every, seconds) if every else True
             case "reset_terminated":
-                ended = [key for key, query in session.queries.items() if not await queries.is_active(query)]
-                for key in ended:
-                    del session.queries[key]
-                    session.starts.pop(key, None)
+                session.reset |= {key for key, query in session.queries.items() if not await queries.is_active(query)}
             case other:
                 raise PlanError("streams", f"{other} is not supported; the event stream of the REST API has all events")
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar
 from pyspark.sql.connect.proto import StreamingQueryEventType
 
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.connect.queries import Queries, Query
 from ckpt_runtime.frontend.analysis import ANALYZER
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
@@ -141,7 +142,8 @@ class ClientSession:
 
     ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
     by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
-    released. ``listeners`` is the stream of events while the client has listeners.
+    released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
+    queries for which ``awaitAnyTermination`` does not return any more.
     """
 
     def __init__(self) -> None:
@@ -149,6 +151,7 @@ class ClientSession:
         self.settings: dict[str, str] = {}
         self.views: dict[str, Any] = {}
         self.queries: dict[str, Query] = {}
+        self.reset: set[str] = set()
         self.starts: dict[str, Any] = {}
         self.listeners: ListenerBus | None = None
         self.operations: set[str] = set()
@@ -157,6 +160,8 @@ class ClientSession:
             self._analyses,
             lambda source: spark_columns(source, DataSources().resolve),
             self.options.set,
+            # A plan that is only shown stages no rows there.
+            option=lambda key: "/" if key == DEFAULT_CHECKPOINTS_DIRECTORY else self.options.get(key),
             explain=self._explain,
         )
         self._service = Service(self._capture)

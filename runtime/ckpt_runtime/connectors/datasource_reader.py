@@ -30,11 +30,12 @@ from ckpt_runtime.connectors.datasource_rows import (
     values_of,
     versioned,
 )
+from ckpt_runtime.connectors.split_host import RangeEnumerator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now, described_data_source
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import EnumeratorSpec
-from ckpt_runtime.operators.operator import OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.operators.operator import OperatorContext, Output, SourceStatus
 
 Offset = str
 """An offset as JSON."""
@@ -204,13 +205,14 @@ class _Position(Struct):
     splits: NonNegative
     ended_in: str | None
     planned: bool = True
+    ranges: NonNegative = 0
 
     def __post_init__(self) -> None:
         """Checks that the offset is JSON."""
         json.loads(self.offset)
 
 
-class EnumeratorOperator(SourceOperator):
+class EnumeratorOperator(RangeEnumerator):
     """Plans offset ranges; parallelism 1. Option ``availableNow=true`` ends the source with the data present at start.
 
     The reader's ``commit(end)`` follows the completion of a checkpoint that covers ``end``, except in a restore drill.
@@ -218,6 +220,7 @@ class EnumeratorOperator(SourceOperator):
 
     def __init__(self, spec: EnumeratorSpec) -> None:
         assert isinstance(spec.format, type)
+        super().__init__(spec)
         self._source = spec.format
         self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.reported)
         self._available_now = available_now(spec.options)
@@ -225,7 +228,6 @@ class EnumeratorOperator(SourceOperator):
         self._planner: StreamPlanner | None = None
         self._offsets: dict[int, Offset] = {}
         self._committed: Offset | None = None
-        self._splits = 0
         self._ended = False
         self._planned = False
         self._idle = _LEAST_IDLE_MS
@@ -238,19 +240,19 @@ class EnumeratorOperator(SourceOperator):
         self._values = values_of(self._source, self._planner.reader)
         restored = restored_items(context, _OFFSET, _Position)
         if restored:
-            self._offset, self._splits = restored[0].offset, restored[0].splits
+            self._offset = restored[0].offset
             self._ended = restored[0].ended_in == context.job_id
             self._planned = restored[0].planned
-            if self._splits:
-                # Watermarks in flight at the snapshot are not part of any state.
-                output.emit_watermark(self._splits)
+            self.continue_behind(restored[0].splits, restored[0].ranges, restored[0].ended_in)
         else:
             self._offset = self._planner.initial_offset()
 
     def poll(self) -> SourceStatus:
         assert self._planner is not None
+        if self.waits:
+            return SourceStatus.NOTHING_AVAILABLE
         if self._ended:
-            return SourceStatus.END_OF_INPUT
+            return self.end_of_input()
         planned = self._planner.next_range(self._offset)
         self._ended = self._available_now and (planned is None or not self._planner.ends_by_itself)
         if planned is not None:
@@ -260,18 +262,19 @@ class EnumeratorOperator(SourceOperator):
             self._planned = True
             return SourceStatus.MORE_AVAILABLE
         if self._ended:
-            return SourceStatus.END_OF_INPUT
+            return self.end_of_input()
         self._idle = min(self._idle * 2, _GREATEST_IDLE_MS)
         return SourceStatus.NOTHING_AVAILABLE
 
     def idle_ms(self) -> int:
-        return self._idle
+        return _LEAST_IDLE_MS if self.waits else self._idle
 
     def snapshot(self, checkpoint_id: int) -> None:
         if self._planned:  # the initial offset does not end a range
             self._offsets[checkpoint_id] = self._offset
         ended_in = self.context.job_id if self._ended else None
         item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in, "planned": self._planned}
+        item["ranges"] = self._ranges
         self.context.operator_state.put(_OFFSET, versioned([item]))
 
     def notify_complete(self, checkpoint_id: int) -> None:
@@ -298,7 +301,7 @@ class EnumeratorOperator(SourceOperator):
             return
         self._splits += len(rows)
         self.output.emit(pa.RecordBatch.from_pylist(rows, schema=SPLIT_SCHEMA))
-        self.output.emit_watermark(self._splits)
+        self.end_range()
 
     def _rows_of(self, planned: PlannedRange) -> list[dict[str, Any]]:
         if planned.rows:

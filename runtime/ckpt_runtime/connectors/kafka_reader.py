@@ -63,6 +63,11 @@ class _Assigned:
         return self.target if self.end is None else min(self.target, self.end)
 
     @property
+    def next_offset(self) -> int:
+        """Where the next record is, as far as that is known: aborted transactions and compaction leave gaps."""
+        return int(self.buffered[0].offset()) if self.buffered else self.position
+
+    @property
     def has_rows(self) -> bool:
         bound = self.bound
         return bool(self.buffered) and bound is not None and self.buffered[0].offset() < bound
@@ -162,7 +167,7 @@ class KafkaReader(SplitReader):
             count = waiting[key]
             if count is not None and self._limit is not None and total > self._limit:
                 count = -(-count * self._limit // total)
-            assigned.target = None if count is None else assigned.position + count
+            assigned.target = None if count is None else assigned.next_offset + count
 
     def backlog(self) -> int | None:
         waiting = [self._waiting(key, assigned) for key, assigned in self._assigned.items()]
@@ -176,7 +181,7 @@ class KafkaReader(SplitReader):
         for key, assigned in self._assigned.items():
             reached.setdefault(key[0], {})[str(key[1])] = assigned.position
             if (waiting := self._waiting(key, assigned)) is not None:
-                latest.setdefault(key[0], {})[str(key[1])] = assigned.position + waiting
+                latest.setdefault(key[0], {})[str(key[1])] = assigned.next_offset + waiting
         return reached, latest
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
@@ -211,7 +216,7 @@ class KafkaReader(SplitReader):
                 continue
             if assigned.target is None and (count := self._waiting(key, assigned)) is not None:
                 share = None if self._limit is None else max(1, self._limit // len(self._assigned))
-                assigned.target = assigned.position + (count if share is None else min(count, share))
+                assigned.target = assigned.next_offset + (count if share is None else min(count, share))
             messages = assigned.take(most_rows)
             if messages:
                 self._resume(key, assigned)
@@ -222,7 +227,7 @@ class KafkaReader(SplitReader):
         return None
 
     def _waiting(self, key: Partition, assigned: _Assigned) -> int | None:
-        """The number of offsets between the position and the partition's end; None before the first answer."""
+        """The number of offsets from the next record to the partition's end; None before the first answer."""
         if assigned.at_end and not assigned.buffered:
             return 0
         high = self._consumer.get_watermark_offsets(place(key), cached=True)[1]
@@ -231,7 +236,7 @@ class KafkaReader(SplitReader):
         if high < 0:
             return None
         end = high if assigned.end is None else min(high, assigned.end)
-        return max(0, int(end) - assigned.position)
+        return max(0, int(end) - assigned.next_offset)
 
     def _consume(self) -> None:
         from confluent_kafka import KafkaException

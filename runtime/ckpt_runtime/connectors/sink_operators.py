@@ -119,6 +119,9 @@ class _WriterOperator(LeavesOutBadRows):
     def process_watermark(self, timestamp_ms: int) -> None:
         """Drops the watermark: a sink has no output, and committables have no event time."""
 
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Drops it as well."""
+
     def close(self) -> None:
         if self._writer is not None:
             writer, self._writer = self._writer, None

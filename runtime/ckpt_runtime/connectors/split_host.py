@@ -7,16 +7,85 @@ steps, and the subtask processes its mailbox between two steps. Never reads anyt
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from typing import Any
 
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
-from ckpt_runtime.operators.operator import MAX_WATERMARK, Operator, WaitingInput
+from ckpt_runtime.graph.specs import EnumeratorSpec
+from ckpt_runtime.operators.operator import (
+    MAX_WATERMARK,
+    Operator,
+    OperatorContext,
+    Output,
+    SourceOperator,
+    SourceStatus,
+    WaitingInput,
+)
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 
 _TAKE_EVERY_MS = 10
 _LEAST_TAKE_MS = 20
 _GREATEST_TAKE_MS = 2_000
+
+
+STEP_MS = 10
+"""How often an enumerator looks whether its range has been processed."""
+
+
+class RangeEnumerator(SourceOperator):
+    """Base of enumerators: counts the splits and ranges that were sent, and sends the number of each behind it.
+
+    One ``in_step`` with other sources sends a range when all operators in which the sources meet have processed the one
+    before; they tell the driver. The numbers of ranges begin again with each run that reads the data which is there.
+    """
+
+    def __init__(self, spec: EnumeratorSpec) -> None:
+        self._in_step = spec.in_step
+        self._splits = 0
+        self._ranges = 0
+        self._processed = 0
+        self._closing = False
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        if self._in_step:
+            # The group of sources that are in step waits for the operators in which they meet, and not for this one.
+            context.report_progress(Progress(None, idle=True))
+
+    @property
+    def waits(self) -> bool:
+        """Whether the last range has not been processed."""
+        return self._in_step and self._ranges > self._processed
+
+    def align(self, minimum: int) -> None:
+        self._processed = minimum
+
+    def continue_behind(self, splits: int, ranges: int, ended_in: str | None) -> None:
+        """Called at a restore. What was in flight at the snapshot behind a range is no part of any state."""
+        self._splits, self._ranges = splits, ranges if ended_in in (None, self.context.job_id) else 0
+        if splits or ranges:
+            self._send_end()
+
+    def end_of_input(self) -> SourceStatus:
+        """The status of a source whose data has ended.
+
+        One in step first takes part in a further batch, without rows: the time of its last rows takes effect with that.
+        """
+        if self._in_step and not self._closing:
+            self._closing = True
+            self.end_range()
+        return SourceStatus.NOTHING_AVAILABLE if self.waits else SourceStatus.END_OF_INPUT
+
+    def end_range(self) -> None:
+        """Called behind the splits of a range."""
+        self._ranges += 1
+        self._send_end()
+
+    def _send_end(self) -> None:
+        self.output.emit_coming_watermark(self._splits, self._ranges)
+        self.output.emit_watermark(self._splits)
 
 
 class SplitHost(Operator):
@@ -37,6 +106,7 @@ class SplitHost(Operator):
         self._ends = False
         self._dealt_out = 0
         self._passed = 0
+        self._numbers: deque[tuple[int, int]] = deque()
 
     @property
     @abstractmethod
@@ -74,6 +144,11 @@ class SplitHost(Operator):
             self._dealt_out = max(self._dealt_out, timestamp_ms)
         self.pass_ends_on()
 
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Range ``batch`` ends in front of the sequence number ``timestamp_ms``."""
+        self._numbers.append((timestamp_ms, batch))
+        self.process_watermark(timestamp_ms)
+
     def measured(self) -> OperatorMeasures:
         if not self.reads:
             self.looks += ENOUGH_LOOKS  # without splits there is nothing to look at
@@ -94,8 +169,15 @@ class SplitHost(Operator):
         """Forwards the ends of ranges whose splits in this subtask have been read, and the end of data."""
         unread = self.unread_range
         read_up_to = self._dealt_out if unread is None else unread
-        if read_up_to > self._passed:
-            self._passed = read_up_to
+        time = self.context.chain_time
+        has_ended = read_up_to > self._passed
+        self._passed = max(self._passed, read_up_to)
+        if has_ended:
+            time.batch, time.upto = 0, read_up_to
+        while self._numbers and self._numbers[0][0] <= read_up_to:
+            time.batch = self._numbers.popleft()[1]
+            has_ended = True
+        if has_ended:
             self.output.emit_end_of_range()
         if self._ends and unread is None:
             self._ends = False

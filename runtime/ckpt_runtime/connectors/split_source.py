@@ -21,7 +21,7 @@ from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
-from ckpt_runtime.connectors.split_host import SplitHost
+from ckpt_runtime.connectors.split_host import STEP_MS, RangeEnumerator, SplitHost
 from ckpt_runtime.connectors.splits import Pacer
 from ckpt_runtime.graph.bad_rows import reader_policy
 from ckpt_runtime.graph.event_time import Alignment, alignment_of
@@ -29,7 +29,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.bad_rows import BadRows
-from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceOperator, SourceStatus
+from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -87,6 +87,7 @@ class _StoredEnumerator(Struct, Generic[S, D, P]):
     splits: NonNegative
     ended_in: str | None
     start_positions: list[str] | None = None
+    ranges: NonNegative = 0
     reposition: _StoredReposition[D, P] | None = None
 
 
@@ -103,18 +104,18 @@ _SHORT_MS = 200.0
 _COUNT_EVERY_MS = 200
 
 
-class SplitEnumeratorOperator(SourceOperator):
+class SplitEnumeratorOperator(RangeEnumerator):
     """Sends the splits that an enumerator finds; parallelism 1. An ended source stays ended for the same job."""
 
     requires_final_checkpoint = False
 
     def __init__(self, spec: EnumeratorSpec, source: Source, schema: pa.Schema) -> None:
+        super().__init__(spec)
         self._source = source
         self._schema = schema
         self._bounded = available_now(spec.options) or source.is_bounded
         self._program = spec.program
         self._enumerator: SplitEnumerator | None = None
-        self._splits = 0
         self._ended = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -124,31 +125,31 @@ class SplitEnumeratorOperator(SourceOperator):
         _connect(source, self._program, context)
         stored = _StoredEnumerator[source.state_type, source.description_type, source.position_type]  # type: ignore[name-defined]
         for item in restored_items(context, ENUMERATOR, stored, _VERSION, _REPOSITIONED):
-            state, self._splits = item.state, item.splits
+            state = item.state
+            self.continue_behind(item.splits, item.ranges, item.ended_in)
             self._ended = item.ended_in == context.job_id
             if item.reposition is not None:
                 state, self._ended = self._repositioned(state, item.reposition), False
         self._enumerator = self._source.open_enumerator(self._schema, state, bounded=self._bounded)
-        if self._splits:
-            # Watermarks in flight at the snapshot are not part of any state.
-            output.emit_watermark(self._splits)
 
     def poll(self) -> SourceStatus:
         assert self._enumerator is not None
+        if self.waits:
+            return SourceStatus.NOTHING_AVAILABLE
         if self._ended:
-            return SourceStatus.END_OF_INPUT
+            return self.end_of_input()
         found = self._enumerator.discover()
         if found:
             self.output.emit(pa.RecordBatch.from_pylist(list(self._rows_of(found)), schema=SPLIT_SCHEMA))
             self._splits += len(found)
-            self.output.emit_watermark(self._splits)
+            self.end_range()
             return SourceStatus.MORE_AVAILABLE
         self._ended = self._bounded
-        return SourceStatus.END_OF_INPUT if self._ended else SourceStatus.NOTHING_AVAILABLE
+        return self.end_of_input() if self._ended else SourceStatus.NOTHING_AVAILABLE
 
     def idle_ms(self) -> int:
         assert self._enumerator is not None
-        return self._enumerator.idle_ms
+        return min(self._enumerator.idle_ms, STEP_MS) if self.waits else self._enumerator.idle_ms
 
     def snapshot(self, checkpoint_id: int) -> None:
         assert self._enumerator is not None
@@ -157,6 +158,7 @@ class SplitEnumeratorOperator(SourceOperator):
             "version": _VERSION,
             "state": self._enumerator.snapshot(),
             "splits": self._splits,
+            "ranges": self._ranges,
             "ended_in": ended_in,
             "start_positions": sorted(self._source.start_positions),
         }

@@ -17,8 +17,9 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, is_split_source
+from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
+    BATCHES,
     WATERMARK,
     JobEdge,
     JobGraph,
@@ -81,6 +82,7 @@ class _Operator:
     parallelism: int
     inputs: list[_Edge] = field(default_factory=list)
     consumers: int = 0
+    in_step: bool = False
 
     @property
     def chain_head(self) -> bool:
@@ -116,6 +118,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
         _replace_what_is_seen_outside(operators)
     _connect(operators)
     _move_event_time_by_ranges(operators)
+    _keep_batches_in_step(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
@@ -381,23 +384,25 @@ _PASS_RANGES_ON = (
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
+    A source that ends with what is there reads one range after the other, as Spark does with ``availableNow``.
+
     An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
     watermark after such an operator: event time would advance within a range and make some of its rows late.
     """
-    whole: set[str] = set()
+    whole: dict[str, bool] = {}
     lost: dict[str, str] = {}
     for operator in operators:
         uid, spec = operator.uid, operator.node.spec
         sources = [edge.source.uid for edge in operator.inputs]
         reason = next((lost[source] for source in sources if source in lost), None)
         if reason is None and not isinstance(spec, RangeReaderSpec):
-            if whole.isdisjoint(sources):
+            if whole.keys().isdisjoint(sources):
                 continue
             reason = _why_ranges_end_at(operator)
         if reason is None:
-            whole.add(uid)
+            whole[uid] = available_now(spec.options) if isinstance(spec, RangeReaderSpec) else whole[sources[0]]
             if isinstance(spec, WatermarkSpec):
-                operator.node.spec = replace(spec, by_ranges=True)
+                operator.node.spec = replace(spec, by_ranges=True, by_batches=whole[uid])
         elif isinstance(spec, WatermarkSpec):
             raise PlanError(
                 "withWatermark",
@@ -408,6 +413,31 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             )
         else:
             lost[uid] = reason
+
+
+def _keep_batches_in_step(operators: list[_Operator]) -> None:
+    """Where streams with batches meet, each batch has the next range of every stream, as in Spark.
+
+    The operators in which they meet, and those after them, notice which batches are complete; the enumerators wait.
+    """
+    sources: dict[str, str] = {}
+    batches: dict[str, frozenset[str]] = {}
+    waiting: frozenset[str] = frozenset()
+    for operator in operators:
+        uid, spec, above = operator.uid, operator.node.spec, [edge.source.uid for edge in operator.inputs]
+        if isinstance(spec, RangeReaderSpec):
+            sources[uid] = above[0]
+        elif len(above) == 1 and above[0] in sources:
+            sources[uid] = sources[above[0]]
+        if isinstance(spec, WatermarkSpec):
+            batches[uid] = frozenset([sources[uid]] if spec.by_batches else [])
+        elif not isinstance(spec, SinkSpec) and all(batches.get(source) for source in above):
+            batches[uid] = frozenset().union(*(batches[source] for source in above))
+            operator.in_step = len(above) > 1 or any(edge.source.in_step for edge in operator.inputs)
+            waiting |= batches[uid] if operator.in_step else frozenset()
+    for operator in operators:
+        if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
+            operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
 
 
 def _why_ranges_end_at(operator: _Operator) -> str | None:
@@ -505,7 +535,7 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         user_code=node.user_code,
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
-        alignment_group=_alignment_group(node.spec),
+        alignment_group=BATCHES if operator.in_step else _alignment_group(node.spec),
         observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
         starts_fresh=node.starts_fresh,
     )

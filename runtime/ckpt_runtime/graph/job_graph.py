@@ -42,7 +42,8 @@ class OperatorNode:
 
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
-    ``alignment_group`` is the group of a source's readers whose watermarks are aligned; None without alignment.
+    ``alignment_group`` is the group of a source's readers whose watermarks are aligned, or :data:`BATCHES` for sources
+    whose batches are in step and the operators in which these meet; None without alignment.
     ``observation`` is the JSON text of an ``observe``'s :class:`ObserveSpec`, by which the driver computes metrics.
     ``starts_fresh``: it ignores its state in the snapshot of another job.
     """
@@ -61,6 +62,7 @@ class OperatorNode:
 
 
 WATERMARK = "watermark"
+BATCHES = "$batches"
 """The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
 
 

@@ -158,11 +158,13 @@ class WatermarkSpec:
     """Event time: ``column`` holds timestamps; the watermark trails the greatest one seen by ``delay_ms``.
 
     ``by_ranges``: it advances only when a range of a stream reader ends, as it does between Spark's batches.
+    ``by_batches``: ranges follow each other without a pause, and the time of one takes effect behind the next one.
     """
 
     column: str
     delay_ms: int
     by_ranges: bool = False
+    by_batches: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,12 +473,14 @@ class EnumeratorSpec(_ConnectorSpec):
     """The single finder of splits in front of the readers of a source; its :class:`RangeReaderSpec` follows.
 
     ``acknowledges``: it notifies the reader of the positions that completed checkpoints cover; false in a restore
-    drill. ``reported``: the data source reported the schema; the pipeline declares none.
+    drill. ``reported``: the data source reported the schema; the pipeline declares none. ``in_step``: its ranges and
+    those of other sources are Spark's batches, each of which begins when the one before has been processed.
     """
 
     acknowledges: bool = True
     reported: bool = False
     program: UserFunction | None = None
+    in_step: bool = False
 
 
 @dataclass(frozen=True, slots=True)

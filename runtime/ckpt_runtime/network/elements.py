@@ -38,13 +38,21 @@ class CancelCheckpoint(_Element, frozen=True, tag="cancel"):
 
 
 class Watermark(_Element, frozen=True, tag="watermark"):
-    """No later row of this channel has an event time at or below ``timestamp_ms``."""
+    """No later row of this channel has an event time at or below ``timestamp_ms``.
+
+    With ``batch``, the number of a range that has ended, this holds behind the next range only: see
+    :meth:`Operator.process_coming_watermark`.
+    """
 
     timestamp_ms: int
+    batch: int | None = None
 
 
 class EndOfRange(_Element, frozen=True, tag="end_of_range"):
     """All rows of a range planned by a stream reader that belong to this channel have been sent."""
+
+    batch: int = 0
+    upto: int = 0
 
 
 class EndOfData(_Element, frozen=True, tag="end_of_data"):

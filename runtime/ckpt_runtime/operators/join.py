@@ -247,6 +247,9 @@ class JoinOperator(LeavesOutBadRows):
         at_end = timestamp_ms == MAX_WATERMARK
         self.output.emit_watermark(timestamp_ms if at_end else timestamp_ms - self._held_back_ms)
 
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.output.emit_coming_watermark(timestamp_ms - self._held_back_ms, batch)
+
     def _forget(self, side: _Side, bound: int) -> None:
         before = len(side.buffer)
         for rows in side.buffer.expired(bound):

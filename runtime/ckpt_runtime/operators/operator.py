@@ -2,8 +2,8 @@
 
 All calls come from one thread, the subtask's. Life of an operator::
 
-    open -> (process_batch | process_watermark | process_end_of_range | on_processing_time | poll
-             | prepare_snapshot + snapshot | notify_complete | notify_aborted)* -> finish? -> close
+    open -> (process_batch | process_watermark | process_coming_watermark | process_end_of_range | on_processing_time
+             | poll | prepare_snapshot + snapshot | notify_complete | notify_aborted)* -> finish? -> close
 
 ``finish`` is called at end of data (drained), never on cancellation; ``close`` always, also after a failure.
 """
@@ -46,6 +46,9 @@ class Output(Protocol):
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         """Hands over a watermark: no later row has an event time at or below it."""
+
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Hands over the watermark that follows the next range: see :meth:`Operator.process_coming_watermark`."""
 
     def emit_end_of_range(self) -> None:
         """Signals that all rows of a stream reader's range were emitted: see :meth:`Operator.process_end_of_range`."""
@@ -107,11 +110,14 @@ class ChainTime:
     """Facts that a source and a later ``withWatermark`` of its chain exchange.
 
     ``reached_ms`` is the greatest watermark that rows lead to since the source has set it to None. ``held``: the source
-    reads nothing because it is ahead of others, which does not make it idle.
+    reads nothing because it is ahead of others, which does not make it idle. ``batch`` is the number of the last range
+    that has ended, 0 if it is not known, and ``upto`` the number of splits up to its end.
     """
 
     reached_ms: int | None = None
     held: bool = False
+    batch: int = 0
+    upto: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +252,15 @@ class Operator(ABC):
     def process_watermark(self, timestamp_ms: int) -> None:
         """Event time of all inputs has reached ``timestamp_ms``. The default passes it on."""
         self.output.emit_watermark(timestamp_ms)
+
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Range ``batch`` of all inputs has ended, and event time will reach ``timestamp_ms`` behind the next one. The
+        default passes it on.
+
+        Spark knows this time while it processes a batch: stateful functions see it as the watermark, and state is
+        removed by it behind the batch. Rows are late by the watermark of the batch before.
+        """
+        self.output.emit_coming_watermark(timestamp_ms, batch)
 
     def process_end_of_range(self) -> None:
         """All rows of the stream reader's range (Spark calls it a batch) that this operator gets have arrived.

@@ -93,7 +93,7 @@ class Results(Protocol):
 OUTPUT_ROWS = 8_192
 PENDING_ROWS = 512
 MOST_CALLBACKS = 1_000
-WATERMARK, TIME_MODE = "watermark", "time-mode"
+WATERMARK, COMING_WATERMARK, TIME_MODE = "watermark", "coming-watermark", "time-mode"
 TIME_MODES = ("none", "processingtime", "eventtime")
 
 
@@ -132,7 +132,9 @@ class StatefulProcessorOperator(Operator):
         self._interval_ms = 0
         self._gathered: GatheredRows | None = None
         self._due_ms: int | None = None
+        self._coming = 0
         self._watermark_behind: int | None = None
+        self._coming_behind: tuple[int, int] | None = None
         self._sent_watermark = 0
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -150,6 +152,7 @@ class StatefulProcessorOperator(Operator):
         restored = context.operator_state.restored(WATERMARK, EventTime)
         self._watermark = self._watermark_to_keep = min(restored, default=0)
         self._sent_watermark = self._watermark
+        self._coming = min(context.operator_state.restored(COMING_WATERMARK, EventTime), default=0)
         configuration = Configuration(context.configuration)
         self._trigger = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER)
         self._interval_ms = configuration.get(ExecutionOptions.PROCESSOR_TRIGGER_INTERVAL)
@@ -272,6 +275,11 @@ class StatefulProcessorOperator(Operator):
         if watermark is not None:
             self._sent_watermark = max(self._sent_watermark, watermark)
             self.output.emit_watermark(watermark)
+        behind, self._coming_behind = self._coming_behind, None
+        if behind is not None:
+            coming, batch = behind
+            self._coming = max(self._coming, coming)
+            self.output.emit_coming_watermark(coming, batch)
 
     @property
     def _rows_wait(self) -> bool:
@@ -329,6 +337,11 @@ class StatefulProcessorOperator(Operator):
             self._now = self.context.now_ms()
             self._end_trigger()
 
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self._coming_behind = timestamp_ms, batch
+        if not self._rows_wait:
+            self._end_trigger()
+
     def prepare_snapshot(self, checkpoint_id: int) -> None:
         """Fires the trigger if checkpoints are triggers: the rows and their results precede the barrier."""
         if self._trigger is ProcessorTrigger.CHECKPOINT:
@@ -344,6 +357,8 @@ class StatefulProcessorOperator(Operator):
             state.put(TIME_MODE, [self._time_mode], OperatorStateMode.UNION)
         if self._time_mode == "eventtime" or self._spec.output_event_time is not None:
             state.put(WATERMARK, [self._watermark_to_keep], OperatorStateMode.UNION)
+            if self._coming:
+                state.put(COMING_WATERMARK, [self._coming], OperatorStateMode.UNION)
 
     def on_processing_time(self, now_ms: int) -> None:
         if not self._rows_wait:
@@ -362,7 +377,10 @@ class StatefulProcessorOperator(Operator):
                 self._processor.close()
 
     def _timer_values(self) -> TimerValues:
-        return TimerValues(-1, -1) if self._time_mode == "none" else TimerValues(self._now, self._watermark)
+        """The times that user code sees: event time is that which the rows of a batch lead to, as in Spark."""
+        if self._time_mode == "none":
+            return TimerValues(-1, -1)
+        return TimerValues(self._now, max(self._watermark, self._coming))
 
     def _fire(self) -> None:
         """Fires due timers, then due timers that the callbacks registered, up to a limit.
@@ -432,10 +450,11 @@ class StatefulProcessorOperator(Operator):
     def _check_event_time(self, times: pa.Array) -> None:
         """Raises LateResultError for rows that would be late for the downstream operators, as in Spark."""
         earliest = pc.min(times.cast(pa.int64())).as_py()
-        if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
+        reached = max(self._sent_watermark, self._coming)
+        if earliest is not None and earliest <= in_unit(reached, times.type.unit):
             raise LateResultError(
                 f"operator {self.context.uid!r} returned a row whose {self._spec.output_event_time} is "
-                f"{pc.min(times)}, but the watermark after it is at {self._sent_watermark} ms since 1970: its rows "
+                f"{pc.min(times)}, but the watermark after it is at {reached} ms since 1970: its rows "
                 "must be later, or have no event time"
             )
 

@@ -1,7 +1,9 @@
 """Event time: emits a watermark that trails the greatest timestamp seen, and drops rows that it has passed.
 
 Behind a PySpark stream reader it advances when a range ends: the order of rows within a range has no meaning, as in
-Spark, and a row must not make later rows of the same range late.
+Spark, and a row must not make later rows of the same range late. Where one range follows another without a pause, the
+time that a range has reached takes effect behind the next one, whose rows are compared with the time before, as in
+Spark: it is announced as the coming watermark. At the end of data, nothing is left to wait for.
 
 Upstream watermarks except MAX_WATERMARK are dropped, as event time starts here. The last watermark is state and is
 emitted again after a restore: perhaps only in-flight data follows it (FLIP-76), and event time must not stop until rows
@@ -22,6 +24,7 @@ from msgspec.structs import replace
 from ckpt_runtime.checkpoint.measures import EventTimes, OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
+from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import WatermarkSpec
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
 
@@ -66,11 +69,14 @@ _STATE = "watermark"
 
 
 class _Last(Struct):
-    """The stored form; ``next_ms`` is held until the end of a range."""
+    """The stored form; ``next_ms`` is held until the end of a range, ``coming_ms`` was announced behind ``batch``."""
 
     parallelism: int
     ms: EventTime | None
     next_ms: EventTime | None = None
+    coming_ms: EventTime | None = None
+    batch: NonNegative = 0
+    upto: NonNegative = 0
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
@@ -88,10 +94,11 @@ class WatermarkOperator(Operator):
     With ``pipeline.source.idle-timeout`` it notifies its consumers when no row has arrived for that time. The last
     watermark is sent again with the next row.
 
-    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "parallelism": of the
-    operator}``, none before the first row or the end of data. At another parallelism it starts without a watermark: the
-    rows may be from a slower subtask and must not be late because of that. MAX_WATERMARK is not kept: a job that is
-    started from a drained savepoint continues with new data.
+    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all
+    rows up to split "upto" and range "batch", "parallelism": of the operator}``, none before the first row or the end
+    of data. At another parallelism it starts without a watermark: rows may be from a slower subtask and must not be
+    late because of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new
+    data.
     """
 
     requires_final_checkpoint = False
@@ -101,7 +108,10 @@ class WatermarkOperator(Operator):
         self._column = spec.column
         self._delay_ms = spec.delay_ms
         self._by_ranges = spec.by_ranges
+        self._by_batches = spec.by_batches
         self._next: int | None = None
+        self._coming: int | None = None
+        self._ended = (0, 0)
         self._emitted: int | None = None
         self._to_keep: int | None = None
         self._look_ms = 0
@@ -117,6 +127,12 @@ class WatermarkOperator(Operator):
                 self._next = last.next_ms
                 if last.ms is not None:
                     self._advance(last.ms)
+                if last.coming_ms is not None and self._by_batches:
+                    # Its source says again which range was the last one.
+                    self._coming, self._ended = last.coming_ms, (last.upto, last.batch)
+                    self.output.emit_coming_watermark(last.coming_ms, 0)
+                elif last.coming_ms is not None:
+                    self._advance(last.coming_ms)
         if not self._by_ranges:
             self._catch_up()
         timeout_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
@@ -137,7 +153,11 @@ class WatermarkOperator(Operator):
 
     def snapshot(self, checkpoint_id: int) -> None:
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
-        self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
+        if self._by_batches:
+            last |= {"coming_ms": self._coming, "upto": self._ended[0], "batch": self._ended[1]}
+        self.context.operator_state.put(
+            _STATE, [] if self._to_keep is None and self._next is None and self._coming is None else [last]
+        )
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self._looks = 0
@@ -173,8 +193,19 @@ class WatermarkOperator(Operator):
         return replace(super().measured(), event_times=times, watermark=self._to_keep)
 
     def process_end_of_range(self) -> None:
-        self._catch_up()
+        if not self._by_batches:
+            self._catch_up()
+        else:
+            time = self.context.chain_time
+            if (time.upto, time.batch) > self._ended:
+                if self._coming is not None:
+                    self._advance(self._coming)
+                self._coming, self._ended = self._next or 0, (time.upto, time.batch)
+            self.output.emit_coming_watermark(self._coming or 0, time.batch)
         super().process_end_of_range()
+
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        """Drops it, like the watermark itself."""
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:

@@ -92,6 +92,9 @@ class NoOutput(Output):
     def emit_watermark(self, timestamp_ms: int) -> None:
         pass
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        pass
+
     def emit_end_of_range(self) -> None:
         pass
 

@@ -1,10 +1,11 @@
 """Writes and reads the in-flight data of unaligned checkpoints (FLIP-76): frames, each verified before it is used.
 
-Header of a frame, 24 bytes, little endian: ``CKIF``, kind (u8: 1 rows, 2 watermark), three zero bytes, body length
-(u64, at most 1 GiB), XXH3-64 checksum. The body is an Arrow IPC message of rows, or the eight bytes of a watermark in
-milliseconds. The checksum covers header and body and is seeded with the file's name and the frame's place in it, so
-that swapped frames and files are noticed: a file may be moved with its directory, never renamed. Content that is
-inlined in the metadata has an empty name and counts its offsets from its own start.
+Header of a frame, 24 bytes, little endian: ``CKIF``, kind (u8: 1 rows, 2 watermark, 3 coming watermark), three zero
+bytes, body length (u64, at most 1 GiB), XXH3-64 checksum. The body is an Arrow IPC message of rows, or the eight bytes
+of a watermark in milliseconds, behind which a coming one has eight bytes with the number of its batch. The checksum
+covers header and body and is seeded with the file's name and the frame's place in it, so that swapped frames and files
+are noticed: a file may be moved with its directory, never renamed. Content that is inlined in the metadata has an empty
+name and counts its offsets from its own start.
 
 Each frame is readable on its own: a restored stream is read lazily, with one element or 256 KiB in memory, and later
 checkpoints may refer to any part. Unread content is a stream again.
@@ -43,6 +44,7 @@ _MAGIC = b"CKIF"
 _FIELDS = struct.Struct("<4sB3sQ")
 _CHECKSUM = struct.Struct("<Q")
 _WATERMARK = struct.Struct("<q")
+_COMING_WATERMARK = struct.Struct("<qq")
 _PADDING = bytes(3)
 HEADER_BYTES = _FIELDS.size + _CHECKSUM.size
 _READ_AHEAD_BYTES = 256 << 10
@@ -53,13 +55,18 @@ class ElementKind(IntEnum):
 
     ROWS = 1
     WATERMARK = 2
+    COMING_WATERMARK = 3
+
+
+_WATERMARK_OF = {ElementKind.WATERMARK: _WATERMARK, ElementKind.COMING_WATERMARK: _COMING_WATERMARK}
 
 
 @dataclass(frozen=True, slots=True)
 class InFlightWatermark:
-    """A watermark that was in flight."""
+    """A watermark that was in flight; with ``batch``, one that was to follow the next range."""
 
     timestamp_ms: int
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +101,14 @@ class Frame:
         """The IPC message, or the watermark."""
         if self.kind is ElementKind.ROWS:
             return pa.py_buffer(self.body)
-        return InFlightWatermark(_WATERMARK.unpack(self.body)[0])
+        return InFlightWatermark(*_WATERMARK_OF[self.kind].unpack(self.body))
 
 
 def watermark_body(watermark: InFlightWatermark) -> bytes:
     """The body of a watermark's frame."""
-    return _WATERMARK.pack(watermark.timestamp_ms)
+    if watermark.batch is None:
+        return _WATERMARK.pack(watermark.timestamp_ms)
+    return _COMING_WATERMARK.pack(watermark.timestamp_ms, watermark.batch)
 
 
 def frame_header(name: str, offset: int, kind: ElementKind, body: bytes | memoryview | pa.Buffer) -> bytes:
@@ -152,7 +161,7 @@ class FrameSource:
             raise self._damaged(offset, f"{end - offset} bytes are too few for an element")
         header = self._bytes(offset, HEADER_BYTES, end)
         magic, kind, padding, length = _FIELDS.unpack_from(header)
-        if magic != _MAGIC or padding != _PADDING or kind not in (ElementKind.ROWS, ElementKind.WATERMARK):
+        if magic != _MAGIC or padding != _PADDING or kind not in tuple(ElementKind):
             raise self._damaged(offset, "no element begins here")
         if length > min(end - offset - HEADER_BYTES, MAX_BODY_BYTES):
             raise self._damaged(offset, f"the element claims {length} bytes")
@@ -160,7 +169,7 @@ class FrameSource:
         fields, checksum = header[: _FIELDS.size], _CHECKSUM.unpack_from(header, _FIELDS.size)[0]
         if checksum != _checksum(self._name, offset, fields, body):
             raise self._damaged(offset, "the element's checksum is wrong")
-        if kind == ElementKind.WATERMARK and length != _WATERMARK.size:
+        if kind != ElementKind.ROWS and length != _WATERMARK_OF[ElementKind(kind)].size:
             raise self._damaged(offset, f"a watermark has {length} bytes")
         return Frame(ElementKind(kind), body, offset + HEADER_BYTES + length)
 
@@ -485,7 +494,8 @@ def _place(
 
 def _encode(element: pa.Buffer | pa.RecordBatch | InFlightWatermark) -> tuple[ElementKind, pa.Buffer | bytes]:
     if isinstance(element, InFlightWatermark):
-        return ElementKind.WATERMARK, watermark_body(element)
+        kind = ElementKind.WATERMARK if element.batch is None else ElementKind.COMING_WATERMARK
+        return kind, watermark_body(element)
     return ElementKind.ROWS, element.serialize() if isinstance(element, pa.RecordBatch) else element
 
 

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.expressions.dictionaries import BatchDecoder
-from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement
-from ckpt_runtime.operators.operator import IDLE_WATERMARK, Operator, OperatorContext
+from ckpt_runtime.network.elements import CheckpointBarrier, ControlElement, Watermark
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, ChainTime, Operator, OperatorContext
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.in_flight import CapturedChannel
 from ckpt_runtime.task.output import ResultPartition
@@ -45,17 +45,24 @@ class _NextOperator:
         else:
             self._next.process_watermark(timestamp_ms)
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self._next.process_coming_watermark(timestamp_ms, batch)
+
     def emit_end_of_range(self) -> None:
         self._next.process_end_of_range()
 
 
 class ChainEnd:
-    """The last operator's output, which sends all elements to each outgoing edge; ``watermark`` is the last emitted."""
+    """The last operator's output, which sends all elements to each outgoing edge; ``watermark`` is the last emitted.
+
+    ``time`` is that of its chain.
+    """
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self.partitions = list(partitions)
         self.rows = 0
         self.watermark: int | None = None
+        self.time = ChainTime()
         self._decoder = BatchDecoder()
 
     @property
@@ -96,9 +103,12 @@ class ChainEnd:
         for partition in self.partitions:
             partition.emit_watermark(timestamp_ms)
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.send_control(Watermark(timestamp_ms, batch))
+
     def emit_end_of_range(self) -> None:
         for partition in self.partitions:
-            partition.emit_end_of_range()
+            partition.emit_end_of_range(self.time.batch, self.time.upto)
 
     def send_control(self, element: ControlElement) -> None:
         for partition in self.partitions:

@@ -27,7 +27,7 @@ from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph.compiler import CompiledPlan
-from ckpt_runtime.graph.job_graph import JobEdge, JobVertex, Partitioning
+from ckpt_runtime.graph.job_graph import BATCHES, JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.graph.specs import (
     AggregateSpec,
@@ -60,7 +60,7 @@ from ckpt_runtime.operators.arrow_processor import ArrowProcessorOperator
 from ckpt_runtime.operators.groups import Combiner, GroupAggregates, GroupOperator
 from ckpt_runtime.operators.join import JoinOperator
 from ckpt_runtime.operators.observe import ObserveOperator
-from ckpt_runtime.operators.operator import ChainTime, Operator, OperatorContext, OperatorStateStore, WaitingInput
+from ckpt_runtime.operators.operator import Operator, OperatorContext, OperatorStateStore, WaitingInput
 from ckpt_runtime.operators.python_functions import MapInArrowOperator, PythonFunctionsOperator
 from ckpt_runtime.operators.result_table import LimitOperator, ResultTableOperator, SortOperator
 from ckpt_runtime.operators.stateful_processor import StatefulProcessorOperator
@@ -376,9 +376,8 @@ class DeployedJob:
         )
         operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
-        chain_time = ChainTime()
         contexts = [
-            replace(self._context(descriptor, vertex, position, holder), chain_time=chain_time)
+            replace(self._context(descriptor, vertex, position, holder), chain_time=end.time)
             for position in range(len(operators))
         ]
         subtask = Subtask(
@@ -392,6 +391,7 @@ class DeployedJob:
             restored=restored,
         )
         subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
+        subtask.reports_batches = vertex.operators[0].alignment_group == BATCHES
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]

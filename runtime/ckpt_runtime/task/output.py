@@ -310,14 +310,14 @@ class ResultPartition:
             subpartition.held = True
         self._hold()
 
-    def emit_end_of_range(self) -> None:
+    def emit_end_of_range(self, batch: int = 0, upto: int = 0) -> None:
         """Sends the end of a range at once, between the rows that it separates; on forward edges only.
 
         Rows and the watermark before it leave on any edge: the next range is no part of their buffer, and its rows
         follow the watermark.
         """
         if self._is_forward:
-            self.send_control(EndOfRange())
+            self.send_control(EndOfRange(batch, upto))
         else:
             self.flush()
 

@@ -19,6 +19,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, Key
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
 from ckpt_runtime.state.errors import CorruptStateError
@@ -118,7 +119,7 @@ class RestoredWatermark:
 
     edge: int
     peer: int
-    timestamp_ms: int
+    watermark: Watermark
 
 
 class RestoredInput:
@@ -161,7 +162,8 @@ class RestoredInput:
             self._streams.popleft()
             return None
         if isinstance(element.content, InFlightWatermark):
-            return RestoredWatermark(stream.edge, stream.peer, element.content.timestamp_ms)
+            watermark = Watermark(element.content.timestamp_ms, element.content.batch)
+            return RestoredWatermark(stream.edge, stream.peer, watermark)
         batch = pa.ipc.read_record_batch(element.content, self._reader.schema)
         # After a rescale several subtasks read the same element, and each takes the rows of its own key groups.
         if element.place.key_groups is not None:

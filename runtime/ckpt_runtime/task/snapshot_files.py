@@ -326,8 +326,8 @@ def _streams(
     content: InFlightElement
     for element in channel.elements:
         match element:
-            case Watermark(timestamp_ms):
-                own, content = schema, InFlightWatermark(timestamp_ms)
+            case Watermark(timestamp_ms, batch):
+                own, content = schema, InFlightWatermark(timestamp_ms, batch)
             case PersistedElement():
                 own, content = channel.schema, element
             case pa.RecordBatch():

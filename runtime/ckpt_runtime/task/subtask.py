@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -183,7 +184,8 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
-    ``debloating``, once set, adapts the size of the channels' buffers.
+    ``reports_batches``: it tells the driver which ranges of all inputs have ended. ``debloating``, once set, adapts the
+    size of the channels' buffers.
     """
 
     def __init__(
@@ -218,6 +220,9 @@ class Subtask:
         self._timers: list[_Timer | None] = [None] * len(chain.operators)
         self._next_timer: _Timer | None = None
         self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
+        self._coming: WatermarkValve | None = None
+        self._batches = WatermarkValve([channel.input_index for channel in gate.channels])
+        self.reports_batches = False
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -474,9 +479,10 @@ class Subtask:
                 self._take_rows(batch, message.size, channel.input_index, channel)
             case CheckpointBarrier():
                 self.checkpoints.barrier(channel, element)
-            case Watermark(timestamp_ms):
-                self._advance_event_time(channel.index, timestamp_ms)
-            case EndOfRange():
+            case Watermark():
+                self._advance_event_time(channel.index, element)
+            case EndOfRange(batch, upto):
+                self.chain.end.time.batch, self.chain.end.time.upto = batch, upto
                 self.chain.head.process_end_of_range()
             case CancelCheckpoint(checkpoint_id):
                 self.checkpoints.handle(CancelBarrierReceived((channel.input_index, channel.index), checkpoint_id))
@@ -527,20 +533,38 @@ class Subtask:
         match restored.poll():
             case RestoredRows(edge, batch):
                 self._take_rows(batch, batch.nbytes, edge, None)
-            case RestoredWatermark(edge, peer, timestamp_ms):
+            case RestoredWatermark(edge, peer, watermark):
                 for channel in self.gate.channels:
                     if (channel.input_index, channel.peer) == (edge, peer):
-                        self._advance_event_time(channel.index, timestamp_ms)
+                        self._advance_event_time(channel.index, watermark)
             case None:
                 if restored.is_empty:
                     self._restored = None
 
-    def _advance_event_time(self, channel: int, timestamp_ms: int) -> None:
-        for combined in self.valve.advance(channel, timestamp_ms):
-            if combined == IDLE_WATERMARK:
-                self.chain.end.emit_watermark(combined)
-            else:
-                self.chain.head.process_watermark(combined)
+    def _advance_event_time(self, channel: int, watermark: Watermark) -> None:
+        if watermark.batch is None:
+            for combined in self.valve.advance(channel, watermark.timestamp_ms):
+                if combined == IDLE_WATERMARK:
+                    self.chain.end.emit_watermark(combined)
+                else:
+                    self.chain.head.process_watermark(combined)
+        elif self._coming is None:
+            # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
+            self._coming = deepcopy(self.valve)
+        moved = self._coming is not None and bool(self._coming.advance(channel, watermark.timestamp_ms))
+        number = MAX_WATERMARK if watermark.timestamp_ms == MAX_WATERMARK else watermark.batch
+        # Without a number, a batch of one source ends.
+        if (number is not None and self._batches.advance(channel, number)) or (moved and not watermark.batch):
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        """A range of all inputs has ended, or the data has."""
+        batch, coming = self._batches.current, None if self._coming is None else self._coming.current
+        if batch is None or coming is None or MAX_WATERMARK in (batch, coming):
+            return
+        self.chain.head.process_coming_watermark(coming, batch)
+        if self.reports_batches:
+            self._host.source_progress(self, Progress(batch))
 
     # The services that the checkpoints need from this subtask.
 

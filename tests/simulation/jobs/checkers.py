@@ -13,7 +13,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import METADATA_NAME
 from ckpt_runtime.storage.state_files import locate
-from tests.simulation.jobs.file_system import PROTOCOL
+from tests.simulation.file_system import PROTOCOL
 from tests.simulation.jobs.rows import Row
 from tests.simulation.schedules.violation import Violation
 

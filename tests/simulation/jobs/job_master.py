@@ -10,13 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import inf
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, CheckpointOverrides, OverridesChange
-from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
@@ -27,10 +26,8 @@ from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.job_record import JobRecord
-from ckpt_runtime.jobmaster.job_shell import JobShell
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError
-from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.jobmaster.submission import JobHistory
 from ckpt_runtime.network.control_messages import DeploymentMessage
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
@@ -42,18 +39,25 @@ from ckpt_runtime.scheduler.core_events import (
     RescaleRequested,
 )
 from ckpt_runtime.scheduler.deployment import JobPlan
-from ckpt_runtime.scheduler.job_core import JobCore
-from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
-from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
+from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings, FixedDelay
 from ckpt_runtime.snapshots.job_claims import JobClaims
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage, SnapshotDisposal
 from ckpt_runtime.storage.errors import AmbiguousWriteError, NotFoundError, StorageError
+from tests.simulation.file_system import ROOT
 from tests.simulation.jobs.checkers import CheckpointLedger
-from tests.simulation.jobs.file_system import ROOT
-from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
 from tests.simulation.schedules.violation import Violation
+from tests.simulation.simulated_driver import (
+    SimulatedHost,
+    StrictShell,
+    deliver,
+    lose_worker,
+    outcome,
+    raising,
+    shell_of,
+    submission_of,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.jobs.worker import SimulatedWorker
@@ -79,22 +83,18 @@ class _Timer:
         self.cancelled = True
 
 
-class SimulatedHost:
-    """A :class:`~ckpt_runtime.jobmaster.job_host.JobHost`: everything happens when the world's schedule says so."""
+class JobMasterHost(SimulatedHost):
+    """Everything happens when the world's schedule says so."""
 
     def __init__(self, world: World, master: JobMaster) -> None:
+        super().__init__(master.number)
         self._world = world
         self._master = master
         self._timers: list[_Timer] = []
         self._first_due = inf
-        self._tokens = 0
 
     def now(self) -> Instant:
         return Instant(int(self._world.now), self._world.wall_ms(-1))
-
-    def token(self) -> str:
-        self._tokens += 1
-        return f"{self._master.number:06x}{self._tokens:06x}"
 
     def next_deployment(self) -> int:
         return self._world.next_deployment(self._master)
@@ -107,15 +107,7 @@ class SimulatedHost:
 
     def in_pool(self, pool: Pool | str, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
         kind = "deletion" if pool is Pool.DELETIONS else "storage"
-        self._world.asynchronously(kind, self._run, call, answer)
-
-    def _run(self, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        try:
-            result = call()
-        except Exception as error:
-            answer(partial(_raise, error))
-        else:
-            answer(lambda: result)
+        self._world.asynchronously(kind, lambda call, answer: answer(outcome(call)), call, answer)
 
     def acquire_slots(
         self,
@@ -130,7 +122,7 @@ class SimulatedHost:
         spare = least is not None
         if spare and choices.fault("slots never come", 0.2):
             never = SlotsUnavailableError("simulated")
-            return self.call_later(choices.delay("slots never come", 0, 60), lambda: answer(partial(_raise, never)))
+            return self.call_later(choices.delay("slots never come", 0, 60), partial(answer, raising(never)))
         wanted = least if least is not None and choices.fault("slots are few", 0.2) else count
 
         def acquired() -> None:
@@ -149,9 +141,6 @@ class SimulatedHost:
     def replace_worker(self, slot: Slot) -> None:
         raise AssertionError("simulated subtasks end when they are cancelled")
 
-    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
-        return [None] * len(slots)
-
     @property
     def next_timer(self) -> float | None:
         return min((timer.at for timer in self._timers if not timer.cancelled), default=None)
@@ -167,10 +156,6 @@ class SimulatedHost:
         for timer in due:
             if not timer.cancelled:
                 timer.call()
-
-
-def _raise(error: Exception) -> Any:
-    raise error
 
 
 class SimulatedRecord(JobRecord):
@@ -269,43 +254,6 @@ class SimulatedRecord(JobRecord):
             raise StorageError("simulated", how)
 
 
-class ObservedCoordinator(CheckpointCoordinator):
-    """Tells the run what it decides."""
-
-    master: JobMaster
-
-    def handle(self, event: on.CoordinatorEvent, now: Instant) -> list[out.Effect]:
-        effects = super().handle(event, now)
-        self.master.stepped(event, effects)
-        return effects
-
-
-class ObservedMachine(JobMachine):
-    """Tells the run what it decides."""
-
-    master: JobMaster
-
-    def handle(self, event: job_on.JobEvent, now: Instant) -> list[job_out.JobEffect]:
-        effects = super().handle(event, now)
-        self.master.stepped(event, effects)
-        return effects
-
-
-class StrictShell(JobShell):
-    """Lets every exception through that the shell does not expect: in a simulation it is a finding."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._announcer.report = _call  # type: ignore[method-assign]
-
-    def _cause_in(self, place: str, error: Exception) -> NoReturn:
-        raise error
-
-
-def _call(call: Callable[..., object], *arguments: Any) -> None:
-    call(*arguments)
-
-
 class JobMaster:
     """``origin`` is what the run starts from, ``number`` counts the runs from 1; ``claims`` make the origin the run's.
 
@@ -328,7 +276,6 @@ class JobMaster:
         self.plan = plan
         self.submitted = configuration
         self.stored_graph: JobGraph = plan.job_graph if earlier is None else earlier.stored_graph
-        graph = self.stored_graph
         self.claims = claims
         self.taken_over = earlier is not None
         self.mode = RecoveryClaimMode.NO_CLAIM if claims is None else RecoveryClaimMode.CLAIM
@@ -336,68 +283,37 @@ class JobMaster:
         self.ended: JobStatus | None = None
         self.stopped_at: str | None = None
         self.options: dict[int, CheckpointOptions] = {}
-        self.host = SimulatedHost(world, self)
+        self.host = JobMasterHost(world, self)
         self.ledger = CheckpointLedger(self)
         self.record: SimulatedRecord = SimulatedRecord(self, None if earlier is None else earlier.record)
-        history = self._history(earlier)
-        overrides = CheckpointOverrides.from_document(self.record.overrides)
-        self.coordinator = ObservedCoordinator(
-            self.job_id,
-            graph,
-            overrides.applied_to(configuration),
-            CheckpointIdCounter(history.next_checkpoint_id),
-            history.checkpoints,
-            first_delay_ms=world.choices.delay("first delay", 0, 40),
-            statistics=ReportedCheckpoints(self.ledger),
-        )
-        strategy = FixedDelay(1_000_000, world.choices.delay("restart", 0, 5))
-        self.machine = ObservedMachine(
-            subtasks_of(graph), strategy, first_attempt=history.next_attempt, backoff=BackoffSettings(2, 10, 1.5)
-        )
-        self.coordinator.master = self.machine.master = self
         self._requests = 0
-        storage = CheckpointStorage(ROOT, self.job_id)
+        history = self._history(earlier)
         savepoint = None if history.checkpoints else self.origin
-        self.shell = StrictShell(
-            self._submission(history, savepoint),
-            self._core(history, savepoint, overrides),
-            self.host,
-            storage,
-            TaskGateway(b""),
-        )
-        world.files.make_directories(storage.shared.path)
-
-    def _submission(self, history: JobHistory, savepoint: CompletedCheckpoint | None) -> JobSubmission:
-        return JobSubmission(
-            job_id=self.job_id,
-            graph=self.stored_graph,
-            defaults=_NO_OPTIONS,
-            own=OwnConfiguration(_NO_OPTIONS),
-            archive=b"",
-            program_id="",
-            entry="",
-            arguments=(),
-            default_checkpoint_directory=ROOT,
-            savepoint=savepoint,
-            claim_mode=self.mode,
+        plan_of_job = JobPlan(self.stored_graph, _NO_OPTIONS, self.submitted, savepoint, self.mode)
+        submission = submission_of(
+            self.job_id,
+            plan_of_job,
+            history,
             claims=self.claims,
             record=self.record,
-            history=history,
             submitted_at_ms=self.world.wall_ms(-1),
         )
-
-    def _core(
-        self, history: JobHistory, savepoint: CompletedCheckpoint | None, overrides: CheckpointOverrides
-    ) -> JobCore:
-        recovered = [entry.checkpoint for entry in history.checkpoints]
-        return JobCore(
-            JobPlan(self.stored_graph, _NO_OPTIONS, self.submitted, savepoint, self.mode),
-            self.machine,
-            self.coordinator,
-            overrides,
-            history.savepoint_id,
-            max(recovered, key=lambda checkpoint: checkpoint.id, default=None),
+        self.shell = shell_of(
+            StrictShell,
+            self,
+            submission,
+            plan_of_job,
+            CheckpointOverrides.from_document(self.record.overrides),
+            self.host,
+            ids=CheckpointIdCounter(history.next_checkpoint_id),
+            listener=self.ledger,
+            first_delay_ms=world.choices.delay("first delay", 0, 40),
+            strategy=FixedDelay(1_000_000, world.choices.delay("restart", 0, 5)),
+            backoff=BackoffSettings(2, 10, 1.5),
         )
+        self.machine = self.shell.core.machine
+        self.coordinator = self.shell.core.coordinator
+        world.files.make_directories(CheckpointStorage(ROOT, self.job_id).shared.path)
 
     def _history(self, earlier: JobMaster | None) -> JobHistory:
         """What is recorded, as ``known_jobs.py`` reads it."""
@@ -425,11 +341,14 @@ class JobMaster:
 
     # --- what happens
 
+    def begins(self, event: on.CoordinatorEvent | job_on.JobEvent) -> None:
+        """Of one of the machines."""
+        self.world.note("%s", event)
+
     def stepped(
         self, event: on.CoordinatorEvent | job_on.JobEvent, effects: Sequence[out.Effect | job_out.JobEffect]
     ) -> None:
         """Of one of the machines."""
-        self.world.note("%s", event)
         for effect in effects:
             self.world.note("  -> %s", effect)
             self.decided(effect)
@@ -470,17 +389,10 @@ class JobMaster:
             raise Violation(f"{core.graph.slots} slots are in use, {self.world.held_slots} are held")
 
     def worker_lost(self, worker: SimulatedWorker) -> None:
-        slot = self.world.slots[worker.slot]
-        if slot.worker is not None and slot.worker.peer is cast(Any, worker.peer):
-            slot.worker = None
-            if slot.owner is not None:
-                slot.owner.worker_lost(slot, "simulated: the worker is gone")
+        lose_worker(self.world.slots[worker.slot], worker.peer)
 
     def worker_message(self, worker: SimulatedWorker, message: DeploymentMessage) -> None:
-        slot = self.world.slots[worker.slot]
-        current = slot.worker is not None and slot.worker.peer is cast(Any, worker.peer)
-        if current and slot.owner is not None:
-            slot.owner.worker_message(slot, message)
+        deliver(self.world.slots[worker.slot], worker.peer, message)
 
     # --- requests
 

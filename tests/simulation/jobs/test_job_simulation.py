@@ -17,8 +17,7 @@ from tests.simulation.checks import (
 )
 from tests.simulation.jobs.planted_job_bugs import BUGS, ENOUGH, RARE
 from tests.simulation.jobs.rows import SourceRows, flat_mapped, joined, windowed
-from tests.simulation.jobs.schedules import JOBS
-from tests.simulation.jobs.world import World
+from tests.simulation.jobs.world import JOBS, World
 from tests.simulation.schedules.runner import read_seeds
 
 SEEDS = int(os.environ.get("JOB_SIMULATION_SEEDS", "100"))

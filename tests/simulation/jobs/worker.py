@@ -16,7 +16,6 @@ from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.configuration.state_options import StateOptions
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.graph.job_graph import JobEdge
-from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.control_messages import (
     AcknowledgeCheckpoint,
     CancelDeployment,
@@ -49,6 +48,7 @@ from tests.simulation.jobs.network import SimulatedTransport
 from tests.simulation.jobs.observation import ObservedSubpartition
 from tests.simulation.jobs.operators import OPERATORS, Place, Probe, RowSource, SimulatedError
 from tests.simulation.schedules.violation import Violation
+from tests.simulation.simulated_driver import worker_registration
 
 if TYPE_CHECKING:
     from tests.simulation.jobs.world import World
@@ -170,21 +170,12 @@ class SimulatedJob(DeployedJob):
         return []
 
 
-class SimulatedAgent:
-    """The driver's end of an agent's connection, on which nothing is said."""
-
-    def __init__(self, registration: RegisterAgent) -> None:
-        self.registration = registration
-
-
 class SimulatedPeer:
     """The driver's end of a worker's connection."""
 
     def __init__(self, worker: SimulatedWorker) -> None:
         self._worker = worker
-        process = ProcessIdentity("", worker.number, 0)
-        name = f"worker-{worker.number}"
-        self.registration = RegisterWorker(f"slot-{worker.slot}", name, ("worker", worker.number), process, "")
+        self.registration = worker_registration(f"slot-{worker.slot}", worker.number)
 
     def send(self, command: WorkerCommand) -> None:
         self._worker.world.to_worker(self._worker, command)

@@ -6,13 +6,12 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import re
 from bisect import bisect
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate, chain
 from random import Random
 from typing import Any, NamedTuple, cast
@@ -23,7 +22,6 @@ from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointT
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from ckpt_runtime.graph.compiler import CompiledPlan
 from ckpt_runtime.jobmaster.slots import Slot, Worker
-from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent
 from ckpt_runtime.network.control_messages import DeploymentMessage, WorkerCommand
 from ckpt_runtime.scheduler.deployment import Address
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
@@ -31,12 +29,12 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.job_claims import JobClaims, claim_snapshot
 from ckpt_runtime.snapshots.snapshot import disposal_of
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from ckpt_runtime.storage.claims import CLAIM_NAME, Claimant, ClaimedError
+from ckpt_runtime.storage.claims import Claimant, ClaimedError
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.storage.metadata import METADATA_NAME, read_metadata
+from tests.simulation.file_system import PROTOCOL, ROOT, FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.checkers import Sink, Snapshots
-from tests.simulation.jobs.file_system import PROTOCOL, ROOT, FileStore, SimulatedFileSystem, counted_names
 from tests.simulation.jobs.job_master import JobMaster
 from tests.simulation.jobs.network import Connection
 from tests.simulation.jobs.observation import Observation
@@ -44,11 +42,13 @@ from tests.simulation.jobs.rows import Row
 from tests.simulation.jobs.scenario import Scenario, random_overrides, random_parallelism, random_scenario
 from tests.simulation.jobs.tables import in_place_of_rocksdb
 from tests.simulation.jobs.topology import observed
-from tests.simulation.jobs.worker import Runner, SimulatedAgent, SimulatedWorker
+from tests.simulation.jobs.worker import Runner, SimulatedWorker
 from tests.simulation.schedules.choices import Choices, FaultKey
 from tests.simulation.schedules.schedule import Action
+from tests.simulation.schedules.simulation import Simulation
 from tests.simulation.schedules.trace import describe
 from tests.simulation.schedules.violation import Violation
+from tests.simulation.simulated_driver import ObservedClaims, new_slot, quiet
 
 WALL_MS = 1_700_000_000_000
 CHAOS_STEPS = 1_000
@@ -69,35 +69,6 @@ class _Next(NamedTuple):
     mode: RecoveryClaimMode
     parallelism: tuple[int, ...]
     rng: Random
-
-
-@dataclass(frozen=True)
-class ObservedClaims(JobClaims):
-    """When the job ends, nothing of what it has claimed is left that it had to delete before.
-
-    A driver that finds the job ended has no coordinator that deletes: then this is what deletes.
-    """
-
-    world: Any = None
-
-    def release(self) -> None:
-        assert self.world is not None
-        files = self.world.files.files
-        before = {path for path in files if not path.endswith(f"/{CLAIM_NAME}")}
-        super().release()
-        gone = before - files.keys()
-        if gone and not self.world.had_ended:
-            self.world.broken = Violation(f"{len(gone)} files of a claimed snapshot had no owner until the end")
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Production logs what goes wrong, and here everything does."""
-    logging.disable(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 class World:
@@ -171,7 +142,7 @@ class World:
 
     def run(self) -> str:
         """Runs the schedule to its end; returns a digest of the trace (of nothing without ``tracing``)."""
-        with counted_names(), in_place_of_rocksdb(), _quiet():
+        with counted_names(), in_place_of_rocksdb(), quiet():
             self._run()
         return hashlib.sha256("\n".join(self.trace).encode()).hexdigest()
 
@@ -368,8 +339,7 @@ class World:
         """That many slots, each with a live worker."""
         for index in range(count):
             if index == len(self.slots):
-                registration = RegisterAgent(f"slot-{index}", "worker", (), ProcessIdentity("", 1, 0))
-                self.slots.append(Slot(cast(Any, SimulatedAgent(registration))))
+                self.slots.append(new_slot(index))
                 self.workers.append(self._new_worker(index))
             slot = self.slots[index]
             if slot.worker is None:  # the pool has a worker replaced when it hears that it is gone, and not before
@@ -454,7 +424,7 @@ class World:
         self._savepoints = [entry for entry in self._savepoints if entry[2] != origin.directory]
         self.seen["claimed"] += 1
         self.seen["claimed with siblings"] += bool(self.snapshots.retained_of(int(origin.job_id, 16))[1:])
-        return ObservedClaims(claims.claimant, claims.places, self)
+        return ObservedClaims(claims.claimant, claims.places, world=self)
 
     def take_over(self) -> None:
         """The driver dies, and its workers with it. Another one continues from what is recorded."""
@@ -788,3 +758,6 @@ class World:
         if self.tracing:
             shown = tuple(describe(value) for value in values)
             self.trace.append(f"{self.now:>8.1f} {text % shown if shown else text}")
+
+
+JOBS: Simulation[Scenario] = Simulation("jobs", random_scenario, World, shrink_runs=300)

@@ -6,7 +6,7 @@ slots are ``host``'s. Each event and each output is shown to the checkers before
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from ckpt_runtime.checkpoint import effects as out
@@ -16,36 +16,28 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
-from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.schema import checked
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
-from ckpt_runtime.jobmaster.submission import JobHistory, JobSubmission
-from ckpt_runtime.jobmaster.task_gateway import TaskGateway
+from ckpt_runtime.jobmaster.submission import JobHistory
 from ckpt_runtime.network.control_messages import AcknowledgeCheckpoint, DeclineCheckpoint, DeploymentMessage
 from ckpt_runtime.scheduler import core_events as core_out
 from ckpt_runtime.scheduler import job_effects as job_out
 from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import JobInput, JobOutput, LeadershipLost
 from ckpt_runtime.scheduler.deployment import JobPlan
-from ckpt_runtime.scheduler.job_core import JobCore
 from ckpt_runtime.scheduler.job_status import JobStatus
-from ckpt_runtime.scheduler.replacement import subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import BackoffSettings
-from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
-from tests.simulation.jobs.file_system import ROOT
-from tests.simulation.jobs.job_master import StrictShell
 from tests.simulation.protocols.driver_checker import DriverChecker
 from tests.simulation.protocols.event_loop import DriverCrash, SimulatedProcess
 from tests.simulation.protocols.files import JOB, SAVEPOINTS
-from tests.simulation.protocols.host import Peer, SimulatedHost
+from tests.simulation.protocols.host import DriverHost, Peer
 from tests.simulation.protocols.leases import LeaseHolder
-from tests.simulation.protocols.observed import ObservedCoordinator, ObservedMachine, ObservedStrategy
 from tests.simulation.protocols.plan_endpoint import PlanEndpoint
-from tests.simulation.protocols.plan_model import PlanModel
+from tests.simulation.protocols.plan_model import ObservedStrategy, PlanModel
 from tests.simulation.protocols.record import HaRecord
 from tests.simulation.protocols.scenario import STRATEGIES
 from tests.simulation.protocols.tasks import Deployment
-from tests.simulation.schedules.reported_checkpoints import ReportedCheckpoints
+from tests.simulation.simulated_driver import StrictShell, deliver, lose_worker, shell_of, submission_of
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.world import World
@@ -135,40 +127,25 @@ class Driver:
         self.plan = PlanModel(self, plan)
         self.checker = DriverChecker(self)
         self.ids = _Ids(self)
-        recovered = self._recovered()
-        self.coordinator = ObservedCoordinator(
-            JOB,
-            plan.graph,
-            overrides.applied_to(meaning.settings),
-            self.ids,
-            recovered,
-            first_delay_ms=world.choices.delay("first delay", 0, 200),
-            statistics=ReportedCheckpoints(self.checker),
-        )
+        history = self._history(self._recovered())
+        submission = submission_of(JOB, plan, history, claims=world.claims, record=HaRecord(self), submitted_at_ms=0)
         strategy = self.plan.strategy = ObservedStrategy(STRATEGIES[meaning.strategy], self.plan)
-        self.machine = ObservedMachine(subtasks_of(plan.graph), strategy, world.ha.attempts, BACKOFF)
-        self.coordinator.driver = self.machine.driver = self
-        submission = JobSubmission(
-            job_id=JOB,
-            graph=plan.graph,
-            defaults=Configuration({}),
-            own=own,
-            archive=b"",
-            program_id="",
-            entry="",
-            arguments=(),
-            default_checkpoint_directory=ROOT,
-            savepoint=world.origin,
-            claim_mode=mode,
-            claims=world.claims,
-            record=HaRecord(self),
-            history=self._history(recovered),
-            submitted_at_ms=0,
+        self.shell = shell_of(
+            ObservedShell,
+            self,
+            submission,
+            plan,
+            overrides,
+            DriverHost(self),
+            ids=self.ids,
+            listener=self.checker,
+            first_delay_ms=world.choices.delay("first delay", 0, 200),
+            strategy=strategy,
+            backoff=BACKOFF,
         )
-        self.core = JobCore(plan, self.machine, self.coordinator, overrides)
-        storage = CheckpointStorage(ROOT, JOB)
-        self.shell = ObservedShell(submission, self.core, SimulatedHost(self), storage, TaskGateway(b""))
         self.shell.driver = self
+        self.core = self.shell.core
+        self.machine, self.coordinator = self.core.machine, self.core.coordinator
 
     def _stored_overrides(self) -> str | None:
         return self.world.ha.overrides
@@ -241,6 +218,24 @@ class Driver:
 
     def tell(self, event: JobInput) -> None:
         self.shell.tell(event)
+
+    # --- steps of the machines
+
+    def begins(self, event: on.CoordinatorEvent | job_on.JobEvent) -> None:
+        self.world.note(self, event)
+        self._state_before = self.machine.state
+        if type(event).__module__ == on.__name__:
+            self.checker.before(cast(on.CoordinatorEvent, event))
+
+    def stepped(
+        self, event: on.CoordinatorEvent | job_on.JobEvent, effects: Sequence[out.Effect | job_out.JobEffect]
+    ) -> None:
+        if self.world.tracing:
+            self.world.note_all(self, effects)
+        if type(event).__module__ == on.__name__:
+            self.checker.after(cast(on.CoordinatorEvent, event), cast(list[out.Effect], effects))
+        else:
+            self.checker.job_step(cast(job_on.JobEvent, event), self._state_before)
 
     # --- events in
 
@@ -355,11 +350,9 @@ class Driver:
 
     def worker_message(self, deployment: Deployment, peer: Peer, message: DeploymentMessage) -> None:
         """On a lossy transport, checkpoints hear of earlier attempts as well."""
-        slot = peer.slot
-        if deployment is self.deployment and slot.worker is not None and slot.worker.peer is cast(Any, peer):
-            if slot.owner is not None:
-                slot.owner.worker_message(slot, message)
-        elif self.world.scenario.lossy and not self.shut_down:
+        if deployment is self.deployment and deliver(peer.slot, peer, message):
+            return
+        if self.world.scenario.lossy and not self.shut_down:
             match message:
                 case AcknowledgeCheckpoint(_, vertex_id, subtask, number, directory, state, metrics):
                     execution = ExecutionId(vertex_id, subtask, deployment.attempt)
@@ -369,11 +362,7 @@ class Driver:
                     self.tell(on.Declined(number, execution, CheckpointFailureReason[reason], text))
 
     def worker_gone(self, peer: Peer) -> None:
-        slot = peer.slot
-        if slot.worker is not None and slot.worker.peer is cast(Any, peer):
-            slot.worker = None
-            if slot.owner is not None:
-                slot.owner.worker_lost(slot, "simulated")
+        lose_worker(peer.slot, peer)
 
 
 _OBSERVES: dict[type[Any], Callable[[Driver, Any], None]] = {

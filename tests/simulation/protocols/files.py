@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, is_shared
 from ckpt_runtime.storage.metadata import METADATA_NAME
-from tests.simulation.jobs.file_system import PROTOCOL, ROOT, FileStore
+from tests.simulation.file_system import PROTOCOL, ROOT, FileStore
 from tests.simulation.protocols.event_loop import DriverCrash
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
 from ckpt_runtime.scheduler.job_status import JobState
-from tests.simulation.jobs.file_system import PROTOCOL
+from tests.simulation.file_system import PROTOCOL
 from tests.simulation.protocols.files import DIRECTORY, SAVEPOINTS, path_of
 from tests.simulation.schedules.violation import Violation
 

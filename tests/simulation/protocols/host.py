@@ -11,7 +11,6 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.jobmaster.job_host import Cancellable, Pool, Result
 from ckpt_runtime.jobmaster.slots import Slot, SlotOwner, SlotsUnavailableError, Worker
-from ckpt_runtime.network.agent_messages import ProcessIdentity, RegisterAgent, RegisterWorker
 from ckpt_runtime.network.control_messages import (
     CancelDeployment,
     DeploySubtasks,
@@ -20,7 +19,7 @@ from ckpt_runtime.network.control_messages import (
     TriggerCheckpoint,
     WorkerCommand,
 )
-from tests.simulation.jobs.worker import SimulatedAgent
+from tests.simulation.simulated_driver import SimulatedHost, new_slot, outcome, raising, worker_registration
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
@@ -32,8 +31,7 @@ class Peer:
     """The driver's end of a worker's connection. ``alive`` is the worker, whatever its driver knows."""
 
     def __init__(self, driver: Driver, slot: Slot, number: int) -> None:
-        process = ProcessIdentity("", number, 0)
-        self.registration = RegisterWorker(slot.slot_id, f"worker-{number}", ("worker", number), process, "")
+        self.registration = worker_registration(slot.slot_id, number)
         self.slot = slot
         self.alive = True
         self._driver = driver
@@ -91,22 +89,18 @@ class _Timer:
                 self._driver.tell(call)
 
 
-class SimulatedHost:
-    """A :class:`~ckpt_runtime.jobmaster.job_host.JobHost` in virtual time, in the driver's process."""
+class DriverHost(SimulatedHost):
+    """In virtual time, in the driver's process."""
 
     def __init__(self, driver: Driver) -> None:
+        super().__init__(driver.epoch)
         self._driver = driver
         self._world = driver.world
-        self._tokens = 0
         self._workers = 0
         self._free: list[Slot] = []
 
     def now(self) -> Instant:
         return self._world.loop.instant(self._driver.origin, self._driver.skew)
-
-    def token(self) -> str:
-        self._tokens += 1
-        return f"{self._driver.epoch:06x}{self._tokens:06x}"
 
     def next_deployment(self) -> int:
         return self._driver.begin_deployment()
@@ -125,14 +119,8 @@ class SimulatedHost:
         self._world.loop.at(self._world.loop.now + delay, self._driver.process, self._run, call, answer)
 
     def _run(self, call: Callable[[], T], answer: Callable[[Result[T]], None]) -> None:
-        result: Result[T]
         with self._world.runs(self._driver, in_pool=True):
-            try:
-                found = call()
-            except Exception as error:
-                result = partial(_raise, error)
-            else:
-                result = partial(_given, found)
+            result = outcome(call)
         self._world.check_broken()
         self._world.loop.at(self._world.loop.now + 1, self._driver.process, answer, result)
 
@@ -155,7 +143,7 @@ class SimulatedHost:
             fails = choices.fault("slots never come", 0.15)
             count = least if choices.fault("slots are few", 0.2) else count
         if fails:
-            return self._later(late, partial(answer, partial(_raise, SlotsUnavailableError("simulated"))))
+            return self._later(late, partial(answer, raising(SlotsUnavailableError("simulated"))))
 
         def acquired() -> None:
             slots = self._take(owner, count, held)
@@ -170,8 +158,7 @@ class SimulatedHost:
         slots = [slot for slot in held if not slot.lost][:count]
         while len(slots) < count:
             if not self._free:
-                registration = RegisterAgent(f"slot-{self._workers}", "worker", (), ProcessIdentity("", 1, 0))
-                self._free.append(Slot(cast(Any, SimulatedAgent(registration))))
+                self._free.append(new_slot(self._workers))
             slots.append(self._free.pop())
         for slot in slots:
             slot.owner = owner
@@ -195,14 +182,3 @@ class SimulatedHost:
         deployment, self._driver.deployment = self._driver.deployment, None
         if deployment is not None:
             deployment.die()
-
-    def bind_slots(self, slots: list[Slot]) -> list[int | None]:
-        return [None] * len(slots)
-
-
-def _raise(error: Exception) -> Any:
-    raise error
-
-
-def _given(value: T) -> T:
-    return value

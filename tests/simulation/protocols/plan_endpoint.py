@@ -21,7 +21,7 @@ from ckpt_runtime.scheduler import core_events as core
 from ckpt_runtime.scheduler.core_events import ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds
-from tests.simulation.protocols.observed import ObservedStrategy
+from tests.simulation.protocols.plan_model import ObservedStrategy
 from tests.simulation.protocols.scenario import STRATEGIES, other_settings
 
 if TYPE_CHECKING:

@@ -13,12 +13,11 @@ from ckpt_runtime.checkpoint.coordinator import CoordinatorState
 from ckpt_runtime.scheduler.core_events import DeployTasks
 from ckpt_runtime.scheduler.deployment import JobPlan
 from ckpt_runtime.scheduler.job_status import JobState
-from ckpt_runtime.scheduler.restart_strategies import RestartHistory
+from ckpt_runtime.scheduler.restart_strategies import RestartHistory, RestartStrategy
 from tests.simulation.schedules.violation import Violation
 
 if TYPE_CHECKING:
     from tests.simulation.protocols.driver import Driver
-    from tests.simulation.protocols.observed import ObservedStrategy
 
 _ENDING = (CoordinatorState.CLOSING, CoordinatorState.CLOSED)
 _NO_NEXT_DEPLOYMENT = (
@@ -117,3 +116,20 @@ class PlanModel:
     def _require(self, holds: bool, message: str) -> None:
         if not holds:
             raise Violation(f"plan: {message}")
+
+
+class ObservedStrategy:
+    """The restart strategy that ``plan`` says is in force, or none that may be asked any more."""
+
+    def __init__(self, strategy: RestartStrategy, plan: PlanModel) -> None:
+        self._strategy = strategy
+        self._plan = plan
+
+    def __repr__(self) -> str:
+        return repr(self._strategy)
+
+    def delay(self, history: RestartHistory, now: int) -> int | None:
+        self._plan.failure(self, history)
+        delay = self._strategy.delay(history, now)
+        self._plan.decided(delay, history, now)
+        return delay

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -29,8 +28,7 @@ from ckpt_runtime.storage import checkpoint_storage
 from ckpt_runtime.storage.checkpoint_storage import CheckpointStorage
 from ckpt_runtime.storage.claims import Claimant
 from ckpt_runtime.storage.metadata import METADATA_NAME, write_metadata
-from tests.simulation.jobs.file_system import ROOT, SimulatedFileSystem
-from tests.simulation.jobs.world import ObservedClaims
+from tests.simulation.file_system import ROOT, SimulatedFileSystem
 from tests.simulation.protocols.checkers import ProtocolChecker
 from tests.simulation.protocols.configurations import Options
 from tests.simulation.protocols.driver import Driver
@@ -42,8 +40,10 @@ from tests.simulation.protocols.record import HaStore
 from tests.simulation.protocols.scenario import Scenario, random_scenario
 from tests.simulation.protocols.users import Users
 from tests.simulation.schedules.choices import Choices, FaultKey
+from tests.simulation.schedules.simulation import Simulation
 from tests.simulation.schedules.trace import describe
 from tests.simulation.schedules.violation import Violation
+from tests.simulation.simulated_driver import ObservedClaims, quiet
 
 ORIGIN_ID = 5
 END_MS = 3_000
@@ -290,11 +290,10 @@ class World:
         before = [(module, name, getattr(module, name)) for module, name, _ in names]
         for module, name, value in names:
             setattr(module, name, value)
-        logging.disable(logging.CRITICAL)
         try:
-            yield
+            with quiet():
+                yield
         finally:
-            logging.disable(logging.NOTSET)
             for module, name, value in before:
                 setattr(module, name, value)
 
@@ -338,7 +337,7 @@ class World:
             write_metadata(directory, origin.to_json())
             if self.scenario.restored is RecoveryClaimMode.CLAIM:
                 claimant = Claimant(JOB, "simulated", CheckpointStorage(ROOT, JOB).location.url)
-                self.claims = ObservedClaims(claimant, claim_snapshot(origin, claimant).places, self)
+                self.claims = ObservedClaims(claimant, claim_snapshot(origin, claimant).places, world=self)
         if self.claims is None:
             self.files.user_owned[origin.directory] = files.private | files.shared
 
@@ -352,3 +351,6 @@ class World:
     def note_all(self, driver: Driver, effects: Iterable[Any]) -> None:
         for effect in effects:
             self.note(driver, effect)
+
+
+PROTOCOLS: Simulation[Scenario] = Simulation("protocols", random_scenario, World, shrink_runs=600)

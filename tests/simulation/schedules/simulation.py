@@ -68,7 +68,6 @@ class Simulation(Generic[S]):
     """
 
     name: str
-    description: str
     scenario: Callable[[int], S]
     world: WorldFactory[S]
     shrink_runs: int

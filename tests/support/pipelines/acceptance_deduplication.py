@@ -140,7 +140,7 @@ def duplicates_within_a_watermark_that_is_missing(rows: DataFrame) -> DataFrame:
     return rows.dropDuplicatesWithinWatermark()
 
 
-@program("append", schemas=PAIRS, suite=True,
+@program("append", schemas=PAIRS,
          rows=([("a", 1)], [("b", 1), ("a", 2)], [("a", 7)], [("c", 14)], [("a", 15), ("b", 14)], [("d", 40)]),
 )  # fmt: skip
 def duplicates_within_a_watermark(rows: DataFrame) -> DataFrame:
@@ -220,7 +220,7 @@ def sessions_whose_gap_the_row_chooses(rows: DataFrame) -> DataFrame:
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")
 
 
-@program("append", suite=True, schemas=WORDS, rows=SPOKEN)
+@program("append", schemas=WORDS, rows=SPOKEN)
 def sessions_whose_gap_is_a_text_of_the_row(rows: DataFrame) -> DataFrame:
     gap = F.concat(F.length("word").cast("string"), F.lit(" seconds"))
     sessions = words(rows).groupBy(F.session_window("t", gap).alias("s"), "word")

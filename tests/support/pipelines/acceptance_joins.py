@@ -437,7 +437,7 @@ def join_with_an_aggregated_table(rows: DataFrame) -> DataFrame:
 # Several stateful operators
 
 
-@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [15, 16, 17, 18, 19, 20, 25], [31], [60]))
+@program("append", rows=([10, 11, 12, 13, 14, 15], [15, 16, 17, 18, 19, 20, 25], [31], [60]))
 def windows_of_windows(rows: DataFrame) -> DataFrame:
     small = (
         timed(rows, "0 seconds").groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n"), F.sum("v").alias("s"))

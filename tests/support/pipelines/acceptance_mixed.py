@@ -279,7 +279,7 @@ class Totals(Processor):
         yield Row(k=key[0], n=self.number())
 
 
-@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB, differs="Spark forgets a key one micro-batch later.")
+@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
 def processor_behind_duplicates_within_a_watermark(rows: DataFrame) -> DataFrame:
     once = timed(rows).dropDuplicatesWithinWatermark(["k"])
     return once.groupBy("k").transformWithState(Totals(), "k STRING, n LONG", "Append", "None")

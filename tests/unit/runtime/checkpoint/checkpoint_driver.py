@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterable
+from typing import Any
 
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
-from ckpt_runtime.checkpoint.completed_checkpoint import KeyedStateHandle, OperatorSubtaskState, StateFile, SubtaskState
+from ckpt_runtime.checkpoint.completed_checkpoint import (
+    CompletedCheckpoint,
+    EdgeDescriptor,
+    KeyedStateHandle,
+    OperatorSubtaskState,
+    StateFile,
+    SubtaskState,
+    VertexDescriptor,
+)
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator
-from ckpt_runtime.checkpoint.executions import ExecutionId
+from ckpt_runtime.checkpoint.executions import ExecutionId, SubtaskKey
 from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointProperties, CheckpointType, SavepointFormat
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, OperatorNode, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from tests.support.instants import later
-
-E = TypeVar("E")
+from tests.support.driven import Driven, later
 
 SAVEPOINT = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.CANONICAL)
 NATIVE = CheckpointProperties(CheckpointType.SAVEPOINT, SavepointFormat.NATIVE)
@@ -40,17 +47,29 @@ def state_with_file(path: str, size: int = 10) -> SubtaskState:
     return SubtaskState({"source": OperatorSubtaskState(keyed=(handle,))}, size)
 
 
-class Driver:
-    """``step`` hands an event over and remembers what came out."""
+def checkpoint_of(
+    graph: JobGraph,
+    states: dict[tuple[str, int], SubtaskState],
+    finished: Iterable[SubtaskKey] = (),
+    number: int = 1,
+    directory: str = "dir",
+) -> CompletedCheckpoint:
+    """A checkpoint of the graph's vertices and edges with these states."""
+    vertices = tuple(VertexDescriptor.of(entry) for entry in graph.vertices)
+    edges = tuple(EdgeDescriptor.of(edge) for edge in graph.edges)
+    plain = CheckpointProperties()
+    return CompletedCheckpoint(number, "job", 0, 0, directory, plain, vertices, states, frozenset(finished), edges)
+
+
+class Driver(Driven):
+    """A coordinator."""
 
     def __init__(self, graph: JobGraph | None = None, **settings: Any) -> None:
         self.graph = two_vertex_graph() if graph is None else graph
         arguments = {name: settings.pop(name) for name in ("recovered", "first_delay_ms", "ids") if name in settings}
-        self.now = Instant(START_REL, START_ABS)
         self.coordinator = CheckpointCoordinator("job", self.graph, CheckpointConfiguration(**settings), **arguments)
+        super().__init__(self.coordinator.handle, Instant(START_REL, START_ABS))
         self.attempt = 0
-        self.last: list[out.Effect] = []
-        self.trace: list[out.Effect] = []
 
     @property
     def executions(self) -> tuple[ExecutionId, ...]:
@@ -60,23 +79,8 @@ class Driver:
             for index in range(vertex.parallelism)
         )
 
-    def step(self, event: on.CoordinatorEvent, after_ms: int = 0) -> list[out.Effect]:
-        self.now = later(self.now, after_ms)
-        self.last = self.coordinator.handle(event, self.now)
-        self.trace += self.last
-        return self.last
-
-    def of(self, kind: type[E]) -> list[E]:
-        """Effects of a kind in the last step."""
-        return [effect for effect in self.last if isinstance(effect, kind)]
-
-    def one(self, kind: type[E]) -> E:
-        (effect,) = self.of(kind)
-        return effect
-
     def run(self, **event: Any) -> Driver:
-        self.step(on.JobRunning(self.executions, **event))
-        return self
+        return self.steps(on.JobRunning(self.executions, **event))
 
     def request(self, request_id: str = "r", properties: CheckpointProperties | None = None, after_ms: int = 0) -> int:
         """Requests a checkpoint that triggers at once; returns its id."""
@@ -109,6 +113,11 @@ class Driver:
         self.publish(checkpoint_id)
         return checkpoint_id
 
+    def written(self, request_id: str = "r", properties: CheckpointProperties | None = None) -> CompletedCheckpoint:
+        """A checkpoint up to the order to write its metadata, which is returned."""
+        self.ack_all(self.trigger(request_id, properties))
+        return self.one(out.WriteMetadata).checkpoint
+
     def publish(self, checkpoint_id: int) -> list[out.Effect]:
         effects = self.step(on.MetadataWritten(checkpoint_id))
         if self.of(out.AddToStore):
@@ -119,6 +128,11 @@ class Driver:
                     self.step(on.CleanupDone(removed.checkpoint_id))
         self.last = effects
         return effects
+
+    @property
+    def deleted(self) -> list[tuple[str, ...]]:
+        """All shared files that were to be deleted."""
+        return [effect.paths for effect in self.trace if isinstance(effect, out.DeleteSharedFiles)]
 
     def fire(self, effect: out.ScheduleTimer) -> list[out.Effect]:
         """Lets the time of a scheduled timer come."""

@@ -63,6 +63,12 @@ def turned(checkpoint_id, recording=(), captured=(), duration=0, options=UNALIGN
     return TakeSnapshot(checkpoint_id, STARTED, options, duration, True, recording, captured)
 
 
+def fed(channels, *events, now=0):
+    handler = BarrierHandler(channels)
+    feed(handler, *events, now=now)
+    return handler
+
+
 def feed(handler, *events, now=0):
     """The effects of the last event."""
     effects = []
@@ -92,16 +98,14 @@ def test_a_checkpoint_at_least_once_whose_barrier_is_passed_over_is_given_up():
 
 
 def test_a_cancelled_checkpoint_at_least_once_is_given_up_once():
-    handler = BarrierHandler([A, B])
-    feed(handler, received(A, 1, COUNTED))
+    handler = fed([A, B], received(A, 1, COUNTED))
     assert feed(handler, CancelBarrierReceived(B, 1)) == [AbortCheckpoint(1, CANCELLED)]
     assert feed(handler, CancelBarrierReceived(A, 2)) == [AbortCheckpoint(2, CANCELLED)]
     assert feed(handler, CancelBarrierReceived(B, 2)) == []
 
 
 def test_savepoint_aligns_after_an_at_least_once_checkpoint():
-    handler = BarrierHandler([A, B])
-    feed(handler, received(A, 1, COUNTED))
+    handler = fed([A, B], received(A, 1, COUNTED))
     assert feed(handler, received(A, 2, SAVEPOINT)) == [BlockChannel(A)]
     assert feed(handler, received(B, 1, COUNTED)) == [triggered(1, 0, COUNTED), AllBarriersReceived(1, 0)]
     assert handler.blocked_channels == (A,)
@@ -138,8 +142,7 @@ def test_alignment_of_all_channels():
 
 
 def test_an_old_cancel_changes_nothing_but_what_it_has_passed():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, received(A, 5))
+    handler = fed([A, B, C], received(A, 5))
     assert feed(handler, CancelBarrierReceived(B, 4)) == []
     assert handler.pending_checkpoint == 5
     assert feed(handler, announced(B, 7, LATER), CancelBarrierReceived(C, 6)) == []
@@ -194,16 +197,14 @@ def test_the_coordinators_trigger_without_open_channels_is_immediate():
 
 
 def test_coordinators_trigger_of_an_unaligned_checkpoint_records_data_before_the_ends():
-    handler = BarrierHandler([A, B])
-    feed(handler, EndOfPartitionAnnounced(A))
+    handler = fed([A, B], EndOfPartitionAnnounced(A))
     assert feed(handler, TriggeredByCoordinator(1, STARTED, UNALIGNED)) == [turned(1, recording=(B,), captured=(A,))]
     assert feed(handler, EndOfPartitionAnnounced(B)) == [StopRecording(1, B), AllBarriersReceived(1, 0)]
 
 
 def test_a_barrier_older_than_the_coordinators_trigger_still_counts():
     """It was sent before the end of its channel."""
-    handler = BarrierHandler([A, B])
-    feed(handler, TriggeredByCoordinator(2, STARTED, ALIGNED), received(A, 1))
+    handler = fed([A, B], TriggeredByCoordinator(2, STARTED, ALIGNED), received(A, 1))
     assert handler.pending_checkpoint == 1
     assert triggered(1) in feed(handler, received(B, 1))
     feed(handler, EndOfPartitionReceived(A))
@@ -249,14 +250,12 @@ def test_an_alignment_that_takes_too_long_turns_unaligned():
 
 
 def test_an_alignment_that_is_quick_enough_stays_aligned():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1, LATER), announced(B, 1, LATER), received(A, 1, LATER))
+    handler = fed([A, B], announced(A, 1, LATER), announced(B, 1, LATER), received(A, 1, LATER))
     assert feed(handler, received(B, 1, LATER), now=99)[1] == triggered(1, 99, LATER)
 
 
 def test_any_event_after_the_deadline_makes_the_checkpoint_unaligned():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1, LATER))
+    handler = fed([A, B], announced(A, 1, LATER))
     assert feed(handler, announced(B, 1, LATER), now=500)[0].unaligned
 
 
@@ -314,8 +313,9 @@ def test_checkpoint_with_a_bound_turns_unaligned_when_the_remaining_data_fits():
 
 
 def test_checkpoint_whose_bound_is_never_met_ends_aligned():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1, BOUNDED), announced(B, 1, BOUNDED), InFlightMeasured(99), received(A, 1, BOUNDED))
+    handler = fed(
+        [A, B], announced(A, 1, BOUNDED), announced(B, 1, BOUNDED), InFlightMeasured(99), received(A, 1, BOUNDED)
+    )
     assert feed(handler, received(B, 1, BOUNDED))[1] == triggered(1, options=BOUNDED)
     assert not handler.waits_for_room
 
@@ -329,8 +329,7 @@ def test_a_bound_of_nothing_is_full_alignment():
 
 
 def test_a_measure_counts_for_one_checkpoint_only():
-    handler = BarrierHandler([A])
-    feed(handler, announced(A, 1, BOUNDED), announced(A, 2, BOUNDED))
+    handler = fed([A], announced(A, 1, BOUNDED), announced(A, 2, BOUNDED))
     assert feed(handler, InFlightMeasured(10)) == [
         turned(1, captured=(A,), options=BOUNDED),
         AllBarriersReceived(1, 0),
@@ -355,8 +354,7 @@ def test_several_unaligned_checkpoints_record_at_once():
 
 
 def test_the_end_of_a_channel_ends_the_recordings_of_all():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1), announced(A, 2))
+    handler = fed([A, B], announced(A, 1), announced(A, 2))
     assert feed(handler, EndOfPartitionAnnounced(B)) == [
         StopRecording(1, B),
         AllBarriersReceived(1, 0),
@@ -367,8 +365,7 @@ def test_the_end_of_a_channel_ends_the_recordings_of_all():
 
 
 def test_a_checkpoint_that_a_recorded_channel_skipped_is_aborted_and_the_newer_one_continues():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1), announced(A, 2))
+    handler = fed([A, B], announced(A, 1), announced(A, 2))
     assert feed(handler, announced(B, 2)) == [
         StopRecording(2, B),
         AllBarriersReceived(2, 0),
@@ -380,8 +377,7 @@ def test_a_checkpoint_that_a_recorded_channel_skipped_is_aborted_and_the_newer_o
 
 @pytest.mark.row("76.9")
 def test_savepoint_keeps_its_order_among_unaligned_checkpoints():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1))
+    handler = fed([A, B], announced(A, 1))
     assert feed(handler, received(A, 1, UNALIGNED), received(A, 2, SAVEPOINT)) == [BlockChannel(A)]
     assert feed(handler, announced(B, 1)) == [StopRecording(1, B), AllBarriersReceived(1, 0)]
     assert feed(handler, announced(A, 3)) == [], "behind the savepoint, which has not been taken"
@@ -396,8 +392,7 @@ def test_savepoint_keeps_its_order_among_unaligned_checkpoints():
 
 
 def test_an_older_one_that_may_turn_turns_first():
-    handler = BarrierHandler([A, B])
-    feed(handler, announced(A, 1, LATER))
+    handler = fed([A, B], announced(A, 1, LATER))
     assert feed(handler, announced(A, 2), now=50) == [], "an older one is still aligning"
     assert feed(handler, DeadlinePassed(), now=100) == [
         turned(1, recording=(B,), captured=(A,), duration=100, options=LATER),
@@ -407,8 +402,7 @@ def test_an_older_one_that_may_turn_turns_first():
 
 def test_the_cancel_of_a_newer_one_waits_for_the_older():
     """Downstream it would say that the older barrier does not come."""
-    handler = BarrierHandler([A, B, C])
-    feed(handler, announced(A, 1, LATER), announced(A, 2, LATER), announced(B, 1, LATER))
+    handler = fed([A, B, C], announced(A, 1, LATER), announced(A, 2, LATER), announced(B, 1, LATER))
     assert feed(handler, announced(B, 3, LATER)) == []
     assert feed(handler, EndOfPartitionReceived(C)) == []
     assert feed(handler, DeadlinePassed(), now=100) == [
@@ -420,8 +414,9 @@ def test_the_cancel_of_a_newer_one_waits_for_the_older():
 
 
 def test_checkpoint_that_was_given_up_is_not_declined_after_the_coordinators_abort():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, announced(A, 1, LATER), announced(A, 2, LATER), announced(B, 1, LATER), announced(B, 3, LATER))
+    handler = fed(
+        [A, B, C], announced(A, 1, LATER), announced(A, 2, LATER), announced(B, 1, LATER), announced(B, 3, LATER)
+    )
     feed(handler, AbortedByCoordinator(2))
     effects = feed(handler, DeadlinePassed(), now=100)
     assert AbortCheckpoint(2, SUBSUMED) not in effects
@@ -431,53 +426,24 @@ def test_checkpoint_that_was_given_up_is_not_declined_after_the_coordinators_abo
 # --- each state x each event: the checkpoint is 5, its channels A (has shown it), B (has not), C (ended before)
 
 
-def aligning():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), received(A, 5, LATER))
-    return handler
+def state(name, *events):
+    def build():
+        return fed([A, B, C], EndOfPartitionReceived(C), *events)
+
+    build.__name__ = name
+    return build
 
 
-def aligning_announced():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), announced(A, 5, LATER))
-    return handler
-
-
-def measuring():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), received(A, 5, BOUNDED), announced(B, 5, BOUNDED))
-    return handler
-
-
-def collecting():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), announced(A, 5, UNALIGNED), received(A, 5, UNALIGNED))
-    return handler
-
-
-def done():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), announced(A, 5, UNALIGNED), announced(B, 5, UNALIGNED))
-    return handler
-
-
-def given_up():
-    handler = aligning()
-    feed(handler, CancelBarrierReceived(B, 5))
-    return handler
-
-
-def aborted_before():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), AbortedByCoordinator(5))
-    return handler
-
-
-def started_by_coordinator():
-    handler = BarrierHandler([A, B, C])
-    feed(handler, EndOfPartitionReceived(C), EndOfPartitionReceived(A), TriggeredByCoordinator(5, STARTED, ALIGNED))
-    return handler
-
+aligning = state("aligning", received(A, 5, LATER))
+aligning_announced = state("aligning_announced", announced(A, 5, LATER))
+measuring = state("measuring", received(A, 5, BOUNDED), announced(B, 5, BOUNDED))
+collecting = state("collecting", announced(A, 5, UNALIGNED), received(A, 5, UNALIGNED))
+done = state("done", announced(A, 5, UNALIGNED), announced(B, 5, UNALIGNED))
+given_up = state("given_up", received(A, 5, LATER), CancelBarrierReceived(B, 5))
+aborted_before = state("aborted_before", AbortedByCoordinator(5))
+started_by_coordinator = state(
+    "started_by_coordinator", EndOfPartitionReceived(A), TriggeredByCoordinator(5, STARTED, ALIGNED)
+)
 
 ALIGNED_END = [triggered(5, options=LATER), AllBarriersReceived(5, 0), ResumeChannels((A,))]
 BOUNDED_END = [triggered(5, options=BOUNDED), AllBarriersReceived(5, 0)]
@@ -623,6 +589,5 @@ def test_coordinators_abort_unblocks_all_channels(state):
 
 
 def test_next_checkpoint_turns_unaligned_after_the_coordinators_abort():
-    handler = BarrierHandler([A, B])
-    feed(handler, received(A, 1), announced(A, 2))
+    handler = fed([A, B], received(A, 1), announced(A, 2))
     assert feed(handler, AbortedByCoordinator(1)) == [ResumeChannels((A,)), turned(2, recording=(B,), captured=(A,))]

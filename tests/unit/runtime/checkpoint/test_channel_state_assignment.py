@@ -20,19 +20,16 @@ from ckpt_runtime.checkpoint.completed_checkpoint import (
     ChannelStateSegment,
     ChannelStateStream,
     CompletedCheckpoint,
-    EdgeDescriptor,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
-    VertexDescriptor,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import assign_states, restored_max_parallelism
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, Partitioning
 from ckpt_runtime.graph.key_groups import KeyGroupRange, key_group_range, owner_of_key_group
-from tests.unit.runtime.checkpoint.checkpoint_driver import vertex
+from tests.unit.runtime.checkpoint.checkpoint_driver import checkpoint_of, vertex
 
 HASH, REBALANCE = Partitioning.HASH, Partitioning.REBALANCE
 FORWARD, BROADCAST = Partitioning.FORWARD, Partitioning.BROADCAST
@@ -48,21 +45,6 @@ def job(
     target = vertex("b", receivers, *chain, max_parallelism=max_parallelism)
     edges = tuple(JobEdge(source.id, target.id, kind, ("k",) if kind is HASH else ()) for kind in kinds)
     return JobGraph("job", (source, target), edges)
-
-
-def checkpoint_of(graph: JobGraph, states: dict[tuple[str, int], SubtaskState], finished=()) -> CompletedCheckpoint:
-    return CompletedCheckpoint(
-        1,
-        "job",
-        0,
-        0,
-        "dir",
-        CheckpointProperties(),
-        tuple(VertexDescriptor.of(entry) for entry in graph.vertices),
-        states,
-        frozenset(finished),
-        tuple(EdgeDescriptor.of(edge) for edge in graph.edges),
-    )
 
 
 def segment(path: str, rows: int = 1, key_groups: KeyGroupRange | None = None) -> ChannelStateSegment:

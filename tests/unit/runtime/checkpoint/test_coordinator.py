@@ -9,15 +9,8 @@ import pytest
 from ckpt_runtime.checkpoint import effects as out
 from ckpt_runtime.checkpoint import events as on
 from ckpt_runtime.checkpoint.completed_checkpoint import (
-    ChannelStateSegment,
-    ChannelStateStream,
     CompletedCheckpoint,
     EdgeDescriptor,
-    OperatorListState,
-    OperatorStateMode,
-    OperatorSubtaskState,
-    StateFile,
-    SubtaskState,
 )
 from ckpt_runtime.checkpoint.completion import ABORTED_REMEMBERED
 from ckpt_runtime.checkpoint.configuration import CheckpointRetention
@@ -26,8 +19,6 @@ from ckpt_runtime.checkpoint.executions import ExecutionId
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
-from ckpt_runtime.checkpoint.state_assignment import assign_states
-from ckpt_runtime.checkpoint.statistics import CheckpointCounts
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
 from tests.unit.runtime.checkpoint.checkpoint_driver import NATIVE, SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
 
@@ -59,24 +50,14 @@ def test_checkpoint_proceeds_from_request_to_notification():
     assert driver.coordinator.statistics().counts.completed == 1
 
 
-def test_metadata_survives_json():
+def test_metadata_survives_json_with_its_edges_which_older_metadata_does_not_have():
     driver = Driver().run()
-    driver.trigger()
-    driver.ack_all(1)
-    metadata = driver.one(out.WriteMetadata).checkpoint
-    assert CompletedCheckpoint.from_json(metadata.to_json()) == metadata
-    moved = CompletedCheckpoint.from_json(metadata.to_json(), "elsewhere")
-    assert moved == replace(metadata, directory="elsewhere")
-
-
-def test_metadata_remembers_the_edges_and_older_metadata_has_none():
-    driver = Driver().run()
-    driver.trigger()
-    driver.ack_all(1)
-    metadata = driver.one(out.WriteMetadata).checkpoint
+    metadata = driver.written()
     (edge,) = driver.graph.edges
     assert metadata.edges == (EdgeDescriptor(edge.source, edge.target, edge.partitioning, edge.keys),)
     document = metadata.to_json()
+    assert CompletedCheckpoint.from_json(document) == metadata
+    assert CompletedCheckpoint.from_json(document, "elsewhere") == replace(metadata, directory="elsewhere")
     del document["edges"]
     assert CompletedCheckpoint.from_json(document) == replace(metadata, edges=())
 
@@ -107,25 +88,19 @@ class TestAcknowledgements:
             checkpoint_id = driver.complete(properties=properties)
             assert driver.ack(checkpoint_id, driver.executions[0], state=state_with_file("a")) == []
 
-    def test_a_connection_without_the_secret_is_closed(self):
+    @pytest.mark.parametrize(
+        ("attempt", "directory", "aborted"),
+        [(7, "dir/1", False), (0, "dir/old", False), (0, "dir/1", True)],
+        ids=["of another attempt", "from another directory", "that comes late"],
+    )
+    def test_the_state_of_an_acknowledgement_that_does_not_count_is_discarded(self, attempt, directory, aborted):
         driver = Driver().run()
         driver.trigger()
-        stranger = ExecutionId("v-source", 0, 7)
-        driver.ack(1, stranger, state=state_with_file("a"))
-        assert driver.one(out.DiscardState).state == state_with_file("a")
-
-    def test_an_acknowledgement_from_another_directory_is_ignored(self):
-        driver = Driver().run()
-        driver.trigger()
-        driver.ack(1, driver.executions[0], state=state_with_file("a"), directory="dir/old")
-        assert driver.one(out.DiscardState).directory == "dir/old"
-
-    def test_a_late_one_is_discarded(self):
-        driver = Driver().run()
-        driver.trigger()
-        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_DECLINED_TASK_NOT_READY))
-        driver.ack(1, driver.executions[1], state=state_with_file("a"))
-        assert driver.one(out.DiscardState).checkpoint_id == 1
+        if aborted:
+            driver.step(on.Declined(1, driver.executions[1], Reason.CHECKPOINT_DECLINED_TASK_NOT_READY))
+        state = state_with_file("a")
+        driver.ack(1, ExecutionId("v-source", 0, attempt), state=state, directory=directory)
+        assert driver.last == [out.DiscardState(1, directory, state)]
 
     def test_late_acknowledgement_without_files_discards_nothing(self):
         driver = Driver().run()
@@ -188,8 +163,7 @@ class TestAborts:
     def test_leaving_running_aborts_pending_and_queued(self):
         driver = Driver().run()
         driver.trigger("first")
-        driver.step(on.TriggerRequested("second", CheckpointProperties()))
-        driver.step(on.TasksLeftRunning())
+        driver.steps(on.TriggerRequested("second", CheckpointProperties()), on.TasksLeftRunning())
         failed = {effect.request_id: effect.reason for effect in driver.of(out.RequestFailed)}
         assert failed == dict.fromkeys(["first", "second"], Reason.CHECKPOINT_COORDINATOR_SUSPEND)
         assert driver.coordinator.pending_ids == ()
@@ -285,8 +259,7 @@ class TestSavepoints:
         driver = Driver(max_concurrent=3).run()
         driver.trigger("older")
         driver.trigger("sp", SAVEPOINT)
-        driver.trigger("newer")
-        driver.ack_all(3)
+        driver.written("newer")
         driver.publish(3)
         assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_SUBSUMED
         assert driver.one(out.RequestFailed).request_id == "older"
@@ -295,8 +268,7 @@ class TestSavepoints:
     def test_a_synchronous_savepoint_subsumes_and_notifies(self):
         driver = Driver(max_concurrent=2).run()
         driver.trigger("older")
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.ack_all(2)
+        driver.written("stop", SYNC_SAVEPOINT)
         driver.step(on.MetadataWritten(2))
         assert driver.of(out.NotifyComplete) == []
         assert not driver.one(out.AddToStore).owned
@@ -311,8 +283,7 @@ class TestSavepoints:
     def test_the_savepoint_of_a_stop_stays_when_the_job_has_ended(self):
         driver = Driver().run()
         driver.complete()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.ack_all(2)
+        driver.written("stop", SYNC_SAVEPOINT)
         driver.publish(2)
         driver.step(on.Shutdown("FINISHED", False))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 2
@@ -341,10 +312,8 @@ class TestRetention:
         driver = Driver(retained=2).run()
         driver.complete()
         driver.complete()
-        driver.trigger()
-        driver.ack_all(3)
-        driver.step(on.MetadataWritten(3))
-        driver.step(on.StoreAdded(3))
+        driver.written()
+        driver.steps(on.MetadataWritten(3), on.StoreAdded(3))
         directory = driver.coordinator.statistics().checkpoint(1).external_path
         assert driver.one(out.RemoveFromStore) == out.RemoveFromStore(1, 0, directory)
         assert driver.of(out.DiscardCheckpoint) == []
@@ -363,8 +332,7 @@ class TestRetention:
         driver.trigger()
         assert driver.coordinator.referenced == ("dir/1", "dir/2")
         driver.ack_all(2)
-        driver.step(on.MetadataWritten(2))
-        driver.step(on.StoreAdded(2))
+        driver.steps(on.MetadataWritten(2), on.StoreAdded(2))
         assert driver.coordinator.referenced == ("dir/2", "dir/1")
         driver.step(on.StoreRemoved(1))
         assert driver.coordinator.referenced == ("dir/2",)
@@ -385,7 +353,7 @@ class TestRetention:
             for execution in driver.executions:
                 driver.ack(number, execution, state=state_with_file(path))
             driver.publish(number)
-        deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+        deleted = driver.deleted
         assert deleted == [("/s/1",)]
 
     @pytest.mark.row("203.12")
@@ -395,7 +363,7 @@ class TestRetention:
         self.complete_with(driver, "/s/1")
         savepoint = driver.trigger("sp", NATIVE)
         self.complete_with(driver, "/s/2")
-        assert not any(isinstance(effect, out.DeleteSharedFiles) for effect in driver.trace)
+        assert not driver.deleted
         match ends:
             case "completed":
                 driver.ack_all(savepoint)
@@ -421,7 +389,7 @@ class TestRetention:
         self.complete_with(driver, "/s/1")
         driver.trigger("other", properties)
         self.complete_with(driver, "/s/2")
-        deleted = [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+        deleted = driver.deleted
         assert deleted == [("/s/1",)]
 
     def complete_with(self, driver, path):
@@ -474,8 +442,7 @@ class TestRetention:
     def test_checkpoint_from_which_the_next_run_continues_outlives_each_end_of_the_job(self, status):
         driver = Driver(continue_in="/state", retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS).run()
         driver.complete()
-        driver.step(on.Shutdown(status))
-        driver.step(on.StoreRemoved(1))
+        driver.steps(on.Shutdown(status), on.StoreRemoved(1))
         assert not driver.of(out.DiscardCheckpoint)
 
     @pytest.mark.parametrize("status", ["FINISHED", "CANCELED", "FAILED"])
@@ -495,9 +462,7 @@ class TestRetention:
         driver.complete()
         driver.step(on.RetentionAsked())
         settings = replace(driver.coordinator.configuration, retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS)
-        driver.step(on.ConfigurationPatched(settings))
-        driver.step(on.Shutdown("CANCELED"))
-        driver.step(on.StoreRemoved(1))
+        driver.steps(on.ConfigurationPatched(settings), on.Shutdown("CANCELED"), on.StoreRemoved(1))
         assert driver.of(out.DiscardCheckpoint) == []
         assert driver.of(out.ShutdownComplete)
 
@@ -510,8 +475,7 @@ class TestRetention:
 
     def test_a_fenced_driver_touches_nothing(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
+        driver.written()
         driver.step(on.Shutdown("SUSPENDED", fenced=True))
         assert {type(effect) for effect in driver.last} == {out.CancelTimer, out.RequestFailed, out.ShutdownComplete}
         for event in (on.MetadataWritten(1), on.LocationReady(2, "dir/2"), on.CleanupDone(1)):
@@ -529,8 +493,7 @@ class TestRetention:
 class TestUnknownOutcomes:
     def test_an_unknown_pointer_is_read_again_until_it_answers(self):
         driver = Driver(timeout_ms=100, max_concurrent=2).run()
-        driver.trigger()
-        driver.ack_all(1)
+        driver.written()
         driver.step(on.MetadataWritten(1))
         driver.step(on.StoreUnknown(1), after_ms=1_000)
         assert driver.one(out.ResolveStore).attempt == 1
@@ -545,10 +508,8 @@ class TestUnknownOutcomes:
 
     def test_a_pointer_that_certainly_failed_is_cleaned_and_counted(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
-        driver.step(on.MetadataWritten(1))
-        driver.step(on.StoreUnknown(1))
+        driver.written()
+        driver.steps(on.MetadataWritten(1), on.StoreUnknown(1))
         assert driver.of(out.DiscardLocation) == []
         driver.step(on.StoreFailed(1, "gone"))
         assert driver.one(out.RequestFailed).reason is Reason.FINALIZE_CHECKPOINT_FAILURE
@@ -557,8 +518,7 @@ class TestUnknownOutcomes:
 
     def test_unknown_metadata(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
+        driver.written()
         driver.step(on.MetadataUnknown(1))
         assert driver.one(out.ResolveMetadata).attempt == 1
         driver.step(on.MetadataFailed(1, "absent"))
@@ -583,12 +543,10 @@ class TestRestore:
 
     def test_restore_waits_for_the_checkpoint_that_is_being_written(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
+        driver.written()
         driver.step(on.TasksLeftRunning())
         assert driver.step(on.RestoreRequested("x")) == [out.FindLeftovers()]
-        driver.step(on.MetadataWritten(1))
-        driver.step(on.StoreAdded(1))
+        driver.steps(on.MetadataWritten(1), on.StoreAdded(1))
         assert driver.one(out.RestoreFrom).checkpoint.id == 1
         assert driver.coordinator.statistics().latest_restored.id == 1
         driver.attempt += 1
@@ -597,19 +555,14 @@ class TestRestore:
 
     def test_a_later_request_replaces_an_open_one(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
-        driver.step(on.TasksLeftRunning())
-        driver.step(on.RestoreRequested("x"))
-        driver.step(on.RestoreRequested("y"))
+        driver.written()
+        driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"), on.RestoreRequested("y"))
         driver.step(on.MetadataFailed(1, "no"))
         assert driver.one(out.RestoreFrom) == out.RestoreFrom("y", None)
 
     def a_savepoint(self):
         driver = Driver().run()
-        driver.trigger(properties=SAVEPOINT)
-        driver.ack_all(1)
-        return driver.one(out.WriteMetadata).checkpoint
+        return driver.written(properties=SAVEPOINT)
 
     @pytest.mark.parametrize("mode", list(RecoveryClaimMode))
     def test_start_from_a_savepoint(self, mode):
@@ -617,16 +570,14 @@ class TestRestore:
         driver = Driver()
         driver.step(on.RestoreRequested("x", savepoint, mode))
         assert driver.last == [out.FindLeftovers(), out.AddToStore(savepoint, mode is RecoveryClaimMode.CLAIM)]
-        driver.step(on.StoreUnknown(1))
-        driver.step(on.StoreAdded(1))
+        driver.steps(on.StoreUnknown(1), on.StoreAdded(1))
         assert driver.last == [out.RestoreFrom("x", savepoint)]
         driver.run()
         assert driver.request() == 2
         trigger = driver.locate(2)
         assert trigger.options.properties.full is (mode is RecoveryClaimMode.NO_CLAIM)
         driver.ack_all(2)
-        driver.step(on.MetadataWritten(2))
-        driver.step(on.StoreAdded(2))
+        driver.steps(on.MetadataWritten(2), on.StoreAdded(2))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 1
         driver.step(on.StoreRemoved(1))
         assert bool(driver.of(out.DiscardCheckpoint)) is (mode is RecoveryClaimMode.CLAIM)
@@ -635,24 +586,20 @@ class TestRestore:
     def test_a_claimed_snapshot_outlives_a_job_that_never_replaced_it(self, status, discarded):
         savepoint = replace(self.a_savepoint(), job_id="another")
         driver = Driver(retention=CheckpointRetention.NO_EXTERNALIZED_CHECKPOINTS)
-        driver.step(on.RestoreRequested("x", savepoint, RecoveryClaimMode.CLAIM))
-        driver.step(on.StoreAdded(1))
-        driver.step(on.Shutdown(status))
-        driver.step(on.StoreRemoved(1))
+        driver.steps(on.RestoreRequested("x", savepoint, RecoveryClaimMode.CLAIM), on.StoreAdded(1))
+        driver.steps(on.Shutdown(status), on.StoreRemoved(1))
         assert bool(driver.of(out.DiscardCheckpoint)) is discarded
 
     def test_a_savepoint_that_cannot_be_recorded(self):
         driver = Driver()
-        driver.step(on.RestoreRequested("x", self.a_savepoint()))
-        driver.step(on.StoreFailed(1, "no"))
+        driver.steps(on.RestoreRequested("x", self.a_savepoint()), on.StoreFailed(1, "no"))
         assert driver.last == [out.RestoreFailed("x", "no")]
         assert driver.coordinator.state is CoordinatorState.CREATED
 
     @pytest.mark.parametrize("stored", [True, False])
     def test_the_end_of_the_job_waits_for_the_pointer_of_its_savepoint(self, stored):
         driver = Driver()
-        driver.step(on.RestoreRequested("x", self.a_savepoint()))
-        driver.step(on.Shutdown("SUSPENDED"))
+        driver.steps(on.RestoreRequested("x", self.a_savepoint()), on.Shutdown("SUSPENDED"))
         assert not driver.of(out.ShutdownComplete)
         driver.step(on.StoreAdded(1) if stored else on.StoreFailed(1, "no"))
         assert driver.last == [out.ShutdownComplete()]
@@ -660,186 +607,12 @@ class TestRestore:
 
     def test_recovered_checkpoints_beat_the_savepoint_and_move_the_counter(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
-        checkpoint = driver.one(out.WriteMetadata).checkpoint
+        checkpoint = driver.written()
         recovered = Driver(recovered=[RetainedCheckpoint(checkpoint)])
         recovered.step(on.RestoreRequested("x", self.a_savepoint()))
         assert recovered.one(out.RestoreFrom) == out.RestoreFrom("x", checkpoint)
         recovered.run()
         assert recovered.request() == 2
-
-
-class TestFinishedTasks:
-    @pytest.mark.row("147.1")
-    def test_running_tasks_after_finished_ones_are_triggered(self):
-        driver = Driver().run()
-        for execution in driver.executions[:2]:
-            driver.step(on.SubtaskFinished(execution))
-        number = driver.request()
-        assert driver.locate(number).tasks == driver.executions[2:]
-        for execution in driver.executions[2:]:
-            driver.ack(number, execution)
-        metadata = driver.one(out.WriteMetadata).checkpoint
-        assert metadata.fully_finished_vertices == {"v-source"}
-        assert set(metadata.states) == {("v-sink", 0), ("v-sink", 1)}
-
-    @pytest.mark.row("147.7")
-    def test_the_last_one_says_so_and_covers_the_end_of_all(self):
-        """With checkpoints after the end of a subtask switched off it is what all of them end by."""
-        driver = Driver(checkpoints_after_tasks_finish=False).run()
-        assert not driver.locate(driver.request()).options.final
-        driver.ack_all(1)
-        driver.publish(1)
-        for execution in driver.executions:
-            driver.step(on.EndOfDataReached(execution))
-        assert driver.locate(2).options.final
-        driver.ack_all(2)
-        assert driver.one(out.WriteMetadata).checkpoint.fully_finished_vertices == set()
-
-    @pytest.mark.row("147.3")
-    def test_last_checkpoint_does_not_wait_for_subtasks_that_need_none(self):
-        """They are about to end, unless what sends to them waits itself."""
-        driver = Driver().run()
-        *sources, one, other = driver.executions
-        for execution in (one, other):
-            driver.step(on.EndOfDataReached(execution))
-        for execution in sources:
-            assert driver.step(on.EndOfDataReached(execution, waits=False)) == []
-        assert driver.step(on.SubtaskFinished(sources[0])) == []
-        driver.step(on.SubtaskFinished(sources[1]))
-        assert driver.locate(driver.one(out.InitializeLocation).checkpoint_id).tasks == (one, other)
-
-    @pytest.mark.row("147.3")
-    def test_subtask_that_needs_no_last_checkpoint_waits_for_upstream_subtasks(self):
-        driver = Driver().run()
-        *sources, one, other = driver.executions
-        for execution in (one, other):
-            driver.step(on.EndOfDataReached(execution, waits=False))
-        driver.step(on.EndOfDataReached(sources[0]))
-        assert driver.step(on.EndOfDataReached(sources[1], waits=False)) == []
-        driver.step(on.SubtaskFinished(sources[1]))
-        driver.locate(driver.one(out.InitializeLocation).checkpoint_id)
-
-    @pytest.mark.row("147.3")
-    def test_a_job_that_needs_no_last_checkpoint_takes_none(self):
-        driver = Driver().run()
-        for execution in driver.executions:
-            assert driver.step(on.EndOfDataReached(execution, waits=False)) == []
-
-    @pytest.mark.row("147.7")
-    def test_checkpoints_are_not_triggered_after_the_savepoint_of_a_stop(self):
-        driver = Driver().run()
-        driver.step(on.PeriodicTriggerStopped())
-        for execution in driver.executions:
-            assert driver.step(on.EndOfDataReached(execution)) == []
-        driver.step(on.PeriodicTriggerStarted())
-        driver.one(out.InitializeLocation)
-
-    @pytest.mark.row("147.7")
-    def test_tasks_finished_before_the_deployment_do_not_switch_checkpoints_off(self):
-        """A job may start from a snapshot in which something had finished, and its sinks wait for a last checkpoint."""
-        driver = Driver(checkpoints_after_tasks_finish=False)
-        sources = driver.executions[:2]
-        driver.run(finished_on_restore=frozenset({"v-source"}), finished=frozenset(sources))
-        assert driver.locate(driver.request()).tasks == driver.executions[2:]
-
-    def test_switched_off(self):
-        driver = Driver(checkpoints_after_tasks_finish=False).run()
-        driver.step(on.SubtaskFinished(driver.executions[0]))
-        driver.step(on.TriggerRequested("r", CheckpointProperties()))
-        assert driver.one(out.RequestFailed).reason is Reason.NOT_ALL_REQUIRED_TASKS_RUNNING
-
-    def test_a_task_that_ends_unacknowledged_aborts(self):
-        driver = Driver().run()
-        driver.trigger()
-        driver.ack(1, driver.executions[0])
-        assert driver.step(on.SubtaskFinished(driver.executions[0])) == []
-        driver.step(on.SubtaskFinished(driver.executions[1]))
-        assert driver.one(out.RequestFailed).reason is Reason.CHECKPOINT_DECLINED_TASK_CLOSING
-        assert driver.of(out.FailJob) == []
-
-    @pytest.mark.row("147.1")
-    def test_periodic_checkpoint_that_misses_the_end_of_a_task_does_not_count_as_failed(self):
-        """Each bounded job would show some, and alerts on failed checkpoints would fire as it ends."""
-        driver = Driver(interval_ms=1_000).run()
-        driver.fire(driver.timer(PERIODIC))
-        driver.locate(1)
-        driver.step(on.SubtaskFinished(driver.executions[0]))
-        assert driver.one(out.NotifyAborted).checkpoint_id == 1
-        statistics = driver.coordinator.statistics()
-        assert statistics.counts == CheckpointCounts()
-        assert statistics.history == ()
-        driver.fire(driver.timer(PERIODIC))
-        driver.locate(2)
-        for execution in driver.executions[1:]:
-            driver.ack(2, execution)
-        driver.publish(2)
-        assert driver.coordinator.statistics().counts == CheckpointCounts(total=1, completed=1)
-
-    @pytest.mark.row("147.6", "147.7")
-    def test_union_state_of_a_partly_finished_vertex_is_that_of_the_others(self):
-        """Or the last subtasks of a vertex would wait for a checkpoint that never completes."""
-        union = SubtaskState(
-            {"source": OperatorSubtaskState(lists=(OperatorListState("u", OperatorStateMode.UNION, (7,)),))}
-        )
-        driver = Driver().run()
-        driver.step(on.SubtaskFinished(driver.executions[0]))
-        driver.trigger()
-        driver.ack(1, driver.executions[1], state=union)
-        driver.ack(1, driver.executions[2])
-        driver.ack(1, driver.executions[3])
-        checkpoint = driver.one(out.WriteMetadata).checkpoint
-        assert set(checkpoint.states) == {("v-source", 1), ("v-sink", 0), ("v-sink", 1)}
-        restored = assign_states(checkpoint, driver.graph).subtasks
-        assert [restored["v-source", index]["source"].lists[0].items for index in range(2)] == [(7,), (7,)]
-
-    @pytest.mark.row("76.3")
-    def test_in_flight_data_of_a_finished_subtask_is_kept_with_its_marker(self):
-        driver = Driver().run(finished_on_restore=frozenset({"v-source"}))
-        driver.trigger()
-        file = StateFile("/shared/x", 9, "crc:1")
-        stream = ChannelStateStream(0, 1, "schema", (ChannelStateSegment(file, 2, 7),))
-        operators = {"source": OperatorSubtaskState()}
-        first, *others = driver.executions
-        driver.ack(1, first, state=SubtaskState(operators, 11, outputs=(stream,)))
-        for execution in others:
-            driver.ack(1, execution)
-        checkpoint = driver.one(out.WriteMetadata).checkpoint
-        assert checkpoint.fully_finished_vertices == {"v-source"}
-        assert checkpoint.states[first.key] == SubtaskState(bytes=7, outputs=(stream,))
-        assert set(checkpoint.states) == {first.key, ("v-sink", 0), ("v-sink", 1)}
-        assert CompletedCheckpoint.from_json(checkpoint.to_json()) == checkpoint
-        assert checkpoint.states[first.key].files() == [file]
-
-    def test_finished_on_restore_stays_finished(self):
-        driver = Driver().run(finished_on_restore=frozenset({"v-source"}))
-        driver.trigger()
-        driver.ack_all(1)
-        assert driver.one(out.WriteMetadata).checkpoint.fully_finished_vertices == {"v-source"}
-
-    @pytest.mark.row("147.4")
-    def test_at_the_end_of_data_a_checkpoint_is_triggered_at_once_and_only_once(self):
-        driver = Driver().run()
-        for execution in driver.executions[:-1]:
-            assert driver.step(on.EndOfDataReached(execution)) == []
-        driver.step(on.EndOfDataReached(driver.executions[-1]))
-        number = driver.one(out.InitializeLocation).checkpoint_id
-        driver.locate(number)
-        driver.ack_all(number)
-        driver.publish(number)
-        for execution in driver.executions:
-            assert driver.step(on.SubtaskFinished(execution)) == []
-
-    @pytest.mark.row("147.4")
-    def test_a_last_checkpoint_that_fails_is_tried_again_when_no_period_is_set(self):
-        driver = Driver(tolerable_failed_checkpoints=1).run()
-        for execution in driver.executions:
-            driver.step(on.EndOfDataReached(execution))
-        driver.locate(1)
-        driver.step(on.Declined(1, driver.executions[0], Reason.CHECKPOINT_ASYNC_EXCEPTION))
-        driver.fire(driver.timer(on.TimerKind.FINAL_CHECKPOINT))
-        assert driver.one(out.InitializeLocation).checkpoint_id == 2
 
 
 class TestConcurrency:
@@ -855,12 +628,6 @@ class TestConcurrency:
         assert reasons == dict.fromkeys(["1", "2"], Reason.CHECKPOINT_SUBSUMED)
         assert driver.coordinator.latest_checkpoint.id == 3
 
-    def test_max_concurrent(self):
-        driver = Driver(max_concurrent=2).run()
-        driver.trigger()
-        driver.trigger()
-        assert driver.step(on.TriggerRequested("third", CheckpointProperties())) == []
-
     def test_one_trigger_cycle_at_a_time(self):
         driver = Driver(max_concurrent=2).run()
         driver.request("first")
@@ -871,15 +638,11 @@ class TestConcurrency:
 
 def test_shutdown_waits_for_the_write_in_flight():
     driver = Driver().run()
-    driver.trigger()
-    driver.ack_all(1)
+    driver.written()
     driver.step(on.Shutdown("CANCELED"))
     assert driver.of(out.ShutdownComplete) == []
     assert driver.coordinator.state is CoordinatorState.CLOSING
-    driver.step(on.MetadataWritten(1))
-    driver.step(on.StoreAdded(1))
-    driver.step(on.StoreRemoved(1))
-    driver.step(on.CleanupDone(1))
+    driver.steps(on.MetadataWritten(1), on.StoreAdded(1), on.StoreRemoved(1), on.CleanupDone(1))
     assert driver.of(out.ShutdownComplete)
 
 

@@ -26,8 +26,7 @@ def parallelisms(checkpoint) -> list[int]:
 def test_next_deployment_uses_the_new_graph():
     driver = Driver().run()
     driver.complete()
-    driver.step(on.TasksLeftRunning())
-    driver.step(on.RestoreRequested("x"))
+    driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
     replace_graph(driver)
     driver.run()
     assert driver.complete() == 2
@@ -47,16 +46,13 @@ def test_executions_of_the_old_graph_are_refused():
 
 def test_checkpoint_in_progress_completes_with_the_graph_that_it_was_triggered_on():
     driver = Driver().run()
-    driver.trigger()
-    driver.ack_all(1)
-    driver.step(on.TasksLeftRunning())
-    driver.step(on.RestoreRequested("x"))
+    driver.written()
+    driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
     assert driver.coordinator.state is CoordinatorState.RESTORING
     replace_graph(driver)
     driver.step(on.MetadataUnknown(1))
     assert parallelisms(driver.one(out.ResolveMetadata).checkpoint) == [2, 2]
-    driver.step(on.MetadataWritten(1))
-    driver.step(on.StoreAdded(1))
+    driver.steps(on.MetadataWritten(1), on.StoreAdded(1))
     assert parallelisms(driver.one(out.RestoreFrom).checkpoint) == [2, 2]
     driver.run()
     driver.complete()

@@ -66,10 +66,8 @@ class TestLeftovers:
         driver = self.started()
         driver.step(on.LeftoversFound(((3, "dir/3"), (5, "dir/5")), ("/s/old",)))
         driver.run()
-        driver.trigger()
-        driver.ack_all(7)
-        driver.step(on.MetadataWritten(7))
-        driver.step(on.StoreAdded(7))
+        driver.written()
+        driver.steps(on.MetadataWritten(7), on.StoreAdded(7))
         assert [effect.checkpoint_id for effect in driver.of(out.RemoveFromStore)] == [3, 5]
         assert not driver.of(out.DeleteSharedFiles)
         driver.step(on.StoreRemoved(3))
@@ -83,8 +81,7 @@ class TestLeftovers:
         before.ack_all(1)
         checkpoint = before.one(out.WriteMetadata).checkpoint
         driver = Driver(recovered=[RetainedCheckpoint(checkpoint)], retained=2)
-        driver.step(on.RestoreRequested("x"))
-        driver.step(on.LeftoversFound(((1, "dir/1"),)))
+        driver.steps(on.RestoreRequested("x"), on.LeftoversFound(((1, "dir/1"),)))
         driver.run()
         driver.complete()
         assert not driver.of(out.RemoveFromStore)
@@ -100,8 +97,7 @@ class TestLeftovers:
         driver.run()
         driver.step(on.Shutdown("CANCELED"))
         assert [removal.discards for removal in driver.of(out.RemoveFromStore)] == [None]
-        driver.step(on.LeftoversFound(((1, checkpoint.directory),)))
-        driver.step(on.StoreRemoved(1))
+        driver.steps(on.LeftoversFound(((1, checkpoint.directory),)), on.StoreRemoved(1))
         assert not [e for e in driver.trace if isinstance(e, out.DiscardLocation | out.DiscardCheckpoint)]
         assert driver.of(out.ShutdownComplete)
 
@@ -113,15 +109,14 @@ class TestLeftovers:
     def test_shared_files_of_killed_workers_are_deleted_with_the_next_checkpoint(self):
         driver = self.started().run()
         driver.trigger()
-        driver.step(on.TasksLeftRunning())
-        driver.step(on.RestoreRequested("y"))
+        driver.steps(on.TasksLeftRunning(), on.RestoreRequested("y"))
         assert driver.one(out.FindLeftovers).below == 8
         driver.step(on.RestoreRequested("z"))
         assert not driver.of(out.FindLeftovers)
         driver.step(on.LeftoversFound((), ("/s/chk-7-x",)))
         driver.run()
         driver.complete()
-        assert ("/s/chk-7-x",) in [effect.paths for effect in driver.trace if isinstance(effect, out.DeleteSharedFiles)]
+        assert ("/s/chk-7-x",) in driver.deleted
 
     def test_files_of_a_checkpoint_that_outlives_the_job_are_none_when_the_answer_comes_after_the_end(self):
         driver = self.started(retention=CheckpointRetention.RETAIN_ON_CANCELLATION).run()
@@ -129,13 +124,11 @@ class TestLeftovers:
         for execution in driver.executions:
             driver.ack(7, execution, state=state_with_file("/s/chk-7-used"))
         driver.publish(7)
-        driver.step(on.TasksLeftRunning())
-        driver.step(on.RestoreRequested("y"))
+        driver.steps(on.TasksLeftRunning(), on.RestoreRequested("y"))
         assert driver.one(out.FindLeftovers).below == 8
         driver.step(on.Shutdown("CANCELED"))
         assert driver.one(out.RemoveFromStore).discards is None
-        driver.step(on.LeftoversFound((), ("/s/chk-7-used", "/s/chk-7-unused")))
-        driver.step(on.StoreRemoved(7))
+        driver.steps(on.LeftoversFound((), ("/s/chk-7-used", "/s/chk-7-unused")), on.StoreRemoved(7))
         assert driver.one(out.DeleteSharedFiles).paths == ("/s/chk-7-unused",)
 
     def test_own_checkpoints_are_none(self):
@@ -143,8 +136,7 @@ class TestLeftovers:
         driver.trigger()
         driver.step(on.LeftoversFound(((3, "dir/3"), (7, "dir/7")), ("/s/of-3",)))
         driver.ack_all(7)
-        driver.step(on.MetadataWritten(7))
-        driver.step(on.StoreAdded(7))
+        driver.steps(on.MetadataWritten(7), on.StoreAdded(7))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 3
         driver.step(on.StoreRemoved(3))
         assert driver.last == [out.DiscardLocation(3, "dir/3"), out.DeleteSharedFiles(("/s/of-3",))]
@@ -154,8 +146,7 @@ class TestStop:
     def test_the_savepoint_has_a_pointer_before_anything_is_committed(self):
         driver = Driver().run()
         driver.complete()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.ack_all(2)
+        driver.written("stop", SYNC_SAVEPOINT)
         driver.step(on.MetadataWritten(2))
         assert not driver.of(out.NotifyComplete)
         driver.step(on.StoreUnknown(2))
@@ -166,11 +157,8 @@ class TestStop:
 
     def test_savepoint_of_a_stop_is_never_deleted(self):
         driver = Driver().run()
-        driver.trigger("stop", SYNC_SAVEPOINT)
-        driver.ack_all(1)
-        driver.step(on.MetadataWritten(1))
-        driver.step(on.StoreAdded(1))
-        driver.step(on.Shutdown("FINISHED"))
+        driver.written("stop", SYNC_SAVEPOINT)
+        driver.steps(on.MetadataWritten(1), on.StoreAdded(1), on.Shutdown("FINISHED"))
         assert driver.one(out.RemoveFromStore).checkpoint_id == 1
         driver.step(on.StoreRemoved(1))
         assert driver.last == [out.ShutdownComplete(keeps_nothing=True)]
@@ -186,8 +174,7 @@ class TestEnd:
 
     def test_leadership_may_be_lost_while_closing(self):
         driver = Driver().run()
-        driver.trigger()
-        driver.ack_all(1)
+        driver.written()
         driver.step(on.Shutdown("CANCELED"))
         assert driver.coordinator.state is CoordinatorState.CLOSING
         with pytest.raises(UnexpectedEventError):
@@ -213,8 +200,7 @@ class TestEnd:
         for execution in driver.executions:
             driver.ack(1, execution, state=state_with_file(f"/s/{execution.vertex_id}-{execution.subtask}"))
         driver.publish(1)
-        driver.step(on.Shutdown("CANCELED"))
-        driver.step(on.StoreRemoved(1))
+        driver.steps(on.Shutdown("CANCELED"), on.StoreRemoved(1))
         keeps = retention is CheckpointRetention.RETAIN_ON_CANCELLATION
         assert bool(driver.of(out.DeleteSharedFiles)) is not keeps
 

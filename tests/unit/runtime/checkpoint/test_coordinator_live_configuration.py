@@ -13,7 +13,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.statistics import CheckpointMetrics
 from ckpt_runtime.graph.job_graph import JobGraph
-from tests.support.instants import later
+from tests.support.driven import later
 from tests.unit.runtime.checkpoint.checkpoint_driver import START_REL, Driver, vertex
 
 PERIODIC, CANCELLER = on.TimerKind.PERIODIC, on.TimerKind.CANCELLER
@@ -299,8 +299,7 @@ class TestPeriodicTrigger:
 
     def test_later_starts_begin_after_the_pause(self):
         driver = Driver(interval_ms=1_000, min_pause_ms=20, first_delay_ms=700).run()
-        driver.step(on.TasksLeftRunning())
-        driver.step(on.RestoreRequested("x"))
+        driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
         driver.run()
         assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 20
 

@@ -10,16 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.completed_checkpoint import (
-    CompletedCheckpoint,
     KeyedStateHandle,
     OperatorListState,
     OperatorStateMode,
     OperatorSubtaskState,
     StateFile,
     SubtaskState,
-    VertexDescriptor,
 )
-from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.state_assignment import (
     FinishedStateError,
     MaxParallelismMismatchError,
@@ -30,7 +27,7 @@ from ckpt_runtime.checkpoint.state_assignment import (
 )
 from ckpt_runtime.graph.job_graph import JobEdge, JobGraph, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
-from tests.unit.runtime.checkpoint.checkpoint_driver import vertex
+from tests.unit.runtime.checkpoint.checkpoint_driver import checkpoint_of, vertex
 
 SPLIT, UNION, BROADCAST = OperatorStateMode.SPLIT, OperatorStateMode.UNION, OperatorStateMode.BROADCAST
 
@@ -40,27 +37,13 @@ def keyed(index, parallelism, max_parallelism=128):
     return KeyedStateHandle(own, StateFile(f"f{index}", 1, "c"), ())
 
 
-def checkpoint_of(vertices, states, finished=()):
-    return CompletedCheckpoint(
-        1,
-        "job",
-        0,
-        0,
-        "dir",
-        CheckpointProperties(),
-        tuple(VertexDescriptor.of(entry) for entry in vertices),
-        states,
-        frozenset(finished),
-    )
-
-
 def keyed_checkpoint(parallelism, max_parallelism=128, uid="a"):
     old = vertex(uid, parallelism, max_parallelism=max_parallelism)
     states = {
         (old.id, i): SubtaskState({uid: OperatorSubtaskState((keyed(i, parallelism, max_parallelism),))}, 1)
         for i in range(parallelism)
     }
-    return checkpoint_of([old], states)
+    return checkpoint_of(graph_of(old), states)
 
 
 def list_checkpoint(copies, mode, finished=()):
@@ -70,7 +53,7 @@ def list_checkpoint(copies, mode, finished=()):
         for i, items in enumerate(copies)
         if i not in finished
     }
-    return checkpoint_of([old], states, [(old.id, i) for i in finished])
+    return checkpoint_of(graph_of(old), states, [(old.id, i) for i in finished])
 
 
 def graph_of(*vertices, edges=()):
@@ -97,17 +80,17 @@ def test_watermarks_without_given_uids_keep_their_order(now):
         (each.id, 0): SubtaskState({each.operators[0].uid: OperatorSubtaskState(lists=(state,))})
         for each, state in zip(old, reached, strict=True)
     }
-    assigned = assign_states(checkpoint_of(old, states), graph_of(*watermarks(*now)))
+    assigned = assign_states(checkpoint_of(graph_of(*old), states), graph_of(*watermarks(*now)))
     assert [items(assigned, 0, uid, f"v-{uid}") for uid in now] == [[{"ms": "watermark-1"}], [{"ms": "watermark-10"}]]
     with pytest.raises(NonRestoredStateError, match="watermark-1'"):
-        assign_states(checkpoint_of(old, states), graph_of(*watermarks("watermark-10")))
+        assign_states(checkpoint_of(graph_of(*old), states), graph_of(*watermarks("watermark-10")))
 
 
 def test_fresh_operators_get_no_state_and_the_others_all_of_theirs():
     old = [vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 1)]
     of = {uid: OperatorSubtaskState(lists=(OperatorListState("s", SPLIT, (uid,)),)) for uid in ("kept", "a", "b")}
     states = {("v-kept", 0): SubtaskState({"kept": of["kept"]}), ("v-a", 0): SubtaskState({"a": of["a"], "b": of["b"]})}
-    checkpoint = checkpoint_of(old, states, [("v-ended", 0)])
+    checkpoint = checkpoint_of(graph_of(*old), states, [("v-ended", 0)])
     graph = graph_of(vertex("kept", 1), vertex("a", 1, "b"), vertex("ended", 2))
     fresh = assign_states(checkpoint, graph, fresh=frozenset({"a", "b", "ended"}))
     assert [items(fresh, 0, uid, at) for uid, at in (("kept", "v-kept"), ("a", "v-a"), ("b", "v-a"))] == [
@@ -149,7 +132,7 @@ def test_split_loses_and_doubles_nothing(copies, parallelism):
 def test_split_starts_where_the_state_before_ended():
     old = vertex("a", 1)
     lists = tuple(OperatorListState(name, SPLIT, (name,)) for name in ("x", "y", "z"))
-    checkpoint = checkpoint_of([old], {(old.id, 0): SubtaskState({"a": OperatorSubtaskState(lists=lists)})})
+    checkpoint = checkpoint_of(graph_of(old), {(old.id, 0): SubtaskState({"a": OperatorSubtaskState(lists=lists)})})
     assignment = assign_states(checkpoint, graph_of(vertex("a", 3)))
     assert [items(assignment, index) for index in range(3)] == [["x"], ["y"], ["z"]]
 
@@ -216,12 +199,12 @@ class TestFinished:
 
     def test_fully_finished_vertices_stay_finished(self):
         vertices, graph = self.pair()
-        checkpoint = checkpoint_of(vertices, {}, [("v-up", 0), ("v-up", 1)])
+        checkpoint = checkpoint_of(graph_of(*vertices), {}, [("v-up", 0), ("v-up", 1)])
         assert assign_states(checkpoint, graph).finished_vertices == {"v-up"}
 
     def test_a_finished_vertex_may_not_get_a_running_predecessor(self):
         vertices, graph = self.pair()
-        checkpoint = checkpoint_of(vertices, {}, [("v-down", 0), ("v-down", 1)])
+        checkpoint = checkpoint_of(graph_of(*vertices), {}, [("v-down", 0), ("v-down", 1)])
         with pytest.raises(FinishedStateError, match="'down'"):
             assign_states(checkpoint, graph)
 
@@ -236,7 +219,7 @@ class TestFinished:
     )
     def test_partly_finished(self, partitioning, upstream, fits):
         vertices, graph = self.pair(partitioning)
-        checkpoint = checkpoint_of(vertices, {}, [("v-down", 0), *(("v-up", i) for i in upstream)])
+        checkpoint = checkpoint_of(graph_of(*vertices), {}, [("v-down", 0), *(("v-up", i) for i in upstream)])
         if fits:
             assert "v-down" not in assign_states(checkpoint, graph).finished_vertices
         else:
@@ -245,7 +228,7 @@ class TestFinished:
 
     def test_a_vertex_has_one_status(self):
         old = vertex("a", 1)
-        checkpoint = checkpoint_of([old], {}, [("v-a", 0)])
+        checkpoint = checkpoint_of(graph_of(old), {}, [("v-a", 0)])
         with pytest.raises(FinishedStateError, match=r"a: fully, new: none"):
             assign_states(checkpoint, graph_of(vertex("a", 1, "new")))
 

@@ -28,6 +28,7 @@ class Collector:
     def __init__(self, forward: Callable[[pa.RecordBatch], None] | None = None) -> None:
         self.batches: list[pa.RecordBatch] = []
         self.watermarks: list[int] = []
+        self.ranges: list[int] = []
         self.forward = forward
 
     def emit(self, batch: pa.RecordBatch) -> None:
@@ -37,6 +38,9 @@ class Collector:
 
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.watermarks.append(timestamp_ms)
+
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.ranges.append(batch)
 
     def emit_end_of_range(self) -> None:
         """Where it stands between rows is another harness's to say."""

@@ -19,15 +19,20 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import orc
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
+from ckpt_runtime.connectors.file_source import FileSource
 from ckpt_runtime.connectors.rate_source import Schedule
+from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import source_schema
 from ckpt_runtime.graph.source_formats import with_file_metadata
+from ckpt_runtime.graph.specs import EnumeratorSpec
+from ckpt_runtime.operators.operator import SourceStatus
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
 from tests.support.object_store import keys
-from tests.unit.runtime.connectors.harness import Clock, context
+from tests.unit.runtime.connectors.harness import Clock, Collector, context, opened, snapshot_of
 from tests.unit.runtime.connectors.split_jobs import Job
 
 TEXT = pa.schema([("value", pa.string())])
@@ -53,6 +58,35 @@ def write(directory: Path, format_: str, name: str, first: int, rows: int) -> Pa
 
 def ids(rows: Sequence[dict[str, Any]]) -> Counter[int]:
     return Counter(int(row["n"] if "n" in row else row["value"]) for row in rows)
+
+
+def test_source_in_step_with_others_waits_until_its_range_has_been_processed(tmp_path: Path) -> None:
+    """Behind its data it takes part in one more batch."""
+    for number in range(2):
+        write(tmp_path, "text", str(number), number, 1)
+    options = {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "1"}
+
+    def enumerator(job_id: str, state: Sequence[OperatorListState] = ()) -> tuple[SplitEnumeratorOperator, Collector]:
+        found = SplitEnumeratorOperator(
+            EnumeratorSpec("text", options, TEXT, in_step=True), FileSource("text", options), TEXT
+        )
+        return found, opened(found, context(job_id=job_id, state=state))
+
+    source, output = enumerator("job")
+    assert [source.poll(), source.poll()] == [SourceStatus.MORE_AVAILABLE, SourceStatus.NOTHING_AVAILABLE]
+    source.align(1)
+    assert [source.poll(), source.poll()] == [SourceStatus.MORE_AVAILABLE, SourceStatus.NOTHING_AVAILABLE]
+    again, sent = enumerator("job", snapshot_of(source, 1))
+    for each in (source, again):
+        each.align(1)
+        assert each.poll() is SourceStatus.NOTHING_AVAILABLE
+        each.align(2)
+        assert each.poll() is SourceStatus.NOTHING_AVAILABLE
+        each.align(3)
+        assert each.poll() is SourceStatus.END_OF_INPUT
+    assert (output.ranges, sent.ranges) == ([1, 2, 3], [2, 3])
+    _, later = enumerator("the next run", snapshot_of(source, 2))
+    assert later.ranges == [0]
 
 
 @pytest.mark.parametrize("format_", ["parquet", "orc", "text"])

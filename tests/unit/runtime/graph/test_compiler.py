@@ -11,7 +11,7 @@ from ckpt_runtime.expressions.nodes import Call, Column, Literal
 from ckpt_runtime.graph.compiler import CompiledPlan, compile_plan
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA
-from ckpt_runtime.graph.job_graph import JobGraph, Partitioning
+from ckpt_runtime.graph.job_graph import BATCHES, JobGraph, Partitioning
 from ckpt_runtime.graph.logical import Chaining, LogicalInput, LogicalNode, LogicalPlan
 from ckpt_runtime.graph.specs import (
     Aggregate,
@@ -296,6 +296,36 @@ def test_event_time_moves_between_the_ranges_of_a_stream_reader(chaining: bool) 
     sink(plan, aggregate(plan, left, "counted"), uid="one")
     sink(plan, watermark(plan, right, uid="again"), uid="other")
     assert by_ranges(plan) == ["left-time", "right-time", "again"]
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_batches_follow_each_other_where_a_source_ends_with_what_is_there(ends: bool) -> None:
+    plan = LogicalPlan("job")
+    spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
+    read = plan.add(LogicalNode(spec, (), SCHEMA, "source"))
+    sink(plan, watermark(plan, operator(plan, read, uid="between")))
+    made = compile_plan(plan).specs["time"]
+    assert isinstance(made, WatermarkSpec)
+    assert (made.by_ranges, made.by_batches) == (True, ends)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_sources_whose_batches_meet_are_in_step(ends: bool) -> None:
+    """One that meets no other stream with batches runs by itself, and so do all that do not end."""
+    plan = LogicalPlan("job")
+    spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
+    first, second, alone = (
+        watermark(plan, plan.add(LogicalNode(spec, (), SCHEMA, uid)), uid=f"{uid}-time") for uid in ("a", "b", "alone")
+    )
+    met = operator(plan, first, second, uid="met")
+    sink(plan, aggregate(plan, met, "counted"), uid="one")
+    sink(plan, aggregate(plan, alone, "by-itself"), uid="other")
+    compiled = compile_plan(plan)
+    in_step = [uid for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec) and each.in_step]
+    assert in_step == (["a", "b"] if ends else [])
+    heads = {vertex.id: vertex.operators[0].uid for vertex in compiled.job_graph.vertices}
+    members = [(heads[vertex], index) for vertex, index in compiled.job_graph.alignment_groups.get(BATCHES, [])]
+    assert sorted(members) == ([("a", 0), ("b", 0), ("counted", 0), ("met", 0)] if ends else [])
 
 
 def test_event_time_of_other_sources_moves_with_every_buffer() -> None:

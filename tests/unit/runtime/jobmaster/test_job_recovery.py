@@ -6,15 +6,14 @@ import asyncio
 import os
 import shutil
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ckpt_runtime.checkpoint.configuration import CheckpointOverrides, OverridesChange
+from ckpt_runtime.checkpoint.configuration import CheckpointOverrides
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason
 from ckpt_runtime.configuration.checkpointing_options import RecoveryClaimMode
@@ -23,18 +22,14 @@ from ckpt_runtime.configuration.registry import JOB_CHECKPOINT_OVERRIDES
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.graph.job_graph import JobGraph
 from ckpt_runtime.graph.schema import checked
-from ckpt_runtime.jobmaster import job_record, known_jobs, storage_effects
+from ckpt_runtime.jobmaster import known_jobs, storage_effects
 from ckpt_runtime.jobmaster.ended_job import EndedJob
 from ckpt_runtime.jobmaster.gateway_values import (
     ExceptionEntry,
-    InvalidRequest,
-    JobTerminated,
     NotReady,
     RescaleInProgress,
     SavepointRequest,
-    UpdateInProgress,
 )
-from ckpt_runtime.jobmaster.job_master import JobMaster
 from ckpt_runtime.jobmaster.job_record import DurableRecord
 from ckpt_runtime.jobmaster.job_view import MAX_STORED, MAX_STORED_CHARS, FailureLog
 from ckpt_runtime.jobmaster.known_jobs import FoundJob, find_jobs
@@ -46,7 +41,7 @@ from ckpt_runtime.scheduler.replacement import ParallelismBounds
 from ckpt_runtime.snapshots.job_claims import claim_snapshot
 from ckpt_runtime.storage import checkpoint_storage, job_store, metadata, versioned_document
 from ckpt_runtime.storage.claims import Claimant
-from ckpt_runtime.storage.errors import AmbiguousWriteError, NotLeaderError, StorageError
+from ckpt_runtime.storage.errors import AmbiguousWriteError, StorageError
 from ckpt_runtime.storage.filesystem import Location
 from ckpt_runtime.storage.ha_store import HaStore
 from ckpt_runtime.storage.metadata import METADATA_NAME
@@ -562,164 +557,13 @@ class TestCrashAtEveryWrite:
             assert storage.writes <= 19
 
 
-class Record(DurableRecord):
-    """Changes of overrides that fail: ``errors`` are raised in turn, after the change was stored where ``happens``."""
-
-    def __init__(self, store: HaStore, *errors: Exception, happens: bool = False) -> None:
-        super().__init__(store, JOB)
-        self.errors = list(errors)
-        self.happens = happens
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def change_overrides(self, change: OverridesChange) -> str | None:
-        self.gate.wait()
-        if not self.errors:
-            return super().change_overrides(change)
-        if self.happens:
-            super().change_overrides(change)
-        raise self.errors.pop(0)
-
-    def settle_overrides(self) -> str | None:
-        self.gate.wait()
-        if self.errors:
-            raise self.errors.pop(0)
-        return super().settle_overrides()
-
-
-class TestPatch:
-    @asynccontextmanager
-    async def with_record(
-        self, directory: Path, wanted: Callable[[HaStore], Record]
-    ) -> AsyncIterator[tuple[JobMaster, HaStore, Record, World]]:
-        async with World.start(directory) as world:
-            store = driver(directory)
-            record = wanted(store)
-            submission = replace(world.submission(execution__checkpointing__timeout="1 min"), record=record)
-            job = JobMaster(submission, world.slot_pool, world.pool)
-            job_record.store_job(store, submission.to_stored(job.prepare_storage()), submission.archive)
-            world.jobs.append(job)
-            job.start()
-            await world.running(job)
-            yield job, store, record, world
-
-    @pytest.mark.row("571.6")
-    async def test_a_crash_before_the_write_is_an_error_and_leaves_no_trace(self, tmp_path: Path) -> None:
-        async with self.with_record(tmp_path, lambda store: Record(store, StorageError("no space", "x"))) as (
-            job,
-            store,
-            _,
-            _,
-        ):
-            with pytest.raises(NotReady, match="nothing has changed: no space"):
-                await job.patch_checkpoint_config(PATCH)
-            assert job.checkpoint_config().settings.timeout_ms == 60_000
-            assert store.jobs.get(JOB).checkpoint_overrides is None
-            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
-
-    @pytest.mark.row("571.6")
-    async def test_next_driver_applies_a_patch_after_a_crash_between_write_and_apply(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(job_record, "UNKNOWN_PAUSE_MS", 1_000_000)
-
-        async with self.with_record(tmp_path, lambda store: Record(store, RuntimeError("crash"), happens=True)) as (
-            job,
-            store,
-            record,
-            world,
-        ):
-            patching = asyncio.ensure_future(job.patch_checkpoint_config(PATCH))
-            await world.until(lambda: not record.errors)
-            await world.until(lambda: store.jobs.get(JOB).checkpoint_overrides is not None)
-            assert job.checkpoint_config().settings.timeout_ms == 60_000
-            await crash(job)
-            patching.cancel()
-            recovered = await taken_over(world, driver(tmp_path, 2))
-            assert recovered.checkpoint_config().settings.timeout_ms == 77_000
-
-    @pytest.mark.row("571.6")
-    @pytest.mark.parametrize("happens", [True, False])
-    async def test_an_unknown_outcome_is_settled(self, tmp_path: Path, happens: bool) -> None:
-        unknown = [AmbiguousWriteError("timeout", "x"), StorageError("away", "x"), AmbiguousWriteError("timeout", "x")]
-        async with self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens)) as (
-            job,
-            store,
-            _,
-            _,
-        ):
-            assert (await job.patch_checkpoint_config(PATCH)).settings.timeout_ms == 77_000
-            assert store.jobs.get(JOB).checkpoint_overrides == '{"checkpointTimeout": 77000}'
-
-    @pytest.mark.row("571.6")
-    @pytest.mark.parametrize("happens", [True, False])
-    async def test_patch_of_unknown_outcome_is_reported_as_unknown_and_applied_if_stored(
-        self, tmp_path: Path, happens: bool
-    ) -> None:
-        unknown = [AmbiguousWriteError("timeout", "x")] * 1000
-        async with self.with_record(tmp_path, lambda store: Record(store, *unknown, happens=happens)) as (
-            job,
-            _,
-            record,
-            world,
-        ):
-            with pytest.raises(NotReady, match="unknown whether the change is stored"):
-                await job.patch_checkpoint_config(PATCH)
-            with pytest.raises(UpdateInProgress):
-                await job.patch_checkpoint_config(PATCH)
-            record.errors.clear()
-            if happens:
-                await world.until(lambda: job.checkpoint_config().settings.timeout_ms == 77_000)
-            later = CheckpointOverrides(min_pause_ms=5)
-            while job.checkpoint_config().settings.min_pause_ms != 5:
-                try:
-                    await job.patch_checkpoint_config(later)
-                except UpdateInProgress:
-                    await asyncio.sleep(0.001)
-            assert job.checkpoint_config().settings.timeout_ms == (77_000 if happens else 60_000)
-
-    async def test_patch_of_unknown_outcome_is_abandoned_with_the_job(self, tmp_path: Path) -> None:
-        async with self.with_record(
-            tmp_path, lambda store: Record(store, *[AmbiguousWriteError("timeout", "x")] * 1000)
-        ) as (job, store, record, world):
-            with pytest.raises(NotReady, match="unknown whether the change is stored"):
-                await job.patch_checkpoint_config(PATCH)
-            job.cancel()
-            await world.until(lambda: store.jobs.list_ids() == [])
-            update = job._shell.core._update
-            assert update.is_busy
-            record.errors.clear()
-            await world.until(lambda: not update.is_busy)
-
-    @pytest.mark.row("571.6")
-    async def test_second_of_two_concurrent_patches_is_refused(self, tmp_path: Path) -> None:
-        async with self.with_record(tmp_path, Record) as (job, _, record, _):
-            record.gate.clear()
-            first = asyncio.create_task(job.patch_checkpoint_config(PATCH))
-            await asyncio.sleep(0)
-            with pytest.raises(UpdateInProgress, match=JOB):
-                await job.patch_checkpoint_config(None)
-            record.gate.set()
-            assert (await first).settings.timeout_ms == 77_000
-
-    @pytest.mark.row("571.1")
-    @pytest.mark.parametrize("errors", [(), (StorageError("away", "x"),), (NotLeaderError("another leads", "x"),)])
-    async def test_patch_of_a_job_that_ends_names_its_end(self, tmp_path: Path, errors: tuple[Exception, ...]) -> None:
-        async with self.with_record(tmp_path, lambda store: Record(store, *errors)) as (job, _, record, world):
-            record.gate.clear()
-            patching = asyncio.create_task(job.patch_checkpoint_config(PATCH))
-            await asyncio.sleep(0)
-            job.cancel()
-            await world.status(job, JobStatus.CANCELED)
-            record.gate.set()
-            with pytest.raises(JobTerminated, match="CANCELED"):
-                await patching
-
-    async def test_patch_that_would_break_the_next_start_is_never_stored(self, tmp_path: Path) -> None:
-        async with self.with_record(tmp_path, Record) as (job, store, _, _):
-            with pytest.raises(InvalidRequest, match="timeout_ms is 3"):
-                await job.patch_checkpoint_config(CheckpointOverrides(timeout_ms=3))
-            assert store.jobs.get(JOB).checkpoint_overrides is None
+async def ended(world: World, store: HaStore) -> EndedJob:
+    """The only job as the next driver knows it, which has ended and is cleaned up."""
+    await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+    found = found_by(driver(world.directory, 2))
+    assert found.submission is None
+    assert found.result is not None
+    return EndedJob(found.result)
 
 
 class TestResults:
@@ -727,21 +571,17 @@ class TestResults:
         async with stored_job(tmp_path, **RETAIN) as (world, job, store):
             await checkpoint(job)
             job.cancel()
-            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
+            result = await ended(world, store)
             assert store.jobs.list_ids() == []
             assert names(tmp_path) == ["chk-1"]
-            found = found_by(driver(tmp_path, 2))
-            assert found.submission is None
-            assert found.result is not None
-            ended = EndedJob(found.result)
-            assert ended.status is JobStatus.CANCELED
-            assert ended.overview().end_time_ms > 0
-            assert ended.config_info().configuration == job.config_info().configuration
-            assert ended.checkpoint_config() == job.checkpoint_config()
-            assert [vertex.name for vertex in ended.details().vertices] == ["numbers", "count"]
-            assert ended.result() == job.result()
-            assert ended.checkpoint_statistics().counts == job.checkpoint_statistics().counts
-            assert ended.checkpoint_statistics().counts.completed == 1
+            assert result.status is JobStatus.CANCELED
+            assert result.overview().end_time_ms > 0
+            assert result.config_info().configuration == job.config_info().configuration
+            assert result.checkpoint_config() == job.checkpoint_config()
+            assert [vertex.name for vertex in result.details().vertices] == ["numbers", "count"]
+            assert result.result() == job.result()
+            assert result.checkpoint_statistics().counts == job.checkpoint_statistics().counts
+            assert result.checkpoint_statistics().counts.completed == 1
 
     @pytest.mark.parametrize("retained", [True, False])
     async def test_next_driver_knows_the_snapshot_to_resume_an_ended_job_from(
@@ -752,12 +592,9 @@ class TestResults:
             before = job.checkpoint_statistics().latest_completed
             assert before is not None
             job.cancel()
-            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
-            result = found_by(driver(tmp_path, 2)).result
-            assert result is not None
-            latest = EndedJob(result).checkpoint_statistics().latest_completed
-            assert latest == replace(before, vertices={}, discarded=not retained)
-            shown = answers.statistics(EndedJob(result).checkpoint_statistics()).latest_completed
+            statistics = (await ended(world, store)).checkpoint_statistics()
+            assert statistics.latest_completed == replace(before, vertices={}, discarded=not retained)
+            shown = answers.statistics(statistics).latest_completed
             assert shown is not None
             assert shown.external_path == before.external_path
 
@@ -772,10 +609,7 @@ class TestResults:
             await world.until(lambda: job.checkpoint_statistics().latest_restored is not None)
             await world.running(job)
             job.cancel()
-            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
-            result = found_by(driver(tmp_path, 2)).result
-            assert result is not None
-            restored = EndedJob(result).checkpoint_statistics().latest_restored
+            restored = (await ended(world, store)).checkpoint_statistics().latest_restored
             assert restored is not None
             assert restored == job.checkpoint_statistics().latest_restored
             assert restored.id == 1
@@ -784,16 +618,13 @@ class TestResults:
         async with stored_job(tmp_path) as (world, job, store):
             world.active()[0].fail(only="s")
             await world.status(job, JobStatus.FAILED)
-            await world.until(lambda: store.results.list_ids() == [JOB] and not store.results.list_ids(dirty_only=True))
-            found = found_by(driver(tmp_path, 2))
-            assert found.result is not None
-            ended = EndedJob(found.result)
-            assert ended.exception_history(5) == job.exception_history(5)
-            assert ended.result() == job.result()
+            result = await ended(world, store)
+            assert result.exception_history(5) == job.exception_history(5)
+            assert result.result() == job.result()
             metrics = job.metrics()
-            assert ended.metrics() == {name: metrics[name] for name in ended.metrics()}
-            assert ended.metrics()["numRestarts"] == "0"
-            assert ended.checkpoint_statistics().history == ()
+            assert result.metrics() == {name: metrics[name] for name in result.metrics()}
+            assert result.metrics()["numRestarts"] == "0"
+            assert result.checkpoint_statistics().history == ()
 
     async def test_end_that_cannot_be_stored_is_not_reported(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,9 @@ class Harness:
     def emit_watermark(self, timestamp_ms: int) -> None:
         self.events.append(("watermark", timestamp_ms))
 
+    def emit_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.events.append(("coming", timestamp_ms, batch))
+
     def emit_end_of_range(self) -> None:
         self.events.append("end of range")
 

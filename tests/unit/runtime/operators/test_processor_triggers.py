@@ -120,6 +120,19 @@ def test_gathered_rows_are_part_of_a_checkpoint(harness: type[Harness], after: d
     assert again.take() == []
 
 
+def test_user_code_sees_the_coming_watermark_of_its_batch(harness: type[Harness]) -> None:
+    """Rows are late, and timers fire, by the one before it; both are state."""
+    run = harness(operator("EventTime"))
+    run.operator.process_coming_watermark(50, 1)
+    assert run.process(rows(("a", -20))) == [("coming", 50, 1), {"k": "a", "what": "[-20] at 50"}]
+    assert run.watermark(10) == [("watermark", 10)]
+    run.operator.process_coming_watermark(90, 2)
+    assert run.process(rows(("b", 5), ("b", 15))) == [("coming", 90, 2), {"k": "b", "what": "[15] at 90"}]
+    restored = harness(operator("EventTime"), handles=run.snapshot(), lists=run.lists())
+    assert restored.process(rows(("c", 10), ("c", 11))) == [{"k": "c", "what": "[11] at 90"}]
+    assert restored.watermark(50) == [{"k": "a", "what": "fired 20"}, ("watermark", 50)]
+
+
 def test_watermark_and_timers_wait_until_gathered_rows_are_processed(harness: type[Harness]) -> None:
     run = harness(operator("EventTime"), configuration=CHECKPOINT)
     assert run.watermark(10) == [("watermark", 10)]

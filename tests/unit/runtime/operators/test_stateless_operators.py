@@ -139,8 +139,8 @@ def test_a_restored_watermark_is_emitted_again_before_anything_else(harness: typ
     assert restored.lists()[0].items == ({"ms": 10_000, "next_ms": 10_000, "parallelism": 1},)
 
 
-def by_ranges(delay_ms: int = 1000) -> WatermarkOperator:
-    return WatermarkOperator(WatermarkSpec("t", delay_ms, by_ranges=True))
+def by_ranges(delay_ms: int = 1000, *, by_batches: bool = False) -> WatermarkOperator:
+    return WatermarkOperator(WatermarkSpec("t", delay_ms, by_ranges=True, by_batches=by_batches))
 
 
 def test_event_time_after_a_stream_reader_advances_between_ranges(harness: type[Harness]) -> None:
@@ -169,6 +169,47 @@ def test_a_snapshot_inside_the_first_range_has_no_watermark_yet(harness: type[Ha
     restored = harness(by_ranges(), lists=run.lists())
     assert restored.take() == []
     assert restored.end_of_range() == [("watermark", 9000), "end of range"]
+
+
+def end_of_batch(run: Harness, batch: int) -> list[Any]:
+    """What the end of a reader's range gives, without the end itself."""
+    run.context.chain_time.batch = batch
+    *events, end = run.end_of_range()
+    assert end == "end of range"
+    return events
+
+
+def test_the_time_of_a_batch_is_announced_at_its_end_and_reached_behind_the_next_one(harness: type[Harness]) -> None:
+    run = harness(by_ranges(by_batches=True))
+    run.process(at(10))
+    assert end_of_batch(run, 1) == [("coming", 9000, 1)]
+    run.process(at(5))
+    assert end_of_batch(run, 2) == [("watermark", 9000), ("coming", 9000, 2)]
+    run.process(at(30))
+    assert end_of_batch(run, 3) == [("coming", 29_000, 3)]
+    run.process(at(40))
+    assert run.watermark(MAX_WATERMARK) == [("watermark", 39_000), ("watermark", MAX_WATERMARK)]
+
+
+def test_the_announced_time_is_kept_in_a_snapshot_and_comes_again_with_the_range_that_a_restored_reader_names(
+    harness: type[Harness],
+) -> None:
+    run = harness(by_ranges(by_batches=True))
+    for batch in (1, 2):
+        run.process(at(10 * batch))
+        end_of_batch(run, batch)
+    run.process(at(30))
+    restored = harness(by_ranges(by_batches=True), lists=run.lists())
+    assert restored.take() == [("watermark", 9000), ("coming", 19_000, 0)]
+    assert end_of_batch(restored, 2) == [("coming", 19_000, 2)]
+    assert end_of_batch(restored, 3) == [("watermark", 19_000), ("coming", 29_000, 3)]
+    continuous = harness(by_ranges(), lists=run.lists())
+    assert continuous.take() == [("watermark", 9000), ("watermark", 19_000)]
+    before = (OperatorListState("watermark", OperatorStateMode.SPLIT, ({"ms": 9000, "parallelism": 1},)),)
+    older = harness(by_ranges(by_batches=True), lists=before)
+    assert older.take() == [("watermark", 9000)]
+    older.process(at(20))
+    assert end_of_batch(older, 5) == [("coming", 19_000, 5)]
 
 
 def test_the_end_of_data_ends_the_last_range(harness: type[Harness]) -> None:

@@ -17,7 +17,8 @@ from ckpt_runtime.scheduler import job_events as job_on
 from ckpt_runtime.scheduler.core_events import ChangeAnswered, ChangeOutcome
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
-from tests.unit.runtime.scheduler.test_job_core import CAUSE, Job, configured, versions
+from tests.support.driven import CAUSE
+from tests.unit.runtime.scheduler.test_job_core import Job, configured, versions
 
 pytestmark = pytest.mark.row("530.10")
 
@@ -31,28 +32,22 @@ def new() -> Job:
 
 def failing_task(job: Job) -> Job:
     """The other one has not ended yet."""
-    job.step(job_on.TaskFailed(job.task(0), CAUSE))
-    return job
+    return job.steps(job_on.TaskFailed(job.task(0), CAUSE))
 
 
 def backing_off() -> Job:
     return new().run().each(job_on.TaskFailed, CAUSE)
 
 
-def stepped(job: Job, event: object) -> Job:
-    job.step(event)
-    return job
-
-
 def ending() -> Job:
     """Stopped with a savepoint that is complete."""
-    job = stepped(new().run(), job_on.StopRequested("stop", False, "dir"))
+    job = new().run().steps(job_on.StopRequested("stop", False, "dir"))
     number = job.one(out.InitializeLocation).checkpoint_id
     job.step(on.LocationReady(number, "sp"))
     for index in range(2):
         job.step(on.Acknowledged(number, job.task(index), "sp", SubtaskState()))
     job.step(on.MetadataWritten(number))
-    return stepped(job, on.StoreAdded(number))
+    return job.steps(on.StoreAdded(number))
 
 
 TAKES: dict[JobState, Callable[[], Job]] = {
@@ -65,8 +60,8 @@ TAKES: dict[JobState, Callable[[], Job]] = {
     JobState.BACKING_OFF: backing_off,
 }
 REFUSES: dict[JobState, Callable[[], Job]] = {
-    JobState.STOPPING: lambda: stepped(new().run(), job_on.StopRequested("stop", False, "dir")),
-    JobState.CANCELLING: lambda: stepped(new().run(), job_on.CancelRequested()),
+    JobState.STOPPING: lambda: new().run().steps(job_on.StopRequested("stop", False, "dir")),
+    JobState.CANCELLING: lambda: new().run().steps(job_on.CancelRequested()),
     JobState.FAILING: lambda: failing_task(Job(FixedDelay(0, 0)).run()),
     JobState.ENDING: ending,
 }
@@ -194,8 +189,7 @@ def test_rates_changed_during_a_restore_are_sent_to_the_tasks_after_their_deploy
     job.step(job_on.SlotsAcquired(job.machine.attempt))
     assert job.machine.state is JobState.RESTORING
     job.step(with_rates(job, "orders:0"))
-    job.step(core.PlanStored("c2"))
-    job.step(core.AttemptRecorded(job.machine.attempt))
+    job.steps(core.PlanStored("c2"), core.AttemptRecorded(job.machine.attempt))
     deployed, limited = [o for o in job.last if isinstance(o, core.DeployTasks | core.LimitSources)]
     assert isinstance(deployed, core.DeployTasks)
     assert limited == core.LimitSources({"orders": "0"})

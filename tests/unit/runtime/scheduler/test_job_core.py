@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -15,7 +14,6 @@ from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration, Check
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState, UnexpectedEventError
 from ckpt_runtime.checkpoint.events import TimerId, TimerKind
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.checkpoint.properties import CheckpointFailureReason, CheckpointProperties, CheckpointType
 from ckpt_runtime.configuration.configuration import ChangeNote, Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
@@ -29,11 +27,8 @@ from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventErr
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, subtasks_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart, RestartStrategy
-from tests.support.instants import later
+from tests.support.driven import CAUSE, DrivenJob, checkpoint_events, job_events
 
-Output = TypeVar("Output")
-
-CAUSE = job_on.FailureInfo("ValueError", "boom")
 SETTINGS = CheckpointConfiguration(interval_ms=1_000, timeout_ms=500)
 PLAIN = Configuration({})
 
@@ -42,8 +37,8 @@ def graph_of(parallelism: int) -> JobGraph:
     return JobGraph("job", (JobVertex("v", (OperatorNode("v", "Source", "source"),), parallelism),), ())
 
 
-class Job:
-    """A core and its time; ``last`` is what the last event led to."""
+class Job(DrivenJob):
+    """Of two subtasks."""
 
     def __init__(
         self, strategy: RestartStrategy | None = None, overrides: CheckpointOverrides | None = None, **settings: Any
@@ -51,54 +46,8 @@ class Job:
         configuration = replace(SETTINGS, **settings)
         plan = JobPlan(graph_of(2), PLAIN, configuration)
         effective = (overrides or CheckpointOverrides()).applied_to(configuration)
-        self.machine = JobMachine(subtasks_of(plan.graph), strategy or FixedDelay(3, 100))
-        self.core = JobCore(plan, self.machine, CheckpointCoordinator("job", plan.graph, effective), overrides)
-        self.now = Instant(0, 1_000_000)
-        self.last: list[core.JobOutput] = []
-
-    def step(self, event: core.JobInput, after_ms: int = 0) -> list[core.JobOutput]:
-        self.now = later(self.now, after_ms)
-        self.last = self.core.handle(event, self.now)
-        return self.last
-
-    def kinds(self) -> list[type]:
-        return [type(output) for output in self.last]
-
-    def one(self, kind: type[Output]) -> Output:
-        (output,) = [output for output in self.last if isinstance(output, kind)]
-        return output
-
-    def task(self, index: int) -> ExecutionId:
-        return ExecutionId("v", index, self.machine.attempt)
-
-    def each(self, kind: Callable[..., core.JobInput], *more: object) -> Job:
-        for execution in self.machine.tasks.alive:
-            self.step(kind(execution, *more))
-        return self
-
-    def acquire(self) -> Job:
-        self.step(job_on.Start())
-        return self
-
-    def restore(self) -> Job:
-        self.acquire().step(job_on.SlotsAcquired(self.machine.attempt))
-        return self
-
-    def deploy(self) -> Job:
-        self.restore().step(core.AttemptRecorded(self.machine.attempt))
-        return self
-
-    def run(self) -> Job:
-        return self.deploy().each(job_on.TaskRunning)
-
-    def again(self) -> Job:
-        """From ACQUIRING to RUNNING, another time."""
-        self.step(job_on.SlotsAcquired(self.machine.attempt))
-        self.step(core.AttemptRecorded(self.machine.attempt))
-        return self.each(job_on.TaskRunning)
-
-    def finish(self) -> Job:
-        return self.run().each(job_on.TaskFinished)
+        machine = JobMachine(subtasks_of(plan.graph), strategy or FixedDelay(3, 100))
+        super().__init__(JobCore(plan, machine, CheckpointCoordinator("job", plan.graph, effective), overrides))
 
 
 def test_job_proceeds_from_slots_to_checkpoints():
@@ -157,8 +106,7 @@ class TestCancelWithSavepoint:
         assert job.one(out.RequestFailed).message == "The job is being cancelled with a savepoint."
         for index in range(2):
             assert job.step(on.EndOfDataReached(job.task(index))) == []
-        job.step(job_on.TaskFailed(job.task(0), CAUSE))
-        job.step(job_on.TaskCanceled(job.task(1)))
+        job.steps(job_on.TaskFailed(job.task(0), CAUSE), job_on.TaskCanceled(job.task(1)))
         job.step(job_on.RestartTimerFired(1), 100)
         job.again()
         assert not self.ticks(job)
@@ -168,8 +116,7 @@ class TestCancelWithSavepoint:
     @pytest.mark.row("147.7")
     def test_checkpoints_continue_after_a_failed_savepoint(self):
         job = Job().run()
-        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
-        job.step(on.LocationFailed(1, "no"))
+        job.steps(core.SavepointBeforeCancel(self.SAVEPOINT), on.LocationFailed(1, "no"))
         assert job.one(out.RequestFailed).request_id == "sp"
         assert self.ticks(job)
         job.step(on.TriggerRequested("late", CheckpointProperties()))
@@ -177,8 +124,7 @@ class TestCancelWithSavepoint:
 
     def test_failure_of_the_job_ends_a_savepoint_before_cancellation(self):
         job = Job().run()
-        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
-        job.step(job_on.TaskFailed(job.task(0), CAUSE))
+        job.steps(core.SavepointBeforeCancel(self.SAVEPOINT), job_on.TaskFailed(job.task(0), CAUSE))
         assert job.one(out.RequestFailed).request_id == "sp"
         job.step(job_on.TaskCanceled(job.task(1)))
         job.step(job_on.RestartTimerFired(1), 100)
@@ -187,8 +133,7 @@ class TestCancelWithSavepoint:
 
     def test_stop_replaces_a_savepoint_before_cancellation(self):
         job = Job().run()
-        job.step(core.SavepointBeforeCancel(self.SAVEPOINT))
-        job.step(job_on.StopRequested("stop", False, "dir"))
+        job.steps(core.SavepointBeforeCancel(self.SAVEPOINT), job_on.StopRequested("stop", False, "dir"))
         assert job.one(out.RequestFailed).request_id == "sp"
         assert not self.ticks(job)
         assert job.one(out.InitializeLocation).properties.is_synchronous
@@ -247,8 +192,7 @@ class TestStop:
         job.step(on.LocationReady(number, "savepoints/1"))
         for index in range(2):
             job.step(on.Acknowledged(number, job.task(index), "savepoints/1", SubtaskState()))
-        job.step(on.MetadataWritten(number))
-        job.step(on.StoreAdded(number))
+        job.steps(on.MetadataWritten(number), on.StoreAdded(number))
         assert job.machine.state is JobState.ENDING
         job.each(job_on.TaskFinished)
         assert core.StoreResult in job.kinds()
@@ -309,8 +253,7 @@ class TestPatch:
 
     def test_another_driver_leads(self):
         job = Job().run()
-        job.step(core.PatchRequested("p", None))
-        job.step(core.LeadershipLost())
+        job.steps(core.PatchRequested("p", None), core.LeadershipLost())
         assert job.one(ChangeAnswered).outcome is ChangeOutcome.UNKNOWN
         assert job.step(core.OverridesStored("p", None)) == []
         job.step(core.PatchRequested("q", None))
@@ -320,8 +263,7 @@ class TestPatch:
         job = Job().run()
         job.step(core.PatchRequested("p", None))
         job.each(job_on.TaskFinished)
-        job.step(core.ChangeNotStored("p", "gone", final=True))
-        job.step(core.LeadershipLost())
+        job.steps(core.ChangeNotStored("p", "gone", final=True), core.LeadershipLost())
         assert job.one(ChangeAnswered).outcome is ChangeOutcome.UNKNOWN
         assert job.one(job_out.JobEnded).status is JobStatus.SUSPENDED
 
@@ -367,8 +309,7 @@ class TestConfiguration:
         assert job.machine.state is JobState.CLEARING
         job.each(job_on.TaskCanceled)
         assert job.last[-1] == job_out.AcquireSlots(1)
-        job.step(job_on.SlotsAcquired(1))
-        job.step(core.AttemptRecorded(1))
+        job.steps(job_on.SlotsAcquired(1), core.AttemptRecorded(1))
         order = job.one(core.DeployTasks)
         assert (order.graph, order.configuration) == (request.plan.graph, request.plan.configuration)
         assert versions(job) == (2, 2)
@@ -425,8 +366,7 @@ class TestConfiguration:
         job.step(core.PlanStored("c2"))
         effective = job.core.coordinator.configuration
         assert (effective.interval_ms, effective.timeout_ms) == (50, 77)
-        job.step(core.PatchRequested("p", None))
-        job.step(core.OverridesStored("p", None))
+        job.steps(core.PatchRequested("p", None), core.OverridesStored("p", None))
         effective = job.core.coordinator.configuration
         assert (effective.interval_ms, effective.timeout_ms) == (50, 9_000)
 
@@ -572,55 +512,9 @@ class TestEnd:
 
 EXECUTION = ExecutionId("v", 0, 0)
 INPUTS: tuple[Any, ...] = (
-    job_on.Start(),
-    job_on.CancelRequested(),
-    job_on.SuspendRequested(),
-    job_on.StopRequested("other"),
-    job_on.RedeployRequested(subtasks_of(graph_of(2))),
-    job_on.RestartStrategyReplaced(NoRestart()),
-    job_on.SlotsAcquired(0),
-    job_on.SlotsFailed(0, CAUSE),
-    job_on.StateRestored(0),
-    job_on.StateRestoreFailed(0, CAUSE),
-    job_on.SavepointCompleted("stop", "sp"),
-    job_on.SavepointFailed("stop", "m"),
-    job_on.RestartTimerFired(1),
-    job_on.TaskRunning(EXECUTION),
-    job_on.TaskFinished(EXECUTION),
-    job_on.TaskCanceled(EXECUTION),
-    job_on.TaskFailed(EXECUTION, CAUSE),
-    job_on.JobFailed(CAUSE),
-    on.JobRunning(tuple(ExecutionId("v", index, 0) for index in range(2))),
-    on.TasksLeftRunning(),
-    on.SubtaskFinished(EXECUTION),
-    on.EndOfDataReached(EXECUTION),
-    on.RestoreRequested("restore-0"),
-    on.PeriodicTriggerStopped(),
-    on.PeriodicTriggerStarted(),
-    on.Shutdown("CANCELED"),
-    on.ConfigurationPatched(SETTINGS),
-    on.RetentionAsked(),
-    on.GraphReplaced(graph_of(1)),
-    on.BacklogChanged(True),
-    on.TriggerRequested("a", CheckpointProperties()),
+    *job_events(EXECUTION),
+    *checkpoint_events([ExecutionId("v", index, 0) for index in range(2)], graph_of(1)),
     core.SavepointBeforeCancel(on.TriggerRequested("a", CheckpointProperties())),
-    on.TimerFired(TimerId(TimerKind.PERIODIC), 1),
-    on.LocationReady(1, "chk-1"),
-    on.LocationFailed(1, "m"),
-    on.TriggerFailed(1, "m"),
-    on.Acknowledged(1, EXECUTION, "chk-1", SubtaskState()),
-    on.Declined(1, EXECUTION, CheckpointFailureReason.CHECKPOINT_DECLINED),
-    on.ProgressReported(1, EXECUTION, on.CheckpointMetrics()),
-    on.MetadataWritten(1),
-    on.MetadataFailed(1, "m"),
-    on.MetadataUnknown(1),
-    on.StoreAdded(1),
-    on.StoreFailed(1, "m"),
-    on.StoreUnknown(1),
-    on.StoreRemoved(1),
-    on.StoreRemoveFailed(1),
-    on.CleanupDone(1),
-    on.LeftoversFound(()),
     core.PatchRequested("p", CheckpointOverrides(timeout_ms=77)),
     core.RescaleRequested("r", {"v": ParallelismBounds(1, 1)}),
     configured(Job()),
@@ -643,28 +537,22 @@ INNER = (on.TasksLeftRunning, on.Shutdown)
 """What the machines say to each other; from outside it contradicts what one of them knows."""
 
 
-def after(job: Job, *events: core.JobInput) -> Job:
-    for event in events:
-        job.step(event)
-    return job
-
-
 STATES: dict[JobState, Any] = {
     JobState.INITIALIZING: Job,
     JobState.ACQUIRING: lambda: Job().acquire(),
     JobState.RESTORING: lambda: Job().restore(),
     JobState.DEPLOYING: lambda: Job().deploy(),
     JobState.RUNNING: lambda: Job().run(),
-    JobState.STOPPING: lambda: after(Job().run(), job_on.StopRequested("stop")),
-    JobState.ENDING: lambda: after(Job().run(), job_on.StopRequested("stop"), job_on.SavepointCompleted("stop", "sp")),
-    JobState.CLEARING: lambda: after(Job().run(), job_on.JobFailed(CAUSE)),
+    JobState.STOPPING: lambda: Job().run().steps(job_on.StopRequested("stop")),
+    JobState.ENDING: lambda: Job().run().steps(job_on.StopRequested("stop"), job_on.SavepointCompleted("stop", "sp")),
+    JobState.CLEARING: lambda: Job().run().steps(job_on.JobFailed(CAUSE)),
     JobState.BACKING_OFF: lambda: Job().run().each(job_on.TaskFailed, CAUSE),
-    JobState.FAILING: lambda: after(Job(NoRestart()).run(), job_on.JobFailed(CAUSE)),
-    JobState.CANCELLING: lambda: after(Job().run(), job_on.CancelRequested()),
+    JobState.FAILING: lambda: Job(NoRestart()).run().steps(job_on.JobFailed(CAUSE)),
+    JobState.CANCELLING: lambda: Job().run().steps(job_on.CancelRequested()),
     JobState.FINISHED: lambda: Job().finish(),
     JobState.FAILED: lambda: Job(NoRestart()).run().each(job_on.TaskFailed, CAUSE),
-    JobState.CANCELED: lambda: after(Job().run(), job_on.CancelRequested()).each(job_on.TaskCanceled),
-    JobState.SUSPENDED: lambda: after(Job().run(), job_on.SuspendRequested()),
+    JobState.CANCELED: lambda: Job().run().steps(job_on.CancelRequested()).each(job_on.TaskCanceled),
+    JobState.SUSPENDED: lambda: Job().run().steps(job_on.SuspendRequested()),
 }
 
 

@@ -5,67 +5,37 @@ from __future__ import annotations
 import pytest
 
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.scheduler import job_effects as out
 from ckpt_runtime.scheduler import job_events as on
 from ckpt_runtime.scheduler.job_machine import JobMachine, UnexpectedJobEventError
 from ckpt_runtime.scheduler.job_status import JobState, JobStatus
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay, NoRestart
-from tests.support.instants import later
+from tests.support.driven import CAUSE, DrivenMachine, job_events
 
 KEYS = (("v", 0), ("v", 1))
-CAUSE = on.FailureInfo("ValueError", "boom")
 
 
-class Job:
+class Job(DrivenMachine):
     def __init__(self, strategy=None, **more):
-        self.machine = JobMachine(KEYS, strategy or FixedDelay(3, 100), **more)
-        self.now = Instant(0, 1_000_000)
-        self.last = []
-
-    def step(self, event, after_ms=0):
-        self.now = later(self.now, after_ms)
-        self.last = self.machine.handle(event, self.now)
-        return self.last
-
-    def task(self, index):
-        return ExecutionId("v", index, self.machine.attempt)
+        super().__init__(JobMachine(KEYS, strategy or FixedDelay(3, 100), **more))
 
     def each(self, kind, *arguments):
-        for index in range(len(KEYS)):
-            self.step(kind(self.task(index), *arguments))
-        return self
+        return self.steps(*(kind(self.task(index), *arguments) for index in range(len(KEYS))))
 
     def deploy(self):
         """From ACQUIRING on."""
-        attempt = self.machine.attempt
-        self.step(on.SlotsAcquired(attempt))
-        self.step(on.StateRestored(attempt))
-        return self
+        return self.steps(on.SlotsAcquired(self.machine.attempt), on.StateRestored(self.machine.attempt))
 
     def run(self):
         if self.machine.state is JobState.INITIALIZING:
             self.step(on.Start())
         return self.deploy().each(on.TaskRunning)
 
-    def run_with(self, event):
-        self.run().step(event)
-        return self
-
     def stopping(self):
-        self.run().step(on.StopRequested("stop"))
-        return self
+        return self.run().steps(on.StopRequested("stop"))
 
     def ending(self):
-        self.stopping().step(on.SavepointCompleted("stop", "sp"))
-        return self
-
-    def kinds(self):
-        return [type(effect) for effect in self.last]
-
-    def one(self, kind):
-        (effect,) = [effect for effect in self.last if isinstance(effect, kind)]
-        return effect
+        return self.stopping().steps(on.SavepointCompleted("stop", "sp"))
 
 
 def test_job_passes_all_states_from_start_to_finish():
@@ -88,8 +58,7 @@ def test_a_task_that_finishes_while_others_deploy():
     job = Job()
     job.step(on.Start())
     job.deploy()
-    job.step(on.TaskFinished(job.task(0)))
-    job.step(on.TaskRunning(job.task(1)))
+    job.steps(on.TaskFinished(job.task(0)), on.TaskRunning(job.task(1)))
     assert job.one(out.AllTasksRunning).finished == {job.task(0)}
 
 
@@ -129,16 +98,13 @@ class TestFailures:
 
     def test_slots_that_do_not_come(self):
         job = Job()
-        job.step(on.Start())
-        job.step(on.SlotsFailed(0, CAUSE))
+        job.steps(on.Start(), on.SlotsFailed(0, CAUSE))
         assert job.kinds() == [out.StatusChanged, out.ScheduleRestart]
         assert job.step(on.SlotsAcquired(0)) == []
 
     def test_state_that_does_not_fit(self):
         job = Job()
-        job.step(on.Start())
-        job.step(on.SlotsAcquired(0))
-        job.step(on.StateRestoreFailed(0, CAUSE, recoverable=False))
+        job.steps(on.Start(), on.SlotsAcquired(0), on.StateRestoreFailed(0, CAUSE, recoverable=False))
         assert job.one(out.JobEnded).cause == CAUSE
 
     def test_a_task_that_is_canceled_without_a_request_is_a_failure(self):
@@ -162,7 +128,7 @@ class TestFailures:
         assert pauses == [1_000, 1_500, 2_250, 60_000, 1_000]
 
     def test_longer_pause_or_refusal_of_the_strategy_takes_precedence(self):
-        job = Job(FixedDelay(1, 5_000)).run_with(on.JobFailed(CAUSE, failed_checkpoints=1)).each(on.TaskCanceled)
+        job = Job(FixedDelay(1, 5_000)).run().steps(on.JobFailed(CAUSE, failed_checkpoints=1)).each(on.TaskCanceled)
         assert job.one(out.ScheduleRestart).at_rel_ms == 5_000
         job.step(on.RestartTimerFired(job.one(out.ScheduleRestart).generation), after_ms=5_000)
         job.run().step(on.JobFailed(CAUSE, failed_checkpoints=2))
@@ -170,8 +136,7 @@ class TestFailures:
 
     def test_an_unrecoverable_failure_while_clearing(self):
         job = Job().run()
-        job.step(on.TaskFailed(job.task(0), CAUSE))
-        job.step(on.JobFailed(CAUSE, recoverable=False))
+        job.steps(on.TaskFailed(job.task(0), CAUSE), on.JobFailed(CAUSE, recoverable=False))
         job.step(on.TaskCanceled(job.task(1)))
         assert job.one(out.JobEnded).status is JobStatus.FAILED
 
@@ -182,8 +147,7 @@ class TestEnd:
         job.step(on.CancelRequested())
         assert job.kinds() == [out.StatusChanged, out.TasksLeaveRunning, out.CancelTasks]
         assert job.step(on.CancelRequested()) == []
-        job.step(on.TaskCanceled(job.task(0)))
-        job.step(on.TaskFinished(job.task(1)))
+        job.steps(on.TaskCanceled(job.task(0)), on.TaskFinished(job.task(1)))
         assert job.one(out.JobEnded).status is JobStatus.CANCELED
         assert job.step(on.CancelRequested()) == []
 
@@ -244,8 +208,7 @@ class TestStopWithSavepoint:
 
     def test_a_task_failure_after_the_savepoint_fails_the_job_for_good(self):
         job = Job().ending()
-        job.step(on.TaskFailed(job.task(0), CAUSE))
-        job.step(on.TaskCanceled(job.task(1)))
+        job.steps(on.TaskFailed(job.task(0), CAUSE), on.TaskCanceled(job.task(1)))
         assert job.one(out.JobEnded).status is JobStatus.FAILED
         assert job.one(out.JobEnded).savepoint == "sp"
         assert "sp" in job.one(out.StopFailed).message
@@ -261,8 +224,7 @@ class TestStopWithSavepoint:
 
     def test_a_savepoint_that_completes_although_a_task_failed(self):
         job = Job().stopping()
-        job.step(on.TaskFailed(job.task(0), CAUSE))
-        job.step(on.TaskCanceled(job.task(1)))
+        job.steps(on.TaskFailed(job.task(0), CAUSE), on.TaskCanceled(job.task(1)))
         job.step(on.SavepointCompleted("stop", "sp"))
         assert job.one(out.JobEnded).status is JobStatus.FAILED
         assert "sp" in job.one(out.JobEnded).cause.message
@@ -312,8 +274,7 @@ class TestRedeploy:
     def test_redeployment_without_tasks_is_used_by_the_next_deployment(self):
         job = Job()
         assert job.step(on.RedeployRequested(self.NEW)) == []
-        job.step(on.Start())
-        job.step(on.SlotsAcquired(0))
+        job.steps(on.Start(), on.SlotsAcquired(0))
         assert job.step(on.RedeployRequested(KEYS))[-1] == out.AcquireSlots(1)
         assert job.step(on.StateRestored(0)) == []
 
@@ -342,51 +303,23 @@ class TestRestartStrategy:
         assert job.step(on.RestartTimerFired(1), after_ms=100) == [out.AcquireSlots(1)]
 
 
-EVENTS = (
-    on.Start(),
-    on.CancelRequested(),
-    on.SuspendRequested(),
-    on.StopRequested("other"),
-    on.RedeployRequested(KEYS),
-    on.RestartStrategyReplaced(NoRestart()),
-    on.SlotsAcquired(0),
-    on.SlotsFailed(0, CAUSE),
-    on.StateRestored(0),
-    on.StateRestoreFailed(0, CAUSE),
-    on.SavepointCompleted("stop", "sp"),
-    on.SavepointFailed("stop", "m"),
-    on.RestartTimerFired(1),
-    on.TaskRunning(ExecutionId("v", 0, 0)),
-    on.TaskFinished(ExecutionId("v", 0, 0)),
-    on.TaskCanceled(ExecutionId("v", 0, 0)),
-    on.TaskFailed(ExecutionId("v", 0, 0), CAUSE),
-    on.JobFailed(CAUSE),
-)
-
-
-def started(job, *events):
-    job.step(on.Start())
-    for event in events:
-        job.step(event)
-    return job
-
-
+EVENTS = job_events(ExecutionId("v", 0, 0))
 STATES = {
     JobState.INITIALIZING: Job,
-    JobState.ACQUIRING: lambda: started(Job()),
-    JobState.RESTORING: lambda: started(Job(), on.SlotsAcquired(0)),
-    JobState.DEPLOYING: lambda: started(Job(), on.SlotsAcquired(0), on.StateRestored(0)),
+    JobState.ACQUIRING: lambda: Job().steps(on.Start()),
+    JobState.RESTORING: lambda: Job().steps(on.Start(), on.SlotsAcquired(0)),
+    JobState.DEPLOYING: lambda: Job().steps(on.Start(), on.SlotsAcquired(0), on.StateRestored(0)),
     JobState.RUNNING: lambda: Job().run(),
     JobState.STOPPING: lambda: Job().stopping(),
     JobState.ENDING: lambda: Job().ending(),
-    JobState.CLEARING: lambda: Job().run_with(on.JobFailed(CAUSE)),
+    JobState.CLEARING: lambda: Job().run().steps(on.JobFailed(CAUSE)),
     JobState.BACKING_OFF: lambda: Job().run().each(on.TaskFailed, CAUSE),
-    JobState.FAILING: lambda: Job(NoRestart()).run_with(on.JobFailed(CAUSE)),
-    JobState.CANCELLING: lambda: Job().run_with(on.CancelRequested()),
+    JobState.FAILING: lambda: Job(NoRestart()).run().steps(on.JobFailed(CAUSE)),
+    JobState.CANCELLING: lambda: Job().run().steps(on.CancelRequested()),
     JobState.FINISHED: lambda: Job().run().each(on.TaskFinished),
     JobState.FAILED: lambda: Job(NoRestart()).run().each(on.TaskFailed, CAUSE),
-    JobState.CANCELED: lambda: Job().run_with(on.CancelRequested()).each(on.TaskCanceled),
-    JobState.SUSPENDED: lambda: Job().run_with(on.SuspendRequested()),
+    JobState.CANCELED: lambda: Job().run().steps(on.CancelRequested()).each(on.TaskCanceled),
+    JobState.SUSPENDED: lambda: Job().run().steps(on.SuspendRequested()),
 }
 
 

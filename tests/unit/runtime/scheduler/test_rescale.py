@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -13,7 +12,6 @@ from ckpt_runtime.checkpoint.completed_checkpoint import SubtaskState
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration
 from ckpt_runtime.checkpoint.coordinator import CheckpointCoordinator, CoordinatorState
 from ckpt_runtime.checkpoint.executions import ExecutionId
-from ckpt_runtime.checkpoint.instant import Instant
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.job_graph import JobGraph, JobVertex, OperatorNode
 from ckpt_runtime.scheduler import core_events as core
@@ -27,63 +25,46 @@ from ckpt_runtime.scheduler.job_machine import JobMachine
 from ckpt_runtime.scheduler.job_status import JobState
 from ckpt_runtime.scheduler.replacement import ParallelismBounds, declared_bounds, rescaled, subtasks_of, with_bounds_of
 from ckpt_runtime.scheduler.restart_strategies import FixedDelay
-from tests.support.instants import later
+from tests.support.driven import CAUSE, DrivenJob
 
 pytestmark = pytest.mark.row("203.14")
 
-CAUSE = job_on.FailureInfo("ValueError", "boom")
 GRAPH = JobGraph("job", (JobVertex("v", (OperatorNode("v", "Source", "source"),), 2),), ())
 
 
-class Job:
+class Job(DrivenJob):
     """A running job of two subtasks that takes checkpoints on request only."""
 
     def __init__(self) -> None:
-        self.machine = JobMachine(subtasks_of(GRAPH), FixedDelay(3, 100))
         settings = CheckpointConfiguration(timeout_ms=500, tolerable_failed_checkpoints=9)
-        coordinator = CheckpointCoordinator("job", GRAPH, settings)
-        self.core = JobCore(JobPlan(GRAPH, Configuration({}), settings), self.machine, coordinator)
-        self.now = Instant(0, 1_000_000)
-        self.last: list[Any] = []
-        self.step(job_on.Start())
-        self.deploy()
-
-    def step(self, event: Any) -> Job:
-        self.last = self.core.handle(event, self.now)
-        return self
-
-    def deploy(self) -> Job:
-        """From ACQUIRING to RUNNING."""
-        self.step(job_on.SlotsAcquired(self.machine.attempt)).step(core.AttemptRecorded(self.machine.attempt))
-        return self.each(job_on.TaskRunning)
-
-    def each(self, kind: Any, *more: Any) -> Job:
-        for execution in self.machine.tasks.alive:
-            self.step(kind(execution, *more))
-        return self
+        machine, coordinator = (
+            JobMachine(subtasks_of(GRAPH), FixedDelay(3, 100)),
+            CheckpointCoordinator("job", GRAPH, settings),
+        )
+        super().__init__(JobCore(JobPlan(GRAPH, Configuration({}), settings), machine, coordinator))
+        self.run()
 
     def ask(self, lower: int, upper: int | None = None, name: str = "r") -> Job:
         bounds = {"v": ParallelismBounds(lower, lower if upper is None else upper)}
-        return self.step(core.RescaleRequested(name, bounds))
+        return self.steps(core.RescaleRequested(name, bounds))
 
     def begin_checkpoint(self) -> int:
-        (located,) = [output for output in self.last if isinstance(output, out.InitializeLocation)]
-        self.step(on.LocationReady(located.checkpoint_id, f"chk-{located.checkpoint_id}"))
+        located = self.one(out.InitializeLocation)
+        self.steps(on.LocationReady(located.checkpoint_id, f"chk-{located.checkpoint_id}"))
         return located.checkpoint_id
 
     def complete_checkpoint(self) -> Job:
         number = self.begin_checkpoint()
         for execution in self.machine.tasks.alive:
-            self.step(on.Acknowledged(number, execution, f"chk-{number}", SubtaskState()))
-        return self.step(on.MetadataWritten(number)).step(on.StoreAdded(number))
+            self.steps(on.Acknowledged(number, execution, f"chk-{number}", SubtaskState()))
+        return self.steps(on.MetadataWritten(number), on.StoreAdded(number))
 
     def to_storing(self, parallelism: int = 4) -> Job:
-        return self.ask(parallelism).step(core.SlotsReserved("r", parallelism)).complete_checkpoint()
+        return self.ask(parallelism).steps(core.SlotsReserved("r", parallelism)).complete_checkpoint()
 
     @property
     def answer(self) -> core.ChangeAnswered:
-        (found,) = [output for output in self.last if isinstance(output, core.ChangeAnswered)]
-        return found
+        return self.one(core.ChangeAnswered)
 
     @property
     def parallelism(self) -> tuple[int, int]:
@@ -96,28 +77,25 @@ class Job:
         (found,) = declared_bounds(self.core.target_graph).values()
         return found.lower, found.upper
 
-    def kinds(self) -> list[type]:
-        return [type(output) for output in self.last]
-
 
 def test_slots_first_then_a_checkpoint_then_stored_then_deployed() -> None:
     job = Job().ask(4)
     assert job.last == [core.ReserveSlots("r", 4, 4)]
-    job.step(core.SlotsReserved("r", 4))
+    job.steps(core.SlotsReserved("r", 4))
     assert out.InitializeLocation in job.kinds()
     job.complete_checkpoint()
-    (order,) = [output for output in job.last if isinstance(output, core.StorePlan)]
+    order = job.one(core.StorePlan)
     assert (order.graph.slots, order.attempt) == (4, 0)
     assert (job.machine.state, job.parallelism) == (JobState.RUNNING, (2, 4))
-    job.step(core.PlanStored("r"))
+    job.steps(core.PlanStored("r"))
     assert job.answer.outcome is ChangeOutcome.APPLIED
     assert job_out.CancelTasks in job.kinds()
     assert core.ReleaseReserve not in job.kinds()
     job.each(job_on.TaskCanceled)
     assert job.last[-1] == job_out.AcquireSlots(1)
     assert job.parallelism == (4, 4)
-    job.step(job_on.SlotsAcquired(1)).step(core.AttemptRecorded(1))
-    (deploy,) = [output for output in job.last if isinstance(output, core.DeployTasks)]
+    job.steps(job_on.SlotsAcquired(1), core.AttemptRecorded(1))
+    deploy = job.one(core.DeployTasks)
     assert len(deploy.executions) == 4
     assert deploy.restored is not None
     assert deploy.restored.checkpoint_id == 1
@@ -133,19 +111,19 @@ def test_rescale_to_the_present_parallelism_is_answered_at_once() -> None:
 def test_fewer_slots_than_wanted_within_the_bounds() -> None:
     job = Job().ask(1, 8)
     assert job.last == [core.ReserveSlots("r", 8, 1)]
-    job.step(core.SlotsReserved("r", 3)).complete_checkpoint()
-    job.step(core.PlanStored("r")).each(job_on.TaskCanceled).deploy()
+    job.steps(core.SlotsReserved("r", 3)).complete_checkpoint()
+    job.steps(core.PlanStored("r")).each(job_on.TaskCanceled).again()
     assert job.parallelism == (3, 3)
 
 
 def test_rescale_that_gets_no_more_slots_than_the_job_has_does_not_restart_it() -> None:
-    job = Job().ask(1, 8).step(core.SlotsReserved("r", 2))
+    job = Job().ask(1, 8).steps(core.SlotsReserved("r", 2))
     assert job.kinds() == [core.ReleaseReserve, core.StorePlan]
-    job.step(core.PlanStored("r"))
+    job.steps(core.PlanStored("r"))
     assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
     assert job.machine.state is JobState.RUNNING
     assert job.bounds == (1, 8)
-    job.ask(1, 8, "again").step(core.SlotsReserved("again", 2))
+    job.ask(1, 8, "again").steps(core.SlotsReserved("again", 2))
     assert job.last == [core.ReleaseReserve(), core.ChangeAnswered("again", ChangeOutcome.APPLIED)]
 
 
@@ -156,7 +134,7 @@ def test_bounds_that_change_no_parallelism_are_stored_without_a_restart() -> Non
     (order,) = job.last
     assert isinstance(order, core.StorePlan)
     assert order.graph.vertices == GRAPH.vertices
-    job.step(core.PlanStored("r"))
+    job.steps(core.PlanStored("r"))
     assert job.last == [core.ChangeAnswered("r", ChangeOutcome.APPLIED)]
     assert (job.machine.state, job.machine.attempt, job.bounds) == (JobState.RUNNING, 0, (1, 2))
     restored = JobGraph.from_json(json.loads(json.dumps(order.graph.to_json())))
@@ -173,7 +151,7 @@ def test_a_plan_that_is_made_again_keeps_what_was_declared() -> None:
 
 
 def test_bounds_that_could_not_be_stored_are_not_declared() -> None:
-    job = Job().ask(1, 2).step(core.ChangeNotStored("r", "another one is stored", final=True))
+    job = Job().ask(1, 2).steps(core.ChangeNotStored("r", "another one is stored", final=True))
     assert job.answer.outcome is ChangeOutcome.NOT_STORED
     assert (job.bounds, job.machine.state) == ((2, 2), JobState.RUNNING)
     assert job.parallelism == (2, 2)
@@ -188,16 +166,16 @@ class TestRefused:
     def test_rescale_during_another_rescale_is_refused(self) -> None:
         job = Job().ask(4).ask(3, name="other")
         assert job.last == [core.ChangeAnswered("other", ChangeOutcome.BUSY)]
-        job.step(core.SlotsReserved("other", 3))
+        job.steps(core.SlotsReserved("other", 3))
         assert job.last == []
 
     def test_a_job_that_is_being_stopped(self) -> None:
-        job = Job().step(job_on.StopRequested("stop")).ask(4)
+        job = Job().steps(job_on.StopRequested("stop")).ask(4)
         assert job.answer.outcome is ChangeOutcome.NOT_NOW
         assert "stopping" in job.answer.message
 
     def test_a_job_of_another_driver(self) -> None:
-        job = Job().step(core.LeadershipLost()).ask(4)
+        job = Job().steps(core.LeadershipLost()).ask(4)
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
 
@@ -209,7 +187,7 @@ class TestTheJobGoesOnAsItWas:
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
         assert job.answer.message == f"The job keeps its parallelism: {why}"
         assert core.ReleaseReserve() in job.last
-        (recorded,) = [output for output in job.last if isinstance(output, core.RecordFailure)]
+        recorded = job.one(core.RecordFailure)
         assert (recorded.cause.exception, recorded.cause.message) == ("RescaleException", job.answer.message)
         assert job.parallelism == (2, 2)
         job.ask(3, name="next")
@@ -217,25 +195,25 @@ class TestTheJobGoesOnAsItWas:
             assert job.kinds() == [core.ReserveSlots]
 
     def test_slots_do_not_come(self) -> None:
-        self.assert_given_up(Job().ask(4).step(core.SlotsNotReserved("r", "none is free")), "none is free")
+        self.assert_given_up(Job().ask(4).steps(core.SlotsNotReserved("r", "none is free")), "none is free")
 
     def test_a_slot_is_lost_while_the_checkpoint_is_taken(self) -> None:
-        job = Job().ask(4).step(core.SlotsReserved("r", 4))
-        self.assert_given_up(job.step(core.SlotsNotReserved("r", "lost")), "lost")
+        job = Job().ask(4).steps(core.SlotsReserved("r", 4))
+        self.assert_given_up(job.steps(core.SlotsNotReserved("r", "lost")), "lost")
 
     def test_the_checkpoint_fails(self) -> None:
-        job = Job().ask(4).step(core.SlotsReserved("r", 4)).step(on.LocationFailed(1, "no directory"))
+        job = Job().ask(4).steps(core.SlotsReserved("r", 4), on.LocationFailed(1, "no directory"))
         assert "its checkpoint failed" in job.answer.message
         assert core.ReleaseReserve() in job.last
         assert job.machine.state is JobState.RUNNING
 
     def test_rescale_that_cannot_be_stored_leaves_the_job_unchanged(self) -> None:
-        job = Job().to_storing().step(core.ChangeNotStored("r", "disk full"))
+        job = Job().to_storing().steps(core.ChangeNotStored("r", "disk full"))
         self.assert_given_up(job, "disk full")
 
     def test_the_job_fails(self) -> None:
         job = Job().ask(4)
-        job.step(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
+        job.steps(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
         assert [output.cause.exception for output in job.last if isinstance(output, core.RecordFailure)] == [
             "ValueError",
             "RescaleException",
@@ -243,85 +221,85 @@ class TestTheJobGoesOnAsItWas:
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
     def test_the_job_fails_while_its_checkpoint_is_taken(self) -> None:
-        job = Job().ask(4).step(core.SlotsReserved("r", 4))
+        job = Job().ask(4).steps(core.SlotsReserved("r", 4))
         job.begin_checkpoint()
-        job.step(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
+        job.steps(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
         assert job.answer.message == "The job keeps its parallelism: it is clearing"
 
     def test_stop_takes_precedence_over_another_deployment(self) -> None:
-        job = Job().ask(4).step(job_on.StopRequested("stop"))
+        job = Job().ask(4).steps(job_on.StopRequested("stop"))
         assert job.answer.message == "The job keeps its parallelism: it is stopping"
         assert out.InitializeLocation in job.kinds()
 
     def test_cancellation_takes_precedence(self) -> None:
-        job = Job().ask(4).step(job_on.CancelRequested())
+        job = Job().ask(4).steps(job_on.CancelRequested())
         assert job.answer.message == "The job keeps its parallelism: it is cancelling"
 
 
 class TestWhileItIsStored:
     def test_a_failure_restarts_the_job_as_it_was_and_then_it_is_rescaled(self) -> None:
-        job = Job().to_storing().step(job_on.JobFailed(CAUSE)).each(job_on.TaskCanceled)
+        job = Job().to_storing().steps(job_on.JobFailed(CAUSE)).each(job_on.TaskCanceled)
         assert core.ReleaseReserve not in job.kinds()
-        job.step(core.PlanStored("r"))
+        job.steps(core.PlanStored("r"))
         assert job.answer.outcome is ChangeOutcome.APPLIED
         assert job.machine.state is JobState.BACKING_OFF
-        job.now = later(job.now, 200)
-        job.step(job_on.RestartTimerFired(1)).deploy()
+        job.step(job_on.RestartTimerFired(1), after_ms=200)
+        job.again()
         assert job.parallelism == (4, 4)
 
     def test_a_stop_that_fails_leaves_the_job_rescaled(self) -> None:
-        job = Job().to_storing().step(job_on.StopRequested("stop"))
+        job = Job().to_storing().steps(job_on.StopRequested("stop"))
         number = next(output.checkpoint_id for output in job.last if isinstance(output, out.InitializeLocation))
-        job.step(core.PlanStored("r"))
+        job.steps(core.PlanStored("r"))
         assert job.machine.state is JobState.STOPPING
-        job.step(on.LocationFailed(number, "no directory"))
+        job.steps(on.LocationFailed(number, "no directory"))
         assert job_out.StopFailed in job.kinds()
         assert job.machine.state is JobState.CLEARING
-        job.each(job_on.TaskCanceled).deploy()
+        job.each(job_on.TaskCanceled).again()
         assert job.parallelism == (4, 4)
 
     def test_an_unknown_outcome_is_settled_and_then_in_force(self) -> None:
         job = Job().to_storing()
         for attempt in range(1, MAX_ATTEMPTS):
-            job.step(core.ChangeUnknown("r", "?"))
+            job.steps(core.ChangeUnknown("r", "?"))
             assert [type(output) for output in job.last] == [core.StorePlan]
             assert job.last[0].attempt == attempt
-        job.step(core.ChangeNotStored("r", "!"))
+        job.steps(core.ChangeNotStored("r", "!"))
         assert job.answer.outcome is ChangeOutcome.UNKNOWN
         assert core.SettlePlan in job.kinds()
         assert job.ask(3, name="other").answer.outcome is ChangeOutcome.BUSY
-        job.step(core.ChangeUnknown("r", "?"))
+        job.steps(core.ChangeUnknown("r", "?"))
         assert [type(output) for output in job.last] == [core.SettlePlan]
-        job.step(core.PlanStored("r"))
+        job.steps(core.PlanStored("r"))
         assert job.machine.state is JobState.CLEARING
         assert core.ChangeAnswered not in job.kinds()
 
     def test_an_unknown_outcome_that_is_settled_as_not_stored_leaves_the_job_as_it_was(self) -> None:
         job = Job().to_storing()
         for _ in range(MAX_ATTEMPTS):
-            job.step(core.ChangeUnknown("r", "?"))
-        job.step(core.ChangeNotStored("r", "away"))
+            job.steps(core.ChangeUnknown("r", "?"))
+        job.steps(core.ChangeNotStored("r", "away"))
         assert [type(output) for output in job.last] == [core.SettlePlan]
-        job.step(core.ChangeNotStored("r", "it was not stored", final=True))
+        job.steps(core.ChangeNotStored("r", "it was not stored", final=True))
         assert job.kinds() == [core.RecordFailure, core.ReleaseReserve]
         assert job.parallelism == (2, 2)
         assert job.ask(2, name="next").answer.outcome is ChangeOutcome.APPLIED
 
     def test_ended_job_is_not_rescaled(self) -> None:
-        job = Job().to_storing().step(core.ChangeUnknown("r", "?")).step(core.ChangeNotStored("r", "!", final=True))
+        job = Job().to_storing().steps(core.ChangeUnknown("r", "?"), core.ChangeNotStored("r", "!", final=True))
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
     def test_another_driver_leads(self) -> None:
-        job = Job().to_storing().step(core.LeadershipLost())
+        job = Job().to_storing().steps(core.LeadershipLost())
         assert job.answer.outcome is ChangeOutcome.UNKNOWN
-        assert job.step(core.PlanStored("r")).last == []
+        assert job.steps(core.PlanStored("r")).last == []
         assert job.parallelism == (2, 2)
 
     def test_the_end_of_the_job_is_reported_once_it_is_stored(self) -> None:
         job = Job().to_storing().each(job_on.TaskFinished)
-        job.step(core.PlanStored("r"))
+        job.steps(core.PlanStored("r"))
         assert core.ChangeAnswered not in job.kinds()
-        job.step(core.ResultStored())
+        job.steps(core.ResultStored())
         assert job.answer.outcome is ChangeOutcome.JOB_ENDED
 
 
@@ -330,8 +308,8 @@ def test_a_job_that_does_not_run_is_rescaled_without_slots_or_checkpoint() -> No
     assert job.machine.state is JobState.BACKING_OFF
     job.ask(1)
     assert job.kinds() == [core.StorePlan]
-    job.step(core.PlanStored("r"))
+    job.steps(core.PlanStored("r"))
     assert job.answer.outcome is ChangeOutcome.APPLIED
-    job.now = later(job.now, 200)
-    job.step(job_on.RestartTimerFired(1)).deploy()
+    job.step(job_on.RestartTimerFired(1), after_ms=200)
+    job.again()
     assert job.parallelism == (1, 1)

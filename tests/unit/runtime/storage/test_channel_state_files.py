@@ -95,16 +95,16 @@ def places(written: WrittenChannelState) -> list[PersistedElement]:
 
 @pytest.mark.row("76.3")
 def test_channels_of_a_subtask_are_in_one_file_each_in_its_order(job: Location) -> None:
-    mark = InFlightWatermark(-(1 << 62))
+    mark, coming = InFlightWatermark(-(1 << 62)), InFlightWatermark(7, batch=3)
     written = write(
         job,
-        [captured(rows(1, 2), mark, rows(3).serialize()), captured(edge=1), captured(rows(4), edge=1, peer=3)],
+        [captured(rows(1, 2), mark, coming, rows(3).serialize()), captured(edge=1), captured(rows(4), edge=1, peer=3)],
         [captured(rows(), rows(5), edge=2, peer=1)],
     )
     assert [(s.edge, s.peer) for s in written.inputs] == [(0, 0), (1, 3)]
     assert [(s.edge, s.peer) for s in written.outputs] == [(2, 1)]
     assert [content(job, stream) for stream in (*written.inputs, *written.outputs)] == [
-        [[1, 2], mark, [3]],
+        [[1, 2], mark, coming, [3]],
         [[4]],
         [[], [5]],
     ]
@@ -116,7 +116,7 @@ def test_channels_of_a_subtask_are_in_one_file_each_in_its_order(job: Location) 
     assert [segment.offset for segment in segments] == [0, segments[0].length, segments[0].length + segments[1].length]
     assert sum(segment.length for segment in segments) == written.file.length == written.written_bytes
     assert written.referenced_bytes == 0
-    assert [len(entry) for entry in written.input_places] == [3, 0, 1]
+    assert [len(entry) for entry in written.input_places] == [4, 0, 1]
 
 
 def test_the_format_never_changes(local_job: Location) -> None:

@@ -192,6 +192,10 @@ class Recorder(Operator):
         self.note("batch", input_index, batch.column(0).to_pylist())
         self.output.emit(batch)
 
+    def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
+        self.note("coming", timestamp_ms, batch)
+        super().process_coming_watermark(timestamp_ms, batch)
+
     def process_watermark(self, timestamp_ms: int) -> None:
         self.note("watermark", timestamp_ms)
         super().process_watermark(timestamp_ms)

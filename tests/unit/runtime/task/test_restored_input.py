@@ -13,6 +13,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import NO_PEER, ChannelStateSe
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.operators.operator import MAX_WATERMARK
 from ckpt_runtime.state.hashing import hash_columns, key_groups_of
 from ckpt_runtime.storage.channel_state import (
     CapturedStream,
@@ -85,9 +86,16 @@ def everything(restored: RestoredInput) -> list[Any]:
 @pytest.mark.row("76.5")
 def test_streams_come_one_after_the_other_each_in_its_order(stored: Stored, kit: TaskKit) -> None:
     restored = stored.restored(
-        stored.stream(kit.rows(1, 2), InFlightWatermark(5), kit.rows(3)), stored.stream(kit.rows(4), edge=1, peer=7)
+        stored.stream(kit.rows(1, 2), InFlightWatermark(5), InFlightWatermark(7, batch=3), kit.rows(3)),
+        stored.stream(kit.rows(4), edge=1, peer=7),
     )
-    assert everything(restored) == [(0, [1, 2]), RestoredWatermark(0, 0, 5), (0, [3]), (1, [4])]
+    assert everything(restored) == [
+        (0, [1, 2]),
+        RestoredWatermark(0, 0, Watermark(5)),
+        RestoredWatermark(0, 0, Watermark(7, batch=3)),
+        (0, [3]),
+        (1, [4]),
+    ]
     assert restored.poll() is None
 
 
@@ -203,6 +211,23 @@ class TestInASubtask:
         assert bench.called("watermark") == [(5,)]
         bench.put(0, Watermark(4), Watermark(9)).run()
         assert bench.called("watermark") == [(5,), (6,)]
+
+    def test_coming_watermarks_of_all_channels_are_combined(self, stored: Stored, kit: TaskKit) -> None:
+        streams = [
+            stored.stream(InFlightWatermark(5), InFlightWatermark(8, batch=1)),
+            stored.stream(InFlightWatermark(6), peer=1),
+        ]
+        bench = kit.Bench(channels=2, restored=stored.restored(*streams)).open()
+        bench.run()
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [])
+        bench.put(1, Watermark(9, batch=1), Watermark(7)).run()
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,)], [(8, 1)])
+        bench.put(0, Watermark(8), Watermark(9, batch=2)).run()
+        assert (bench.called("watermark"), bench.called("coming")) == ([(5,), (7,)], [(8, 1)])
+        bench.put(1, Watermark(12, batch=2), Watermark(9)).put(0, Watermark(MAX_WATERMARK)).run()
+        assert bench.called("coming") == [(8, 1), (9, 2), (12, 2)]
+        sent = [element for element in bench.out.elements if isinstance(element, Watermark)]
+        assert sent[-2:] == [Watermark(9), Watermark(12, batch=2)]
 
     @pytest.mark.row("76.7")
     def test_checkpoint_during_a_restore_has_the_current_buffer_then_unread_data_then_the_channel(

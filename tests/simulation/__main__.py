@@ -1,4 +1,4 @@
-"""The command line of a simulation: runs schedules, or shows one.
+"""``python -m tests.simulation protocols`` runs schedules of a job's protocols, ``jobs`` those of whole jobs.
 
 ``--seeds N`` runs N of them from ``--first`` on; ``--show SEED`` prints the shrunk trace of one that fails, or the
 whole trace of one that holds. Exit code 1 when one fails.
@@ -9,27 +9,33 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from typing import Any
 
+from tests.simulation.jobs.world import JOBS
+from tests.simulation.protocols.world import PROTOCOLS
 from tests.simulation.schedules.runner import run_seeds
 from tests.simulation.schedules.shrink import explain
-from tests.simulation.schedules.simulation import S, Simulation
+from tests.simulation.schedules.simulation import Simulation
+
+SIMULATIONS: dict[str, Simulation[Any]] = {"protocols": PROTOCOLS, "jobs": JOBS}
 
 
-def command_line(simulation: Simulation[S], arguments: Sequence[str] | None = None) -> int:
+def main() -> int:
     """Returns the exit code."""
-    parser = argparse.ArgumentParser(prog=simulation.name, description=simulation.description)
+    parser = argparse.ArgumentParser(prog="python -m tests.simulation", description="Simulated schedules")
+    parser.add_argument("simulation", choices=sorted(SIMULATIONS))
     parser.add_argument("--seeds", type=int, default=5_000, help="how many schedules (default %(default)s)")
     parser.add_argument("--first", type=int, default=0, help="the first seed (default %(default)s)")
     parser.add_argument("--processes", type=int, default=None, help="how many at a time (default: one per processor)")
     parser.add_argument("--show", type=int, default=None, metavar="SEED", help="print the trace of one seed instead")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
+    simulation = SIMULATIONS[options.simulation]
     if options.show is not None:
         return _show(simulation, options.show)
     return _run(simulation, options.first, options.seeds, options.processes)
 
 
-def _show(simulation: Simulation[S], seed: int) -> int:
+def _show(simulation: Simulation[Any], seed: int) -> int:
     try:
         report = explain(simulation, seed).report(last=400)
     except ValueError:
@@ -41,7 +47,7 @@ def _show(simulation: Simulation[S], seed: int) -> int:
     return 1
 
 
-def _run(simulation: Simulation[S], first: int, count: int, processes: int | None) -> int:
+def _run(simulation: Simulation[Any], first: int, count: int, processes: int | None) -> int:
     started = time.monotonic()
     done = 0
     failed: list[int] = []
@@ -61,3 +67,7 @@ def _run(simulation: Simulation[S], first: int, count: int, processes: int | Non
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-"""The files of a simulated job: an object store in a dictionary, reached through fsspec as every store is.
+"""The files of a simulated world: an object store in a dictionary, reached through fsspec as every store is.
 
 Each access may fail, before or after it took effect. Deletions are watched: nothing that a retained checkpoint refers
 to may go.

@@ -1,0 +1,204 @@
+"""Programs whose rows are late by one micro-batch, or by two.
+
+Spark compares the rows of a batch with the watermark of the batch before it: a row that only the rows of the last batch
+make late still counts. State is removed behind the rows of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.state import GroupState, GroupStateTimeout
+
+from tests.support.pipelines.acceptance import PROGRAMS, pipeline, program, written_to
+from tests.support.pipelines.acceptance_aggregations import PAIRS, seconds, timed
+from tests.support.pipelines.acceptance_processors import ROCKSDB, Processor
+
+__all__ = ["pipeline"]
+
+BATCHES = (
+    [("a", 10), ("b", 12), ("a", 100)],
+    # The watermark is 90 for what is removed behind them, and 0 for what is late.
+    [("a", 85), ("b", 12), ("b", 90), ("a", 130)],
+    # 120 and 90.
+    [("a", 85), ("a", 95), ("b", 90), ("b", 91), ("b", 112), ("c", 300)],
+    # 290 and 120.
+    [("a", 115), ("a", 121), ("b", 119), ("b", 120), ("c", 300), ("b", 500)],
+    # 490 and 290.
+    [("a", 295), ("a", 280), ("b", 291), ("c", 495), ("d", 490)],
+)
+
+
+@program("append", suite=True, schemas=PAIRS, rows=BATCHES)
+def windows_of_late_rows(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+
+
+@program("update", keys="start k", schemas=PAIRS, rows=BATCHES)
+def windows_of_late_rows_in_update_mode(rows: DataFrame) -> DataFrame:
+    return windows_of_late_rows(rows)
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def sessions_of_late_rows(rows: DataFrame) -> DataFrame:
+    return (
+        timed(rows)
+        .groupBy(F.session_window("t", "8 seconds").alias("s"), "k")
+        .count()
+        .selectExpr(*seconds("s"), "k", "count")
+    )
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def late_rows_without_duplicates(rows: DataFrame) -> DataFrame:
+    return timed(rows).dropDuplicates(["k", "t"]).select("k", "v")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def late_rows_without_duplicates_within_the_watermark(rows: DataFrame) -> DataFrame:
+    return timed(rows).dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def windows_of_windows_of_late_rows(rows: DataFrame) -> DataFrame:
+    once = timed(rows).groupBy(F.window("t", "5 seconds"), "k").agg(F.count("*").alias("n"))
+    return once.groupBy(F.window("window", "20 seconds")).agg(F.sum("n").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def sessions_of_late_rows_without_duplicates(rows: DataFrame) -> DataFrame:
+    once = timed(rows).dropDuplicatesWithinWatermark(["k", "v"])
+    return once.groupBy(F.session_window("t", "8 seconds").alias("s")).count().selectExpr(*seconds("s"), "count")
+
+
+class Timed(Processor):
+    """Tells the rows with the watermark that the processor sees, and the timers, which are a second after each row."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        now = timerValues.getCurrentWatermarkInMs()
+        for row in rows:
+            self.handle.registerTimer(row.v * 1000 + 1000)
+            yield Row(k=key[0], what="row", at=row.v, watermark=now)
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
+        now = timerValues.getCurrentWatermarkInMs()
+        yield Row(k=key[0], what="timer", at=expiredTimerInfo.getExpiryTimeInMs() // 1000, watermark=now)
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=BATCHES)
+def processor_of_late_rows(rows: DataFrame) -> DataFrame:
+    schema = "k STRING, what STRING, at LONG, watermark LONG"
+    return timed(rows).groupBy("k").transformWithState(Timed(), schema, "Append", "EventTime")
+
+
+class Later(Processor):
+    """Gives each row with an event time that is a second later."""
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        now = timerValues.getCurrentWatermarkInMs()
+        for row in rows:
+            if row.v * 1000 > now:
+                yield Row(k=key[0], at=pd.Timestamp(row.v + 1, unit="s").to_pydatetime())
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=BATCHES)
+def windows_behind_a_processor_of_late_rows(rows: DataFrame) -> DataFrame:
+    later = (
+        timed(rows)
+        .groupBy("k")
+        .transformWithState(Later(), "k STRING, at TIMESTAMP", "Append", "EventTime", eventTimeColumnName="at")
+    )
+    return later.groupBy(F.window("at", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+
+
+def waiting(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupState) -> Iterator[pd.DataFrame]:
+    """Tells the rows and the watermark, and times out 30 seconds behind the watermark."""
+    now = state.getCurrentWatermarkMs()
+    if state.hasTimedOut:
+        state.remove()
+        yield pd.DataFrame({"k": [key[0]], "vs": [[-1]], "watermark": [now]})
+        return
+    values = sorted(int(v) for frame in frames for v in frame["v"])
+    state.update((len(values),))
+    state.setTimeoutTimestamp(now + 30_000)
+    yield pd.DataFrame({"k": [key[0]], "vs": [values], "watermark": [now]})
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def function_of_late_rows(rows: DataFrame) -> DataFrame:
+    schema, timeout = "k STRING, vs ARRAY<LONG>, watermark LONG", GroupStateTimeout.EventTimeTimeout
+    return timed(rows).groupBy("k").applyInPandasWithState(waiting, schema, "n LONG", "append", timeout)
+
+
+def pairs_of_one_stream(rows: DataFrame, how: str) -> DataFrame:
+    """A stream with itself: the rows with even times and all rows, up to five seconds later."""
+    even = rows.where("v % 2 = 0").selectExpr("k AS l", "v AS lv", "timestamp_seconds(v) AS lt")
+    every = rows.selectExpr("k AS r", "v AS rv", "timestamp_seconds(v) AS rt")
+    left, right = even.withWatermark("lt", "10 seconds"), every.withWatermark("rt", "10 seconds")
+    on = F.expr("l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
+    return left.join(right, on, how).select(*(["lv"] if how == "left_semi" else ["lv", "rv"]))
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def inner_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "inner")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def left_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "left_outer")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES)
+def full_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "full_outer")
+
+
+@program("append", schemas=PAIRS, rows=BATCHES, differs="Spark misses a match with a later row of the same batch.")
+def semi_join_of_late_rows(rows: DataFrame) -> DataFrame:
+    return pairs_of_one_stream(rows, "left_semi")
+
+
+def sides(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
+    left = rows.selectExpr("k AS l", "v AS lv", "timestamp_seconds(v) AS lt").withWatermark("lt", "10 seconds")
+    right = others.selectExpr("k AS r", "v AS rv", "timestamp_seconds(v) AS rt").withWatermark("rt", "10 seconds")
+    on = F.expr("l = r AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
+    return left.join(right, on, how).select("l", "lv", "rv")
+
+
+TWO = {"schemas": {"rows": "k STRING, v INT", "others": "k STRING, v INT"}, "rows": BATCHES, "others": BATCHES}
+SHORTER = {**TWO, "others": BATCHES[:3]}
+
+
+@program("append", **TWO)
+def inner_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "inner")
+
+
+@program("append", **TWO)
+def full_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "full_outer")
+
+
+@program("append", **SHORTER)
+def left_join_of_two_streams_of_which_one_ends_earlier(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "left_outer")
+
+
+@program("append", **SHORTER)
+def windows_of_a_union_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows).union(timed(others, "5 seconds"))
+    return both.groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+
+
+def paced(spark: SparkSession, name: str, directory: str, output: str) -> None:
+    """Starts the query of a program of one stream, whose source has the uid ``rows``."""
+    made = PROGRAMS[name]
+    rows = spark.readStream.schema(made.schemas["rows"]).option("maxFilesPerTrigger", 1).json(f"{directory}/rows")
+    writer = made.build(rows=rows.hint("uid", "rows")).writeStream.outputMode(made.mode).trigger(availableNow=True)
+    writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()
