@@ -41,6 +41,8 @@ EXTRAS_REQUIRE = {
     "avro": ["fastavro>=1.9"],
     # The functions from_protobuf and to_protobuf.
     "protobuf": ["protobuf>=6.31"],
+    # The functions aes_encrypt, aes_decrypt and try_aes_decrypt.
+    "aes": ["cryptography>=43"],
     # The source and the sink "postgresql".
     "postgres": ["psycopg[binary]>=3.2"],
     # A release of s3fs works with the very same release of fsspec only.

@@ -93,7 +93,8 @@ def _cipher(key: bytes, start: bytes) -> Any:
 @function("AesEncrypt", "AesDecrypt")
 def _aes(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     if find_spec("cryptography") is None:
-        raise UnsupportedExpressionError(f"the function {call.function}", "it needs the Python package cryptography")
+        problem = "it needs a library where programs are planned and run: pip install 'ckpt-runtime[aes]'"
+        raise UnsupportedExpressionError(f"the function {call.function}", problem)
     encrypts = call.function == "AesEncrypt"
 
     def run(frame: Frame) -> Value:
