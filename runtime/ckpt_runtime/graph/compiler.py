@@ -313,8 +313,13 @@ def _decide(plan: LogicalPlan, nodes: list[LogicalNode], warnings: list[str]) ->
     operators: list[_Operator] = []
     unnamed: Counter[str] = Counter()
     taken = set(given)
+    uids: dict[LogicalNode, str] = {}
     for position, node in enumerate(nodes):
-        uid = node.uid or _derived_uid(node, position, unnamed, taken)
+        if node.uid is None and isinstance(node.spec, RangeReaderSpec):
+            uid = uids[node.inputs[0].node] + READER_SUFFIX  # its source's rate and position are looked up by it
+        else:
+            uid = node.uid or _derived_uid(node, position, unnamed, taken)
+        uids[node] = uid
         if node.uid is None and node.stateful and node.kind not in ("range_reader", "table", "committer"):
             warnings.append(
                 f"operator {node.label!r} keeps state but has no uid; {uid!r} is its number among those of its kind, "

@@ -408,6 +408,12 @@ def test_rates_of_sources_that_cannot_be_kept_are_refused(rates: str, problem: s
         compile_plan(plan)
 
 
+def test_readers_of_a_source_without_a_uid_are_found_by_the_uid_of_the_source() -> None:
+    plan = LogicalPlan("job", configuration={"pipeline.source.rates": "enumerator-0:5"})
+    sink(plan, plan.add(LogicalNode(SourceSpec("text", {}), (), SCHEMA)))
+    assert list(compile_plan(plan).specs)[:2] == ["enumerator-0", "enumerator-0.reader"]
+
+
 ALIGNED = {"scan.watermark.alignment.group": "g", "scan.watermark.alignment.max-drift": "1 min"}
 
 
