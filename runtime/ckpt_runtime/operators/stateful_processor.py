@@ -450,11 +450,10 @@ class StatefulProcessorOperator(Operator):
     def _check_event_time(self, times: pa.Array) -> None:
         """Raises LateResultError for rows that would be late for the downstream operators, as in Spark."""
         earliest = pc.min(times.cast(pa.int64())).as_py()
-        reached = max(self._sent_watermark, self._coming)
-        if earliest is not None and earliest <= in_unit(reached, times.type.unit):
+        if earliest is not None and earliest <= in_unit(self._sent_watermark, times.type.unit):
             raise LateResultError(
                 f"operator {self.context.uid!r} returned a row whose {self._spec.output_event_time} is "
-                f"{pc.min(times)}, but the watermark after it is at {reached} ms since 1970: its rows "
+                f"{pc.min(times)}, but the watermark after it is at {self._sent_watermark} ms since 1970: its rows "
                 "must be later, or have no event time"
             )
 
