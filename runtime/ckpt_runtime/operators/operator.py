@@ -34,6 +34,8 @@ MAX_WATERMARK = (1 << 63) - 1
 IDLE_WATERMARK = -(1 << 63)
 """Stands in a stream for: no rows come for now, and event time need not wait for this channel. Operators do not get
 it; it passes by them."""
+UNNUMBERED = -1
+"""The number of the batch of a coming watermark that is sent at a restore, before the source names its last range."""
 EventTime = Annotated[int, Meta(ge=-(1 << 63), le=MAX_WATERMARK)]
 """Milliseconds since the epoch, as a stored value."""
 

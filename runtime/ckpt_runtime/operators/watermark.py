@@ -26,7 +26,15 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.schema import NonNegative
 from ckpt_runtime.graph.specs import WatermarkSpec
-from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, EventTime, Operator, OperatorContext, Output
+from ckpt_runtime.operators.operator import (
+    IDLE_WATERMARK,
+    MAX_WATERMARK,
+    UNNUMBERED,
+    EventTime,
+    Operator,
+    OperatorContext,
+    Output,
+)
 
 _MAX = (1 << 63) - 1
 
@@ -130,7 +138,7 @@ class WatermarkOperator(Operator):
                 if last.coming_ms is not None and self._by_batches:
                     # Its source says again which range was the last one.
                     self._coming, self._ended = last.coming_ms, (last.upto, last.batch)
-                    self.output.emit_coming_watermark(last.coming_ms, 0)
+                    self.output.emit_coming_watermark(last.coming_ms, UNNUMBERED)
                 elif last.coming_ms is not None:
                     self._advance(last.coming_ms)
         if not self._by_ranges:

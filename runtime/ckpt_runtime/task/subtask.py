@@ -45,89 +45,7 @@ from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from ckpt_runtime.task.output import BatchSizer, CurrentBuffer
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
-
-
-class WatermarkValve:
-    """``gates`` has the input gate of each channel; no channel has a watermark at first, and ``current`` is None.
-
-    Neither a channel whose data has ended nor an idle one holds event time back; an idle one is active again with its
-    next watermark. With ``ended_hold``, a gate all of whose channels have ended does, as in Spark, unless it has had no
-    watermark. When all are idle or have ended, event time first advances to the time that the data reached, as in
-    Spark: the minimum over all gates of the maximum watermark of a gate's channels.
-    """
-
-    def __init__(self, gates: Sequence[int]) -> None:
-        self._gates = list(gates)
-        self.ended_hold = False
-        self._watermarks: list[int | None] = [None] * len(gates)
-        self._reached: list[int | None] = [None] * len(gates)
-        self._idle = [False] * len(gates)
-        self._all_idle = False
-        self.current: int | None = None
-
-    def advance(self, channel: int, timestamp_ms: int) -> list[int]:
-        """The new combined watermarks in order, mostly one or none. A channel's watermark never decreases.
-        IDLE_WATERMARK is among them when the last channel has become idle, and the current watermark is repeated when
-        one is active again.
-        """
-        was_idle, self._idle[channel] = self._idle[channel], timestamp_ms == IDLE_WATERMARK
-        if timestamp_ms == IDLE_WATERMARK:
-            return [] if was_idle else self._combined()
-        known = self._watermarks[channel]
-        if known is None or timestamp_ms > known:
-            self._watermarks[channel] = timestamp_ms
-            if timestamp_ms != MAX_WATERMARK:
-                self._reached[channel] = timestamp_ms
-        elif not was_idle:
-            return []
-        return self._combined()
-
-    def _combined(self) -> list[int]:
-        pairs = list(zip(self._watermarks, self._idle, strict=True))
-        active = [known for known, idle in pairs if not idle and known != MAX_WATERMARK]
-        was_idle, self._all_idle = self._all_idle, not active and any(self._idle)
-        if active:
-            if self.ended_hold:
-                active += self._reached_by_ended()
-            moved = self._moved(self._least(active))
-            return moved or ([self.current] if was_idle and self.current is not None else [])
-        moved = self._moved(self._reached_by_data())
-        if not self._all_idle:
-            return moved + self._moved(MAX_WATERMARK)
-        return moved if was_idle else [*moved, IDLE_WATERMARK]
-
-    def _least(self, active: Sequence[int | None]) -> int | None:
-        """The least watermark of the active channels; None while one of them has had none."""
-        return None if None in active else min(known for known in active if known is not None)
-
-    def _moved(self, timestamp_ms: int | None) -> list[int]:
-        if timestamp_ms is None or (self.current is not None and timestamp_ms <= self.current):
-            return []
-        self.current = timestamp_ms
-        return [timestamp_ms]
-
-    def _reached_by_ended(self) -> list[int | None]:
-        """The event times that the data of ended gates reached."""
-        ended = set(self._gates) - {
-            gate for gate, known in zip(self._gates, self._watermarks, strict=True) if known != MAX_WATERMARK
-        }
-        by_gate = self._reached_by_gate()
-        return [reached for gate, reached in by_gate.items() if gate in ended and reached is not None]
-
-    def _reached_by_data(self) -> int | None:
-        """The event time that the data reached; None while a gate has had no watermark, unless ended gates hold."""
-        by_gate = self._reached_by_gate()
-        found = [reached for reached in by_gate.values() if reached is not None]
-        return min(found) if found and (self.ended_hold or len(found) == len(by_gate)) else None
-
-    def _reached_by_gate(self) -> dict[int, int | None]:
-        """The maximum watermark of each gate's channels, None for a gate that has had none."""
-        by_gate: dict[int, int | None] = {}
-        for gate, reached in zip(self._gates, self._reached, strict=True):
-            known = by_gate.get(gate)
-            by_gate[gate] = reached if known is None else max(known, known if reached is None else reached)
-        return by_gate
-
+from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 logger = logging.getLogger(__name__)
 
@@ -223,6 +141,7 @@ class Subtask:
         self._coming: WatermarkValve | None = None
         self._batches = WatermarkValve([channel.input_index for channel in gate.channels])
         self.reports_batches = False
+        self._held: list[list[Watermark]] = [[] for _ in gate.channels]
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -542,25 +461,56 @@ class Subtask:
                     self._restored = None
 
     def _advance_event_time(self, channel: int, watermark: Watermark) -> None:
-        if watermark.batch is None:
-            for combined in self.valve.advance(channel, watermark.timestamp_ms):
-                if combined == IDLE_WATERMARK:
-                    self.chain.end.emit_watermark(combined)
-                else:
-                    self.chain.head.process_watermark(combined)
+        time_ms, batch = watermark.timestamp_ms, watermark.batch
+        if self.reports_batches and time_ms not in (MAX_WATERMARK, IDLE_WATERMARK):
+            # One source may have ended a batch of which others still send rows: its time must not make those late.
+            self._held[channel].append(watermark)
+            if batch is not None and batch >= 0 and self._batches.advance(channel, batch):
+                self._end_batch()
+            return
+        if batch is None:
+            moved = self._apply_held(channel, len(self._held[channel])) if time_ms == MAX_WATERMARK else []
+            self._process_watermarks(moved + self.valve.advance(channel, time_ms))
         elif self._coming is None:
             # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
             self._coming = deepcopy(self.valve)
-        moved = self._coming is not None and bool(self._coming.advance(channel, watermark.timestamp_ms))
-        number = MAX_WATERMARK if watermark.timestamp_ms == MAX_WATERMARK else watermark.batch
+        coming_moved = self._coming is not None and bool(self._coming.advance(channel, time_ms))
+        number = MAX_WATERMARK if time_ms == MAX_WATERMARK else batch
         # Without a number, a batch of one source ends.
-        if (number is not None and self._batches.advance(channel, number)) or (moved and not watermark.batch):
+        if (number is not None and self._batches.advance(channel, number)) or (coming_moved and (batch or 0) <= 0):
             self._end_batch()
+
+    def _process_watermarks(self, combined: Sequence[int]) -> None:
+        for time_ms in combined:
+            take = self.chain.end.emit_watermark if time_ms == IDLE_WATERMARK else self.chain.head.process_watermark
+            take(time_ms)
+
+    def _apply_held(self, channel: int, count: int) -> list[int]:
+        """Returns the new combined watermarks, to which the first watermarks that a channel holds lead."""
+        moved = []
+        for watermark in self._held[channel][:count]:
+            if watermark.batch is None:
+                moved += self.valve.advance(channel, watermark.timestamp_ms)
+            else:
+                self._coming = self._coming or deepcopy(self.valve)
+                self._coming.advance(channel, watermark.timestamp_ms)
+        del self._held[channel][:count]
+        return moved
 
     def _end_batch(self) -> None:
         """A range of all inputs has ended, or the data has."""
-        batch, coming = self._batches.current, None if self._coming is None else self._coming.current
-        if batch is None or coming is None or MAX_WATERMARK in (batch, coming):
+        batch = self._batches.current
+        if batch is None or batch == MAX_WATERMARK:
+            return
+        moved = []
+        for channel, held in enumerate(self._held):
+            ended = [at for at, each in enumerate(held, start=1) if each.batch is not None and 0 <= each.batch <= batch]
+            moved += self._apply_held(channel, max(ended, default=0))
+        self._process_watermarks(moved[-1:])
+        coming = None if self._coming is None else self._coming.current
+        if coming is None and self.reports_batches:
+            coming = self.valve.current or 0  # after a restore, when one source has already ended the next batch
+        if coming is None or coming == MAX_WATERMARK:
             return
         self.chain.head.process_coming_watermark(coming, batch)
         if self.reports_batches:

@@ -200,7 +200,7 @@ def test_the_announced_time_is_kept_in_a_snapshot_and_comes_again_with_the_range
         end_of_batch(run, batch)
     run.process(at(30))
     restored = harness(by_ranges(by_batches=True), lists=run.lists())
-    assert restored.take() == [("watermark", 9000), ("coming", 19_000, 0)]
+    assert restored.take() == [("watermark", 9000), ("coming", 19_000, -1)]
     assert end_of_batch(restored, 2) == [("coming", 19_000, 2)]
     assert end_of_batch(restored, 3) == [("watermark", 19_000), ("coming", 29_000, 3)]
     continuous = harness(by_ranges(), lists=run.lists())

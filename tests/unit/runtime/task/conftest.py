@@ -25,6 +25,7 @@ from ckpt_runtime.operators.operator import (
     SourceOperator,
     SourceStatus,
 )
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.state.backend import KeyedStateBackend
 from ckpt_runtime.task.chain import ChainEnd, OperatorChain
 from ckpt_runtime.task.in_flight import CapturedChannel
@@ -261,6 +262,7 @@ class Host:
         self.declined: list[tuple[int, str]] = []
         self.snapshots: list[tuple[int, list[OperatorSnapshot], SnapshotMeasures]] = []
         self.written: list[SubtaskSnapshot] = []
+        self.progress: list[Progress] = []
 
     def now_ms(self) -> int:
         return self.wall_ms
@@ -276,6 +278,9 @@ class Host:
     def end_of_data(self, subtask: Subtask, waits: bool) -> None:
         self.ends_of_data += 1
         self.waits = waits
+
+    def source_progress(self, subtask: Subtask, progress: Progress) -> None:
+        self.progress.append(progress)
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         self.declined.append((checkpoint_id, reason))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
-from ckpt_runtime.task.subtask import WatermarkValve
+from ckpt_runtime.task.watermark_valve import WatermarkValve
 
 
 def test_watermark_is_unknown_until_every_channel_has_sent_one() -> None:
