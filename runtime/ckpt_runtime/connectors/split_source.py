@@ -320,11 +320,11 @@ class SplitReaderOperator(SplitHost):
         self.ask_for_next_step()
 
     def measured(self) -> OperatorMeasures:
-        found = None if self._reader is None else self._reader.offsets()
-        if found is None:
+        if self._reader is None:
             return super().measured()
-        reached, latest = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
-        return replace(super().measured(), reached=reached, latest=latest)
+        found = (*(self._reader.offsets() or ({}, {})), self._reader.begun())
+        reached, latest, begun = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
+        return replace(super().measured(), reached=reached, latest=latest, begun=begun)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         covered = [known for known in self._covered if known <= checkpoint_id]

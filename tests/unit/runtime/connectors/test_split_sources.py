@@ -115,6 +115,31 @@ def test_files_with_restores_at_other_parallelisms_give_each_row_once(tmp_path: 
     assert ids(kept + job.run()) == Counter(range(written))
 
 
+def test_batches_of_files_are_counted_through_restores_and_runs(tmp_path: Path) -> None:
+    def offsets(job: Job) -> list[tuple[int | None, int | None]]:
+        found = [reader.measured() for reader in job.readers]
+        return [(each.begun.get("logOffset", {}).get(""), each.reached.get("logOffset", {}).get("")) for each in found]
+
+    options = {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "2"}
+    for at in range(5):
+        write(tmp_path, "text", str(at), at, 1)
+    job = Job("text", options, parallelism=2)
+    assert offsets(job) == [(None, None)] * 2
+    assert job.discover()
+    assert job.discover()
+    job.read()
+    assert offsets(job) == [(-1, 0)] * 2
+    again = Job("text", options, parallelism=1, restored=job.checkpoint(1, 1))
+    assert offsets(again) == [(-1, None)]
+    again.run()
+    assert offsets(again) == [(-1, 2)]
+    write(tmp_path, "text", "later", 9, 1)
+    later = Job("text", options, restored=again.checkpoint(2), job_id="the next run")
+    assert offsets(later) == [(None, None)]
+    later.run()
+    assert offsets(later) == [(2, 3)]
+
+
 def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:
     for at, name in enumerate(("c", "a", "b")):
         path = write(tmp_path, "text", name, at, 1)
