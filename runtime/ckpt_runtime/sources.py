@@ -175,7 +175,7 @@ class SplitReader(ABC):
         return None
 
     def begun(self) -> Offsets:
-        """The offsets behind which it has begun to read, shown by the first report of a job; -1 in front of all rows."""
+        """The offsets behind which it has begun to read, for the first report of a job; -1 in front of all rows."""
         return {}
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:

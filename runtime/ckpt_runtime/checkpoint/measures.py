@@ -43,8 +43,8 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     ``watermark`` are those at the end of the interval; an operator without state has none. ``observed`` are partial
     results of ``observe``. ``pending`` is the number of rows that a source knows to wait. ``reached`` and ``latest``
     are the offsets of a source's partitions, by topic, behind the rows that it has read and behind those that exist;
-    ``begun`` are those behind which it has begun to read. ``looks`` counts how often a source has looked for rows and found none. ``uncommitted``: a sink still has output to
-    commit.
+    ``begun`` are those behind which it has begun to read. ``looks`` counts how often a source has looked for rows and
+    found none. ``uncommitted``: a sink still has output to commit.
     """
 
     uid: str

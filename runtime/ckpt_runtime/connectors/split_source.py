@@ -135,6 +135,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
     def poll(self) -> SourceStatus:
         assert self._enumerator is not None
         if self.waits:
+            self.ask_for_checkpoint()
             return SourceStatus.NOTHING_AVAILABLE
         if self._ended:
             return self.end_of_input()
@@ -152,6 +153,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
         return min(self._enumerator.idle_ms, STEP_MS) if self.waits else self._enumerator.idle_ms
 
     def snapshot(self, checkpoint_id: int) -> None:
+        super().snapshot(checkpoint_id)
         assert self._enumerator is not None
         ended_in = self.context.job_id if self._ended else None
         item = {
@@ -199,7 +201,7 @@ class SplitReaderOperator(SplitHost):
     """Reads the splits that were sent to this subtask. The batch size adapts to the time that rows take to process."""
 
     def __init__(self, spec: RangeReaderSpec, source: Source, schema: pa.Schema) -> None:
-        super().__init__()
+        super().__init__(in_calls=spec.in_calls)
         self._source = source
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
@@ -223,6 +225,10 @@ class SplitReaderOperator(SplitHost):
     def has_work_left(self) -> bool:
         """Whether bounded splits remain to be read. Unbounded ones keep their positions when the job is drained."""
         return any(opened.split.bounded for opened in self._open.values())
+
+    @property
+    def holds_checkpoints_back(self) -> bool:
+        return self._in_calls and bool(self._open)
 
     @property
     def reads(self) -> bool:

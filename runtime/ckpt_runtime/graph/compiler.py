@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import msgspec
 import pyarrow as pa
@@ -119,6 +120,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     _connect(operators)
     _move_event_time_by_ranges(operators)
     _keep_batches_in_step(operators)
+    _separate_calls(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
@@ -415,6 +417,9 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             lost[uid] = reason
 
 
+_LIMITS = {"maxfilespertrigger", "maxbytespertrigger"}
+
+
 def _keep_batches_in_step(operators: list[_Operator]) -> None:
     """Where streams with batches meet, each batch has the next range of every stream, as in Spark.
 
@@ -438,6 +443,37 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
     for operator in operators:
         if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
             operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
+
+
+def _separate_calls(operators: list[_Operator]) -> None:
+    """Where a function of ``foreachBatch`` gets files whose batches have a limit, it is called with each batch.
+
+    The next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
+    """
+    above: dict[str, frozenset[str]] = {}
+    waiting: frozenset[str] = frozenset()
+    for operator in operators:
+        sources: frozenset[str] = frozenset().union(*(above[edge.source.uid] for edge in operator.inputs))
+        above[operator.uid] = sources or frozenset([operator.uid])
+        if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "foreachBatch":
+            specs = [each.node.spec for each in operators if each.uid in sources]
+            options = [{key.lower() for key in spec.options} for spec in specs if _has_batches(spec)]
+            if len(options) == len(specs) and any(_LIMITS & each for each in options):
+                waiting |= sources
+    for operator in operators:
+        spec = operator.node.spec
+        if isinstance(spec, EnumeratorSpec | RangeReaderSpec) and above[operator.uid] <= waiting:
+            operator.node.spec, operator.in_step = replace(spec, in_calls=True), True
+
+
+def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:
+    """Whether a source ends with what is there, and reads it in batches that do not depend on time."""
+    return (
+        isinstance(spec, EnumeratorSpec)
+        and _is_paced(spec)
+        and available_now(spec.options)
+        and alignment_of(spec.options) is None
+    )
 
 
 def _why_ranges_end_at(operator: _Operator) -> str | None:
