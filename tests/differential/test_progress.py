@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import pytest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import PIPELINES, fast
-from tests.support.pipelines import file_increments, progress_programs
+from tests.support.pipelines import progress_programs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -99,26 +98,3 @@ def test_reports_of_progress_have_the_keys_counts_and_observed_metrics_of_spark(
         if "eventTime" in ours[0]:
             for key in ("min", "max", "avg"):
                 assert ours[0]["eventTime"][key] == reports[0]["eventTime"][key]
-
-
-@pytest.mark.row("ps.7")
-def test_offsets_of_files_are_those_of_spark_in_a_continued_run_too(
-    spark: SparkSession, cluster: MiniCluster, tmp_path: Path
-) -> None:
-    source = tmp_path / "in"
-    source.mkdir()
-    for names in ("abc", "d"):
-        for name in names:
-            (source / name).write_text(name)
-        query = file_increments.started(spark, str(source), str(tmp_path / "of-spark"))
-        query.awaitTermination()
-        wanted = [json.loads(report.json)["sources"][0] for report in query.recentProgress]
-        job = cluster.submit(
-            PIPELINES / "file_increments.py", arguments=[str(source), str(tmp_path / "of-job")], parallelism=2
-        )
-        cluster.wait_for_status(job, JobStatus.FINISHED)
-        ours = [report["sources"][0] for report in cluster.call(cluster.dispatcher.jobs[job].progress())]
-        assert sum(each["numInputRows"] for each in ours) == sum(each["numInputRows"] for each in wanted) == len(names)
-        for key, at in (("startOffset", 0), ("endOffset", -1), ("latestOffset", -1)):
-            assert ours[at][key] == wanted[at][key], key
-        assert all(each["startOffset"] == before["endOffset"] for before, each in pairwise(ours))
