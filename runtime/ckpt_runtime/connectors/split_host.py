@@ -54,7 +54,7 @@ class RangeEnumerator(SourceOperator):
         self._ranges = 0
         self._processed = 0
         self._covering: int | None = None
-        """The first checkpoint with the last range."""
+        """The first checkpoint behind the rows of the last range."""
         self._covered = True
         self._ask_at = 0.0
         self._closing = False
@@ -79,7 +79,7 @@ class RangeEnumerator(SourceOperator):
             self.context.report_progress(Progress(None, idle=True, wants_checkpoint=True))
 
     def snapshot(self, checkpoint_id: int) -> None:
-        if self._covering is None:
+        if self._covering is None and self._ranges <= self._processed:
             self._covering = checkpoint_id
 
     def notify_complete(self, checkpoint_id: int) -> None:

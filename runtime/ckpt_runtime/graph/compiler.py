@@ -18,7 +18,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
+from ckpt_runtime.graph.formats import BATCH_LIMITS, COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
     BATCHES,
     WATERMARK,
@@ -417,9 +417,6 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             lost[uid] = reason
 
 
-_LIMITS = {"maxfilespertrigger", "maxbytespertrigger"}
-
-
 def _keep_batches_in_step(operators: list[_Operator]) -> None:
     """Where streams with batches meet, each batch has the next range of every stream, as in Spark.
 
@@ -458,7 +455,7 @@ def _separate_calls(operators: list[_Operator]) -> None:
         if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "foreachBatch":
             specs = [each.node.spec for each in operators if each.uid in sources]
             options = [{key.lower() for key in spec.options} for spec in specs if _has_batches(spec)]
-            if len(options) == len(specs) and any(_LIMITS & each for each in options):
+            if len(options) == len(specs) and any(BATCH_LIMITS & each for each in options):
                 waiting |= sources
     for operator in operators:
         spec = operator.node.spec

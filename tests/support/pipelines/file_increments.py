@@ -11,7 +11,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tests.support.pipelines.batch_functions import killed
 
-MODES = {"rows": "append", "counts": "complete", "windows": "append"}
+MODES = {"rows": "append", "once": "append", "counts": "complete", "windows": "append"}
 
 
 def pipeline(spark: SparkSession, directory: str, output: str, name: str, faults: str) -> None:
@@ -24,6 +24,7 @@ def started(spark: SparkSession, directory: str, output: str, name: str, faults:
     times = rows.select(F.timestamp_seconds(F.col("value").cast("long")).alias("at")).withWatermark("at", "10 seconds")
     queries = {
         "rows": rows,
+        "once": rows,
         "counts": rows.groupBy(F.substring("value", 1, 1).alias("key")).count(),
         "windows": times.groupBy(F.window("at", "10 seconds")).count().selectExpr("window.start", "count"),
     }
@@ -35,4 +36,5 @@ def started(spark: SparkSession, directory: str, output: str, name: str, faults:
         killed(faults, f"written-{batch_id}")
 
     writer = queries[name].writeStream.outputMode(MODES[name]).foreachBatch(write)
-    return writer.option("checkpointLocation", f"{output}/state").trigger(availableNow=True).start()
+    writer = writer.option("checkpointLocation", f"{output}/state")
+    return (writer.trigger(once=True) if name == "once" else writer.trigger(availableNow=True)).start()

@@ -142,7 +142,8 @@ def test_reader_whose_batches_are_calls_takes_no_barrier_within_one_and_reports_
     spec = RangeReaderSpec("text", {"path": str(tmp_path)}, TEXT, in_calls=True)
     reader = SplitReaderOperator(spec, FileSource("text", dict(spec.options)), TEXT)
     told: list[Progress] = []
-    where = context(waiting_input=lambda: WaitingInput.BARRIER)
+    clock = Clock()
+    where = context(waiting_input=lambda: WaitingInput.BARRIER, monotonic_ms=clock)
     output = opened(reader, replace(where, report_progress=told.append, set_timer=(due := []).append))
     split = {"id": str(write(tmp_path, "text", "0", 7, 1)), "bounded": True}
     description = {"size": 2, "modified_ms": 0, "partition": {}}
@@ -151,6 +152,12 @@ def test_reader_whose_batches_are_calls_takes_no_barrier_within_one_and_reports_
     reader.process_coming_watermark(1, 1)
     reader.process_coming_watermark(3, 2)  # its splits are those of others
     assert (reader.holds_checkpoints_back, due.pop(), told) == (True, 0, [])
+    for _ in range(2):
+        clock.ms += 299_999
+        assert reader.holds_checkpoints_back
+        clock.ms += 1
+        assert not reader.holds_checkpoints_back  # the checkpoint would expire
+        reader.snapshot(1)
     while reader.reads:
         reader.on_processing_time(0)
     assert output.column("value") == ["7"]
