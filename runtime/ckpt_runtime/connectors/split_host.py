@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import (
     MAX_WATERMARK,
@@ -133,12 +135,30 @@ class SplitHost(Operator):
     def __init__(self, *, in_calls: bool = False) -> None:
         """``in_calls``: each range is a call of a sink. It is read to its end before a barrier, and then reported."""
         self._in_calls = in_calls
+        self._held_since: float | None = None
         self._taken = 0
         self._take_after_ms = 0.0
         self._ends = False
         self._dealt_out = 0
         self._passed = 0
         self._numbers: deque[tuple[int, int]] = deque()
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._most_held_ms = Configuration(context.configuration).get(CheckpointingOptions.TIMEOUT) / 2
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        self._held_since = None
+
+    @property
+    def holds_checkpoints_back(self) -> bool:
+        """Whether it reads a batch that is one call, and no barrier has waited for half the time of a checkpoint."""
+        if not (self._in_calls and self.reads):
+            return False
+        now = self.context.monotonic_ms()
+        if self._held_since is None or self.context.waiting_input() is not WaitingInput.BARRIER:
+            self._held_since = now
+        return now - self._held_since < self._most_held_ms
 
     @property
     @abstractmethod

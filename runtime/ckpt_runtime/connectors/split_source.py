@@ -18,7 +18,6 @@ from msgspec import Struct, to_builtins
 from msgspec.structs import replace
 
 from ckpt_runtime.checkpoint.measures import OperatorMeasures
-from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.connectors.datasource_rows import restored_items
@@ -30,7 +29,7 @@ from ckpt_runtime.graph.formats import SPLIT_SCHEMA, available_now
 from ckpt_runtime.graph.schema import NonNegative, decoded
 from ckpt_runtime.graph.specs import READER_SUFFIX, EnumeratorSpec, RangeReaderSpec, UserFunction
 from ckpt_runtime.operators.bad_rows import BadRows
-from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceStatus, WaitingInput
+from ckpt_runtime.operators.operator import EventTime, OperatorContext, Output, SourceStatus
 from ckpt_runtime.operators.slice_size import SliceSize
 from ckpt_runtime.scheduler.watermark_alignment import Progress, SplitAlignment
 from ckpt_runtime.sources import BadRow, Source, Split, SplitEnumerator, SplitReader, StartPosition
@@ -218,7 +217,6 @@ class SplitReaderOperator(SplitHost):
         self._covered: dict[int, tuple[dict[str, Any], list[Split]]] = {}
         self._size = SliceSize(_FIRST_ROWS, _MOST_ROWS, _SLICE_MS)
         self._in_range = False
-        self._held_since: float | None = None
         self._pacer: Pacer | None = None
         self._paused = False
         self._counted_at: float | None = None
@@ -227,16 +225,6 @@ class SplitReaderOperator(SplitHost):
     def has_work_left(self) -> bool:
         """Whether bounded splits remain to be read. Unbounded ones keep their positions when the job is drained."""
         return any(opened.split.bounded for opened in self._open.values())
-
-    @property
-    def holds_checkpoints_back(self) -> bool:
-        """Whether it reads a batch that is one call, and no barrier has waited for half the time of a checkpoint."""
-        if not (self._in_calls and self._open):
-            return False
-        now = self.context.monotonic_ms()
-        if self._held_since is None or self.context.waiting_input() is not WaitingInput.BARRIER:
-            self._held_since = now
-        return now - self._held_since < self._most_held_ms
 
     @property
     def reads(self) -> bool:
@@ -248,9 +236,7 @@ class SplitReaderOperator(SplitHost):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        configuration = Configuration(context.configuration)
-        self._most_held_ms = configuration.get(CheckpointingOptions.TIMEOUT) / 2
-        rates = configuration.get(PipelineOptions.SOURCE_RATES) or {}
+        rates = Configuration(context.configuration).get(PipelineOptions.SOURCE_RATES) or {}
         self._set_rate({uid: float(rate) for uid, rate in rates.items()})
         _connect(self._source, self._program, context)
         self._bad_rows = BadRows.of(context, ValueError, self._policy)
@@ -333,7 +319,7 @@ class SplitReaderOperator(SplitHost):
         if self._acknowledges:
             positions = {split_id: opened.position for split_id, opened in self._open.items()}
             self._covered[checkpoint_id] = (positions, list(self._ended))
-        self._held_since = None
+        super().snapshot(checkpoint_id)
         self.ask_for_next_step()
 
     def measured(self) -> OperatorMeasures:

@@ -445,6 +445,7 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
 def _separate_calls(operators: list[_Operator]) -> None:
     """Where a function of ``foreachBatch`` gets files whose batches have a limit, it is called with each batch.
 
+    The batches of PySpark's stream readers may have one that only the reader knows.
     The next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
     """
     above: dict[str, frozenset[str]] = {}
@@ -454,8 +455,9 @@ def _separate_calls(operators: list[_Operator]) -> None:
         above[operator.uid] = sources or frozenset([operator.uid])
         if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "foreachBatch":
             specs = [each.node.spec for each in operators if each.uid in sources]
-            options = [{key.lower() for key in spec.options} for spec in specs if _has_batches(spec)]
-            if len(options) == len(specs) and any(BATCH_LIMITS & each for each in options):
+            batches = [spec for spec in specs if _has_batches(spec)]
+            limited = [not _is_paced(spec) or BATCH_LIMITS & {key.lower() for key in spec.options} for spec in batches]
+            if len(batches) == len(specs) and any(limited):
                 waiting |= sources
     for operator in operators:
         spec = operator.node.spec
@@ -465,12 +467,7 @@ def _separate_calls(operators: list[_Operator]) -> None:
 
 def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:
     """Whether a source ends with what is there, and reads it in batches that do not depend on time."""
-    return (
-        isinstance(spec, EnumeratorSpec)
-        and _is_paced(spec)
-        and available_now(spec.options)
-        and alignment_of(spec.options) is None
-    )
+    return isinstance(spec, EnumeratorSpec) and available_now(spec.options) and alignment_of(spec.options) is None
 
 
 def _why_ranges_end_at(operator: _Operator) -> str | None:
