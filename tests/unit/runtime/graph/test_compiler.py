@@ -365,6 +365,9 @@ def test_function_is_called_with_each_batch_of_limited_files(
     plan = LogicalPlan("job")
     sink(plan, operator(plan, files(plan, "a", options), source(plan), uid="both"), format_=format_)
     assert in_calls(plan) == []
+    plan = LogicalPlan("job")
+    sink(plan, plan.add(LogicalNode(SourceSpec(FakeDataSource, unlimited), (), SCHEMA, "reader")), format_=format_)
+    assert bool(in_calls(plan)) == (format_ == "foreachBatch" and bool(unlimited))
 
 
 def test_event_time_of_other_sources_moves_with_every_buffer() -> None:
