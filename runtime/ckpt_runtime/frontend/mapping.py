@@ -52,6 +52,7 @@ from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import (
     AVAILABLE_NOW_OPTION,
+    BATCH_LIMITS,
     MAX_WAITING_BATCHES,
     check_sink,
     check_types_of_pyspark,
@@ -380,10 +381,11 @@ class QueryMapper:
         self._operators = QueryOperators(capture, plan, {}, "append")
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes, as far as these have been added."""
-        self._ends = False
+        self._ends = self._one_batch = False
 
     def add(self, query: CapturedQuery) -> str:
         """Adds the operators of the query, the sink included. Returns its output mode."""
+        self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
         if isinstance(query.analysis.nodes[-1], StaticTable):
@@ -478,6 +480,8 @@ class QueryMapper:
                 source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
+                for limit in [key for key in source.options if self._one_batch and key.lower() in BATCH_LIMITS]:
+                    del source.options[limit]  # as in Spark, there is one batch
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             format_ = self._resolve(source.format)
