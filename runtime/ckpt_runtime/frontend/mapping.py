@@ -5,7 +5,8 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.capture import TABLE_SOURCES, Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
@@ -68,6 +69,7 @@ from ckpt_runtime.graph.source_formats import (
     FILE_METADATA,
     check_location,
     is_local_path,
+    is_pattern,
     parted_metadata,
     with_file_metadata,
 )
@@ -150,7 +152,7 @@ def _batch_writer(
         return SparkWrite(name, options, tuple(columns))
     if name not in SPARK_FILES:
         return None
-    path = next((value for key, value in options.items() if key.lower() == "path"), "")
+    path = _path(options)
     if name in TEXT_OUTPUTS and path and not is_local_path(path):
         return None  # Spark may lack a client for the store
     return _files(name, options, columns, schema)
@@ -322,6 +324,24 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
 
         return to_arrow_schema(StructType.fromJson(json.loads(source.schema)))
     return to_arrow_schema(source.schema)
+
+
+def check_paths(starts: Sequence[Any], plan: LogicalPlan) -> None:
+    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it.
+
+    ``starts`` are Spark's requests for the queries of a plan.
+    """
+    written = {start.path or _path(start.options) for start in starts}
+    for node in plan.nodes:
+        spec = node.spec
+        path = _path(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
+        is_named = is_local_path(path) and not is_pattern(path) and path not in written
+        if is_named and not os.path.exists(path.removeprefix("file:")):
+            raise PlanError("load", f"[PATH_NOT_FOUND] Path does not exist: {path}. SQLSTATE: 42K03")
+
+
+def _path(options: Mapping[str, str]) -> str:
+    return next((value for key, value in options.items() if key.lower() == "path"), "")
 
 
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, fresh: Collection[int] = ()) -> None:
