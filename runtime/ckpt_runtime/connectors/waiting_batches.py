@@ -85,14 +85,15 @@ class _CallerThread:
 class WaitingCommitterOperator(CommitterOperator):
     """Commits in the order of checkpoints, in a thread of its own.
 
-    What was prepared for an aborted checkpoint is committed with the next one, in one call: some writers may have
-    prepared rows of a batch for the first, and others for the second.
+    If it ``joins``, what was prepared for an aborted checkpoint is committed with the next one, in one call: some
+    writers may have prepared rows of a batch of the source for the first, and others for the second.
     """
 
-    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+    def __init__(self, sink: Any, schema: pa.Schema, *, joins: bool = False) -> None:
         super().__init__(sink, schema)
         self._max_waiting: int = sink.max_waiting
         self._called: set[Transaction] = set()
+        self._joins = joins
         self._aborted: set[int] = set()
         self._caller: _CallerThread | None = None
 
@@ -123,7 +124,8 @@ class WaitingCommitterOperator(CommitterOperator):
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         super().notify_aborted(checkpoint_id)
-        self._aborted.add(checkpoint_id)
+        if self._joins:
+            self._aborted.add(checkpoint_id)
 
     def _ordered(self) -> list[Transaction]:
         aborted: Transaction | None = None

@@ -463,6 +463,8 @@ def _separate_calls(operators: list[_Operator]) -> None:
         spec = operator.node.spec
         if isinstance(spec, EnumeratorSpec | RangeReaderSpec) and above[operator.uid] <= waiting:
             operator.node.spec, operator.in_step = replace(spec, in_calls=True), True
+        elif isinstance(spec, CommitterSpec) and above[operator.uid] <= waiting:
+            operator.node.spec = replace(spec, in_calls=True)
 
 
 def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:

@@ -461,11 +461,13 @@ class SinkSpec:
 class CommitterSpec(_ConnectorSpec):
     """The single committer of a sink, downstream of the :class:`SinkSpec` of its writers (two-phase commit).
 
-    ``whole``: each commit has all rows of the result (output mode complete).
+    ``whole``: each commit has all rows of the result (output mode complete). ``in_calls`` is as in
+    :class:`EnumeratorSpec`.
     """
 
     function: UserFunction | None = None
     whole: bool = False
+    in_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
