@@ -67,7 +67,10 @@ class SplitRows:
 
 
 Offsets = Mapping[str, Mapping[str, int]]
-"""Numbers of rows in numbered parts of data, such as ``{"topic": {"0": 534}}``."""
+"""Numbers of rows in numbered parts of data, such as ``{"topic": {"0": 534}}``.
+
+Reports show a part that has no name as its number alone: ``{"logOffset": {"": 2}}`` as ``{"logOffset": 2}``.
+"""
 
 PositionKind = Literal["earliest", "latest", "timestamp", "offsets"]
 
@@ -170,6 +173,10 @@ class SplitReader(ABC):
         Reports of progress show them, put together from all readers. It is called with each checkpoint.
         """
         return None
+
+    def begun(self) -> Offsets:
+        """The offsets behind which it has begun to read, for the first report of a job; -1 in front of all rows."""
+        return {}
 
     def completed(self, positions: Mapping[str, Any], ended: Sequence[Split]) -> None:
         """A checkpoint has completed that covers the ``positions`` of open splits, and splits that have ``ended``.

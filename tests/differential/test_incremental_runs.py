@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,13 +16,13 @@ import pytest
 
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
-from tests.support.jobs import PIPELINES
-from tests.support.pipelines import incremental_programs
+from tests.support.jobs import PIPELINES, fast
+from tests.support.pipelines import file_increments, incremental_programs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
 PROGRAM = PIPELINES / "incremental_programs.py"
 NAMES = ("rows", "windows", "countries", "numbered", "fresh")
@@ -47,6 +49,7 @@ def result(directory: Path, name: str) -> Counter[str]:
     return Counter(str(sorted(row.items())) for file in files for row in pq.read_table(file).to_pylist())
 
 
+@pytest.mark.long
 def test_program_that_is_run_again_with_a_new_filter_too_gives_the_rows_of_spark_after_each_run(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path
 ) -> None:
@@ -70,3 +73,70 @@ def test_program_that_is_run_again_with_a_new_filter_too_gives_the_rows_of_spark
     assert [path.name for path in (in_engine / "fresh").iterdir()] == ["0.parquet"]
     kept = [path for path in (in_engine / "state-of-numbered").iterdir() if path.name != "staged"]
     assert [path.name for path in kept] == [job], "only the last run's checkpoint is kept"
+
+
+FILES: Sequence[Sequence[Sequence[int]]] = (([1, 9], [12, 25, 31], [14, 41]), ([3, 60], [88, 59]))
+"""The numbers in each file that arrives before each run. Windows count them as seconds."""
+STEPS = ("called-0", "called-1", "written-1", "written-2", "called-3", "written-4")
+
+
+def calls(directory: Path) -> dict[int, list[str]]:
+    return {int(path.stem): json.loads(path.read_text()) for path in sorted(directory.glob("*.json"))}
+
+
+@pytest.mark.row("ps.7")
+@pytest.mark.parametrize(
+    ("name", "parallelism", "interval", "kills"),
+    [
+        ("rows", 2, "1 h", ()),
+        pytest.param("once", 2, "1 h", (), marks=pytest.mark.long),
+        pytest.param("reader", 2, "20 ms", STEPS, marks=pytest.mark.long),
+        pytest.param("rows", 1, "20 ms", STEPS, marks=pytest.mark.long),
+        pytest.param("rows", 3, "20 ms", STEPS, marks=pytest.mark.long),
+        pytest.param("counts", 2, "20 ms", STEPS, marks=pytest.mark.long),
+        pytest.param("windows", 1, "1 h", STEPS, marks=pytest.mark.long),
+    ],
+)
+def test_function_is_called_with_the_rows_and_ids_of_sparks_batches_and_reports_have_its_offsets(
+    spark: SparkSession,
+    cluster: MiniCluster,
+    tmp_path: Path,
+    name: str,
+    parallelism: int,
+    interval: str,
+    kills: Sequence[str],
+) -> None:
+    source, in_spark, in_engine, faults = (tmp_path / each for each in ("source", "spark", "engine", "faults"))
+    for directory in (source, in_spark, in_engine, faults):
+        directory.mkdir()
+    for step in kills:
+        (faults / step).touch()
+    for run, files in enumerate(FILES):
+        for at, numbers in enumerate(files):
+            path = source / f"{run}-{at}.txt"
+            path.write_text("".join(f"{number}\n" for number in numbers))
+            os.utime(path, (1_000 + 10 * run + at,) * 2)
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", str(name == "windows").lower())
+        query = file_increments.started(spark, str(source), str(in_spark), name, "")
+        query.awaitTermination()
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        wanted = [json.loads(report.json)["sources"][0] for report in query.recentProgress]
+        job = cluster.submit(
+            PIPELINES / "file_increments.py",
+            arguments=[str(source), str(in_engine), name, str(faults)],
+            configuration=fast(execution__checkpointing__interval=interval),
+            parallelism=parallelism,
+        )
+        cluster.wait_for_status(job, JobStatus.FINISHED)
+        reports: list[dict[str, Any]] = cluster.call(cluster.dispatcher.jobs[job].progress())
+        ours = [source for report in reports for source in report["sources"] if source["numInputRows"]]
+        keys = ("numInputRows",) if name == "reader" else ("numInputRows", "startOffset", "endOffset")
+        reported = [[each[key] for key in keys] for each in wanted if each["numInputRows"]]
+        assert [[each[key] for key in keys] for each in ours] == reported
+    of_spark, of_engine = calls(in_spark), calls(in_engine)
+    if name == "windows":  # Spark calls the function without rows, too
+        assert [*of_engine.values()] == [values for values in of_spark.values() if values]
+    else:
+        assert of_engine == of_spark
+        assert len(of_engine) == (len(FILES) if name == "once" else sum(map(len, FILES)))
+        assert not [*faults.iterdir()], "each kill has happened"

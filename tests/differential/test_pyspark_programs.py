@@ -105,7 +105,7 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         pytest.param("aggregate", "HllSketchAgg", marks=pytest.mark.long),
         pytest.param("distinct", "DISTINCT", marks=pytest.mark.long),
         ("output mode", "append mode"),
-        pytest.param("action", "needs a running Spark", marks=pytest.mark.long),
+        pytest.param("action", r"must be executed with writeStream\.start", marks=pytest.mark.long),
         pytest.param("pattern", "GGGG", marks=pytest.mark.long),
         pytest.param("memory", "start the query from a client that is connected", marks=pytest.mark.long),
         ("legacy option", "spark.sql.legacy"),

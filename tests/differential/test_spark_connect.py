@@ -16,6 +16,7 @@ import grpc
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql.connect.proto import ConfigRequest, ConfigResponse, ExecutePlanRequest, ExecutePlanResponse
 
 from ckpt_runtime.configuration.configuration import Configuration
@@ -118,7 +119,7 @@ def test_unchanged_client_runs_batches_in_spark_and_streaming_queries_as_jobs(
     assert "DIVIDE_BY_ZERO" in seen["failure"]
     assert seen["unknown column"].startswith("AnalysisException")
     assert "`nope`" in seen["unknown column"]
-    assert "needs a batch" in seen["action"]
+    assert_refusals_of_spark(spark, seen, orders, tmp_path)
     assert "ckpt run" in seen["code"]
     assert "execution.checkpointing.interval" in seen["option of nothing"]
     assert seen["batch error"].startswith("AnalysisException")
@@ -134,6 +135,27 @@ def assert_form_of_spark(spark: SparkSession, report: dict[str, Any]) -> None:
     assert set(report) == set(wanted)
     assert set(report["sources"][0]) == {*wanted["sources"][0], "metrics"}  # those of Spark's sources that have some
     assert set(report["sink"]) == set(wanted["sink"])
+
+
+def assert_refusals_of_spark(spark: SparkSession, seen: dict[str, Any], orders: Path, output: Path) -> None:
+    """What the client has seen refused is refused by Spark, too, with the same exception, condition and text."""
+    rate, files = spark.readStream.format("rate").load(), spark.readStream.schema("country STRING")
+    writer = rate.writeStream.format("noop").queryName("running")
+    first = writer.start()
+    for name, action in {
+        "second of a name": writer.start,
+        "action": rate.collect,
+        "path": lambda: files.parquet(f"{output}/away"),
+        "two paths": lambda: files.option("path", str(orders)).parquet(str(output)),
+    }.items():
+        with pytest.raises(PySparkException) as refused:
+            action()
+        text = str(refused.value).splitlines()[0].partition(" To ignore")[0].rstrip(";")
+        assert text in seen[name]
+        condition = str(refused.value.getCondition())
+        kind = f"{type(refused.value).__name__}, {None if condition.startswith('_LEGACY') else condition}:"
+        assert seen[name].startswith(kind)
+    first.stop()
 
 
 @pytest.mark.row("ps.7")

@@ -148,6 +148,7 @@ def checkpoint_events(tasks: Sequence[ExecutionId], other_graph: JobGraph) -> tu
         on.GraphReplaced(other_graph),
         on.BacklogChanged(processing_backlog=True),
         on.TriggerRequested("r2", CheckpointProperties()),
+        on.CheckpointWanted(),
         on.TimerFired(on.TimerId(on.TimerKind.PERIODIC), 1),
         on.TimerFired(on.TimerId(on.TimerKind.CANCELLER, 1), 0),
         on.TimerFired(on.TimerId(on.TimerKind.FINAL_CHECKPOINT), 0),

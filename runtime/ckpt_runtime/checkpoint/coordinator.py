@@ -248,6 +248,7 @@ class CheckpointCoordinator:
             on.GraphReplaced: self._on_graph_replaced,
             on.BacklogChanged: self._triggering.on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
+            on.CheckpointWanted: self._triggering.on_wanted,
             on.TimerFired: self._triggering.on_timer_fired,
             on.LocationReady: self._triggering.on_location_ready,
             on.LocationFailed: self._triggering.on_location_failed,

@@ -141,6 +141,11 @@ class BacklogChanged:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointWanted:
+    """A source waits for a checkpoint that covers the rows which it has sent; it asks again while it waits."""
+
+
+@dataclass(frozen=True, slots=True)
 class TriggerRequested:
     """A checkpoint or savepoint was requested. ``target_directory`` is the savepoint's parent directory."""
 
@@ -310,6 +315,7 @@ CoordinatorEvent = (
     | RetentionAsked
     | GraphReplaced
     | BacklogChanged
+    | CheckpointWanted
     | TriggerRequested
     | TimerFired
     | LocationReady

@@ -42,9 +42,9 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     ``state`` is Spark's name of an operator with state, and empty for others. ``stored_rows``, ``stored_bytes`` and
     ``watermark`` are those at the end of the interval; an operator without state has none. ``observed`` are partial
     results of ``observe``. ``pending`` is the number of rows that a source knows to wait. ``reached`` and ``latest``
-    are the offsets of a source's partitions, by topic, behind the rows that it has read and behind those that exist.
-    ``looks`` counts how often a source has looked for rows and found none. ``uncommitted``: a sink still has output to
-    commit.
+    are the offsets of a source's partitions, by topic, behind the rows that it has read and behind those that exist;
+    ``begun`` are those behind which it has begun to read. ``looks`` counts how often a source has looked for rows and
+    found none. ``uncommitted``: a sink still has output to commit.
     """
 
     uid: str
@@ -65,6 +65,7 @@ class OperatorMeasures(Struct, frozen=True, omit_defaults=True):
     pending: NonNegative | None = None
     reached: dict[str, dict[str, int]] = {}
     latest: dict[str, dict[str, int]] = {}
+    begun: dict[str, dict[str, int]] = {}
 
     def less(self, before: OperatorMeasures) -> OperatorMeasures:
         """The same with counts since an earlier measurement, which were since the operator was opened."""

@@ -180,6 +180,11 @@ class Triggering:
         if self._schedule.claim_final():
             self._offer(None, CheckpointProperties(), now, final=True)
 
+    def on_wanted(self, event: on.CheckpointWanted, now: Instant) -> None:
+        """Requests a checkpoint for a source, unless one is on its way: then the source asks again behind it."""
+        if self._schedule.is_running and not self.requests.queue and not self._pending:
+            self._offer(None, CheckpointProperties(), now)
+
     def on_timer_fired(self, event: on.TimerFired, now: Instant) -> None:
         match event.timer.kind:
             case TimerKind.PERIODIC:

@@ -22,6 +22,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc_status.rpc_status import to_status
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql.connect.proto import Command, StreamingQueryListenerEventsResult
 from pyspark.sql.connect.proto import base_pb2 as messages
 from pyspark.sql.connect.types import proto_schema_to_pyspark_data_type
@@ -33,6 +34,7 @@ from ckpt_runtime.configuration.option import ConfigurationError
 from ckpt_runtime.connect.queries import Queries, Query, QueryFailedError
 from ckpt_runtime.connect.sessions import ClientSession, ClientSessions, ListenerBus, started_event
 from ckpt_runtime.frontend.batch_writers import MEMORY_BATCH, MEMORY_VIEW
+from ckpt_runtime.frontend.connect_service import STREAM_ACTION, check_name
 from ckpt_runtime.frontend.spark_connect import SparkService
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.jobmaster.dispatcher import Dispatcher
@@ -91,6 +93,7 @@ _OPTIONS = [("grpc.max_receive_message_length", _GREATEST_MESSAGE), ("grpc.max_s
 _GRACE_S = 2.0
 _REFUSALS = (PlanError, ConfigurationError, GatewayError)
 """Errors that a client's request causes, with a message for its author."""
+_CONDITION = re.compile(r"\[([A-Z][A-Z0-9_]*(?:\.[A-Z0-9_]+)*)\] ")
 _NO_CODE = (
     "a plan from a client contains {code}, which is serialized code; the engine takes functions only from programs: "
     "submit the program with `ckpt run`"
@@ -283,12 +286,11 @@ class ConnectServer:
                 response.sql_command_result.relation.CopyFrom(request.plan.command.sql_command.input)
             case "create_dataframe_view":
                 await session.add_view(request)
+            case "":
+                raise PlanError("query", STREAM_ACTION)
             case _:
-                what = kind or "an action such as show or collect"
-                raise PlanError(
-                    "query",
-                    f"{what} needs a batch; the result of a stream is written by a query that writeStream starts",
-                )
+                message = f"{kind} needs a batch; the result of a stream is written by a query that writeStream starts"
+                raise PlanError("query", message)
         yield response
         yield last
 
@@ -310,17 +312,21 @@ class ConnectServer:
 
     async def _start(self, session: ClientSession, request: Any, call: Call, result: Any) -> None:
         start = request.plan.command.write_stream_operation_start
-        if start.format.lower() == "memory":
-            await self._make_table(session, request, call)
-        query = await self._queries.start(
-            request.operation_id,
-            start.query_name,
-            [*session.views.values(), request.plan.command],
-            session.settings,
-            session.options.own.to_dict(),
-        )
-        session.queries[query.id] = query
-        session.starts[query.id] = start
+        again = str(uuid.UUID(request.operation_id))  # the id of the query that an earlier try may have started
+        async with session.starting:
+            others = [query for query in session.queries.values() if query.id != again]
+            check_name(start.query_name, [query.name for query in others if await self._queries.is_active(query)])
+            if start.format.lower() == "memory":
+                await self._make_table(session, request, call)
+            query = await self._queries.start(
+                request.operation_id,
+                start.query_name,
+                [*session.views.values(), request.plan.command],
+                session.settings,
+                session.options.own.to_dict(),
+            )
+            session.queries[query.id] = query
+            session.starts[query.id] = start
         result.query_started_event_json = started_event(query)
         result.query_id.id = result.query_id.run_id = query.id
         result.name = query.name
@@ -491,18 +497,25 @@ async def _abort(call: Call, name: str, error: Exception) -> NoReturn:
     if isinstance(error, grpc.aio.AioRpcError):  # Spark's own error, with its further details
         await call.abort(error.code(), error.details() or "", tuple(error.trailing_metadata() or ()))
     elif isinstance(error, QueryFailedError):
-        await call.abort_with_status(_status("StreamingQueryException", str(error)))
+        await call.abort_with_status(_status("org.apache.spark.sql.streaming.StreamingQueryException", str(error)))
+    elif isinstance(error, IllegalArgumentException):
+        await call.abort_with_status(_status("java.lang.IllegalArgumentException", str(error)))
     elif isinstance(error, _REFUSALS):
-        await call.abort_with_status(_status("AnalysisException", str(error)))
+        await call.abort_with_status(_status("org.apache.spark.sql.AnalysisException", str(error)))
     logger.error("%s failed", name, exc_info=error)
     await call.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
     raise AssertionError("abort raises")
 
 
 def _status(kind: str, message: str) -> Any:
-    """Returns the status that PySpark turns into an exception of its own class ``kind``."""
-    place = "org.apache.spark.sql" if kind == "AnalysisException" else "org.apache.spark.sql.streaming"
-    info = ErrorInfo(reason=f"{place}.{kind}", metadata={"classes": json.dumps([f"{place}.{kind}"])})
+    """Returns the status that PySpark turns into its own exception for Java's class ``kind``.
+
+    An AnalysisException has Spark's condition that the message names, such as ``PATH_NOT_FOUND``.
+    """
+    metadata = {"classes": json.dumps([kind])}
+    if kind.endswith(".AnalysisException") and (condition := _CONDITION.search(message)):
+        metadata["errorClass"] = condition[1]
+    info = ErrorInfo(reason=kind, metadata=metadata)
     detail = AnyMessage()
     detail.Pack(info)
     return to_status(Status(code=grpc.StatusCode.INVALID_ARGUMENT.value[0], message=message, details=[detail]))

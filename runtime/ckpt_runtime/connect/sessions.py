@@ -143,7 +143,7 @@ class ClientSession:
     ``views`` holds the commands that made views of streams, by the views' names, ``starts`` those that started queries,
     by the queries' ids, and ``operations`` the ids of the operations that are answered here and that the client has not
     released. ``listeners`` is the stream of events while the client has listeners. ``reset`` has the ids of the ended
-    queries for which ``awaitAnyTermination`` does not return any more.
+    queries for which ``awaitAnyTermination`` does not return any more. ``starting`` is held while a query is started.
     """
 
     def __init__(self) -> None:
@@ -165,6 +165,7 @@ class ClientSession:
             explain=self._explain,
         )
         self._service = Service(self._capture)
+        self.starting = asyncio.Lock()
         self._lock = asyncio.Lock()
 
     def configure(self, key: str, value: str) -> None:

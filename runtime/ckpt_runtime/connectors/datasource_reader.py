@@ -250,6 +250,7 @@ class EnumeratorOperator(RangeEnumerator):
     def poll(self) -> SourceStatus:
         assert self._planner is not None
         if self.waits:
+            self.ask_for_checkpoint()
             return SourceStatus.NOTHING_AVAILABLE
         if self._ended:
             return self.end_of_input()
@@ -270,6 +271,7 @@ class EnumeratorOperator(RangeEnumerator):
         return _LEAST_IDLE_MS if self.waits else self._idle
 
     def snapshot(self, checkpoint_id: int) -> None:
+        super().snapshot(checkpoint_id)
         if self._planned:  # the initial offset does not end a range
             self._offsets[checkpoint_id] = self._offset
         ended_in = self.context.job_id if self._ended else None
@@ -278,6 +280,7 @@ class EnumeratorOperator(RangeEnumerator):
         self.context.operator_state.put(_OFFSET, versioned([item]))
 
     def notify_complete(self, checkpoint_id: int) -> None:
+        super().notify_complete(checkpoint_id)
         assert self._planner is not None
         covered = [known for known in self._offsets if known <= checkpoint_id]
         if not covered:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, NotRequired, TypedDict
 from urllib.parse import quote
 
 import numpy as np
@@ -37,6 +37,7 @@ from ckpt_runtime.graph.source_formats import (
     without_slashes_in_braces,
 )
 from ckpt_runtime.sources import (
+    Offsets,
     PositionKind,
     Source,
     Split,
@@ -69,18 +70,26 @@ _QUOTED = {
 
 
 class _ListedFiles(TypedDict):
-    """The state of an enumerator: the files that were sent, with the time of each in milliseconds."""
+    """The state of an enumerator: the files that were sent, with the time of each in milliseconds.
+
+    ``batches`` counts the discoveries that have found files; earlier releases did not.
+    """
 
     seen: dict[str, int]
     oldest_ms: int
+    batches: NotRequired[NonNegative]
 
 
 class _FileDescription(TypedDict):
-    """The known facts about a file to read; ``partition`` has the columns that its directories name."""
+    """The known facts about a file to read; ``partition`` has the columns that its directories name.
+
+    ``batch`` is the number of the discovery that has found it, which is Spark's ``logOffset``.
+    """
 
     size: NonNegative
     modified_ms: int
     partition: dict[str, str | None]
+    batch: NotRequired[NonNegative]
 
 
 class FileSource(Source):
@@ -147,6 +156,7 @@ class FileEnumerator(SplitEnumerator):
         self._bounded = bounded
         self._seen: dict[str, int] = dict(state["seen"]) if state is not None else {}
         self._oldest_ms = state["oldest_ms"] if state is not None else 0
+        self._batches: int = state.get("batches", 0) if state is not None else 0
         self._most_files: int | None = options["maxFilesPerTrigger"]
         self._most_bytes: int | None = options["maxBytesPerTrigger"]
         # Spark ignores the maximum age in this case, too: old files would be dropped before they were read.
@@ -166,7 +176,8 @@ class FileEnumerator(SplitEnumerator):
             self._seen[self._key(entry.location)] = entry.modified_ms
             url = entry.location.url
             description = {"size": entry.size, "modified_ms": entry.modified_ms, "partition": partition}
-            splits.append(Split(url, description))
+            splits.append(Split(url, {**description, "batch": self._batches}))
+        self._batches += bool(splits)
         self._forget_old_files()
         return splits
 
@@ -177,7 +188,7 @@ class FileEnumerator(SplitEnumerator):
         return self._most_bytes is not None and bool(splits) and size > self._most_bytes
 
     def snapshot(self) -> Any:
-        return {"seen": dict(self._seen), "oldest_ms": self._oldest_ms}
+        return {"seen": dict(self._seen), "oldest_ms": self._oldest_ms, "batches": self._batches}
 
     def _key(self, location: Location) -> str:
         return location.name if self._options["fileNameOnly"] else location.url
@@ -305,18 +316,30 @@ class FileReader(SplitReader):
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._rest: pa.RecordBatch | None = None
         self._waiting_rows = WaitingRows(format_, self.location, options)
+        self._first: int | None = None
+        self._reached: int | None = None
+        """The first batch of files that it has got, and the last one of which it has returned rows."""
 
     def add(self, split: Split, position: Any) -> None:
+        if self._first is None:
+            self._first = split.description.get("batch")
         self._waiting.append((split, position or 0))
         self._waiting_rows.added(split)
 
     def backlog(self) -> int | None:
         return self._waiting_rows.count(self._waiting)
 
+    def offsets(self) -> tuple[Offsets, Offsets] | None:
+        return None if self._reached is None else ({"logOffset": {"": self._reached}}, {})
+
+    def begun(self) -> Offsets:
+        return {} if self._first is None else {"logOffset": {"": self._first - 1}}
+
     def read(self, most_rows: int) -> SplitRows | None:
         if not self._waiting:
             return None
         split, position = self._waiting[0]
+        self._reached = split.description.get("batch")
         if self._batches is None:
             self._batches = self._open(split, position)
         if self._rest is None:

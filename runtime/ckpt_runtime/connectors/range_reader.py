@@ -95,7 +95,7 @@ class RangeReaderOperator(SplitHost):
 
     def __init__(self, spec: RangeReaderSpec) -> None:
         assert isinstance(spec.format, type)
-        super().__init__()
+        super().__init__(in_calls=spec.in_calls)
         self._ordered = ordered_reads(spec.options)
         self._instance, self._schema = described_data_source(spec.format, spec.options, spec.schema, spec.reported)
         self._name = spec.format.__name__
@@ -119,6 +119,10 @@ class RangeReaderOperator(SplitHost):
 
     @property
     def holds_checkpoints_back(self) -> bool:
+        return self._has_to_go_on or super().holds_checkpoints_back
+
+    @property
+    def _has_to_go_on(self) -> bool:
         """True within a partition of unknown row order, rows sent instead, or a range that must be read whole."""
         if not self._pending:
             return False
@@ -143,7 +147,8 @@ class RangeReaderOperator(SplitHost):
             self._carried += 1
 
     def snapshot(self, checkpoint_id: int) -> None:
-        if self.holds_checkpoints_back:
+        super().snapshot(checkpoint_id)
+        if self._has_to_go_on:
             raise RuntimeError(
                 f"operator {self.context.uid!r}: checkpoint {checkpoint_id} arrived within a range "
                 "that has to be complete"

@@ -116,8 +116,10 @@ def _create_committer(spec: CommitterSpec) -> Operator:
     from ckpt_runtime.connectors.waiting_batches import WaitingCommitterOperator
 
     assert spec.schema is not None
-    kind = WaitingCommitterOperator if spec.format == "foreachBatch" else CommitterOperator
-    return kind(sink_of(spec), spec.schema)
+    if spec.format == "foreachBatch":
+        # A whole result replaces that of an aborted checkpoint.
+        return WaitingCommitterOperator(sink_of(spec), spec.schema, joins=spec.in_calls and not spec.whole)
+    return CommitterOperator(sink_of(spec), spec.schema)
 
 
 def sink_of(spec: SinkSpec | CommitterSpec) -> Sink:

@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 
 from ckpt_runtime.checkpoint.measures import ENOUGH_LOOKS, OperatorMeasures
+from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions
+from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.graph.specs import EnumeratorSpec
 from ckpt_runtime.operators.operator import (
     MAX_WATERMARK,
@@ -32,6 +34,8 @@ _GREATEST_TAKE_MS = 2_000
 
 STEP_MS = 10
 """How often an enumerator looks whether its range has been processed."""
+_ASK_EVERY_MS = 200
+"""How often an enumerator asks the driver for the checkpoint that it waits for: the last one may have failed."""
 
 
 class RangeEnumerator(SourceOperator):
@@ -39,25 +43,50 @@ class RangeEnumerator(SourceOperator):
 
     One ``in_step`` with other sources sends a range when all operators in which the sources meet have processed the one
     before; they tell the driver. The numbers of ranges begin again with each run that reads the data which is there.
+
+    One whose ranges are ``in_calls`` of a sink sends a range when a checkpoint has completed that covers the one
+    before. It asks for this checkpoint when the readers have read the range, so that reading does not count as the
+    time of the checkpoint.
     """
 
     def __init__(self, spec: EnumeratorSpec) -> None:
         self._in_step = spec.in_step
+        self._in_calls = spec.in_calls
         self._splits = 0
         self._ranges = 0
         self._processed = 0
+        self._covering: int | None = None
+        """The first checkpoint behind the rows of the last range."""
+        self._covered = True
+        self._ask_at = 0.0
         self._closing = False
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        if self._in_step:
+        if self._in_step or self._in_calls:
             # The group of sources that are in step waits for the operators in which they meet, and not for this one.
             context.report_progress(Progress(None, idle=True))
 
     @property
     def waits(self) -> bool:
-        """Whether the last range has not been processed."""
-        return self._in_step and self._ranges > self._processed
+        """Whether the last range has not been processed, or has to be covered by a checkpoint and is not."""
+        unprocessed = (self._in_step or self._in_calls) and self._ranges > self._processed
+        return unprocessed or not self._covered
+
+    def ask_for_checkpoint(self) -> None:
+        """Called while the source waits."""
+        now = self.context.monotonic_ms()
+        if not self._covered and self._ranges <= self._processed and now >= self._ask_at:
+            self._ask_at = now + _ASK_EVERY_MS
+            self.context.report_progress(Progress(None, idle=True, wants_checkpoint=True))
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        if self._covering is None and self._ranges <= self._processed:
+            self._covering = checkpoint_id
+
+    def notify_complete(self, checkpoint_id: int) -> None:
+        if self._covering is not None and checkpoint_id >= self._covering:
+            self._covered = True
 
     def align(self, minimum: int) -> None:
         self._processed = minimum
@@ -65,6 +94,8 @@ class RangeEnumerator(SourceOperator):
     def continue_behind(self, splits: int, ranges: int, ended_in: str | None) -> None:
         """Called at a restore. What was in flight at the snapshot behind a range is no part of any state."""
         self._splits, self._ranges = splits, ranges if ended_in in (None, self.context.job_id) else 0
+        # Readers may have restored splits of a range that an earlier release has sent.
+        self._covered = not (self._in_calls and self._ranges)
         if splits or ranges:
             self._send_end()
 
@@ -81,6 +112,7 @@ class RangeEnumerator(SourceOperator):
     def end_range(self) -> None:
         """Called behind the splits of a range."""
         self._ranges += 1
+        self._covering, self._covered, self._ask_at = None, not self._in_calls, 0.0
         self._send_end()
 
     def _send_end(self) -> None:
@@ -100,13 +132,33 @@ class SplitHost(Operator):
 
     requires_final_checkpoint = False
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_calls: bool = False) -> None:
+        """``in_calls``: each range is a call of a sink. It is read to its end before a barrier, and then reported."""
+        self._in_calls = in_calls
+        self._held_since: float | None = None
         self._taken = 0
         self._take_after_ms = 0.0
         self._ends = False
         self._dealt_out = 0
         self._passed = 0
         self._numbers: deque[tuple[int, int]] = deque()
+
+    def open(self, context: OperatorContext, output: Output) -> None:
+        super().open(context, output)
+        self._most_held_ms = Configuration(context.configuration).get(CheckpointingOptions.TIMEOUT) / 2
+
+    def snapshot(self, checkpoint_id: int) -> None:
+        self._held_since = None
+
+    @property
+    def holds_checkpoints_back(self) -> bool:
+        """Whether it reads a batch that is one call, and no barrier has waited for half the time of a checkpoint."""
+        if not (self._in_calls and self.reads):
+            return False
+        now = self.context.monotonic_ms()
+        if self._held_since is None or self.context.waiting_input() is not WaitingInput.BARRIER:
+            self._held_since = now
+        return now - self._held_since < self._most_held_ms
 
     @property
     @abstractmethod
@@ -177,6 +229,8 @@ class SplitHost(Operator):
         while self._numbers and self._numbers[0][0] <= read_up_to:
             time.batch = self._numbers.popleft()[1]
             has_ended = True
+            if self._in_calls:
+                self.context.report_progress(Progress(time.batch))
         if has_ended:
             self.output.emit_end_of_range()
         if self._ends and unread is None:

@@ -135,6 +135,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
     def poll(self) -> SourceStatus:
         assert self._enumerator is not None
         if self.waits:
+            self.ask_for_checkpoint()
             return SourceStatus.NOTHING_AVAILABLE
         if self._ended:
             return self.end_of_input()
@@ -152,6 +153,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
         return min(self._enumerator.idle_ms, STEP_MS) if self.waits else self._enumerator.idle_ms
 
     def snapshot(self, checkpoint_id: int) -> None:
+        super().snapshot(checkpoint_id)
         assert self._enumerator is not None
         ended_in = self.context.job_id if self._ended else None
         item = {
@@ -199,7 +201,7 @@ class SplitReaderOperator(SplitHost):
     """Reads the splits that were sent to this subtask. The batch size adapts to the time that rows take to process."""
 
     def __init__(self, spec: RangeReaderSpec, source: Source, schema: pa.Schema) -> None:
-        super().__init__()
+        super().__init__(in_calls=spec.in_calls)
         self._source = source
         self._schema = schema
         self._acknowledges = spec.acknowledges and source.acknowledges
@@ -317,14 +319,15 @@ class SplitReaderOperator(SplitHost):
         if self._acknowledges:
             positions = {split_id: opened.position for split_id, opened in self._open.items()}
             self._covered[checkpoint_id] = (positions, list(self._ended))
+        super().snapshot(checkpoint_id)
         self.ask_for_next_step()
 
     def measured(self) -> OperatorMeasures:
-        found = None if self._reader is None else self._reader.offsets()
-        if found is None:
+        if self._reader is None:
             return super().measured()
-        reached, latest = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
-        return replace(super().measured(), reached=reached, latest=latest)
+        found = (*(self._reader.offsets() or ({}, {})), self._reader.begun())
+        reached, latest, begun = ({topic: dict(parts) for topic, parts in each.items()} for each in found)
+        return replace(super().measured(), reached=reached, latest=latest, begun=begun)
 
     def notify_complete(self, checkpoint_id: int) -> None:
         covered = [known for known in self._covered if known <= checkpoint_id]

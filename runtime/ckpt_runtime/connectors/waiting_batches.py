@@ -12,6 +12,7 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -82,12 +83,18 @@ class _CallerThread:
 
 
 class WaitingCommitterOperator(CommitterOperator):
-    """Commits in the order of checkpoints, in a thread of its own."""
+    """Commits in the order of checkpoints, in a thread of its own.
 
-    def __init__(self, sink: Any, schema: pa.Schema) -> None:
+    If it ``joins``, what was prepared for an aborted checkpoint is committed with the next one, in one call: some
+    writers may have prepared rows of a batch of the source for the first, and others for the second.
+    """
+
+    def __init__(self, sink: Any, schema: pa.Schema, *, joins: bool = False) -> None:
         super().__init__(sink, schema)
         self._max_waiting: int = sink.max_waiting
         self._called: set[Transaction] = set()
+        self._joins = joins
+        self._aborted: set[int] = set()
         self._caller: _CallerThread | None = None
 
     def open(self, context: OperatorContext, output: Output) -> None:
@@ -114,6 +121,22 @@ class WaitingCommitterOperator(CommitterOperator):
     def snapshot(self, checkpoint_id: int) -> None:
         self._settle()
         super().snapshot(checkpoint_id)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        super().notify_aborted(checkpoint_id)
+        if self._joins:
+            self._aborted.add(checkpoint_id)
+
+    def _ordered(self) -> list[Transaction]:
+        aborted: Transaction | None = None
+        for known in sorted(self._messages.keys() - self._called, key=lambda known: known.checkpoint_id):
+            whole = known
+            if aborted is not None and known.batch_id is None:
+                whole = replace(known, batch_id=aborted.batch_id)
+                joined = self._messages.pop(aborted) + self._messages.pop(known)
+                self._messages[whole] = joined
+            aborted = whole if whole.checkpoint_id in self._aborted else None
+        return super()._ordered()
 
     def close(self) -> None:
         if self._caller is not None:

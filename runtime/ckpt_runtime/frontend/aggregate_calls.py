@@ -33,7 +33,12 @@ _MODES: dict[str, Callable[[Any], Any]] = {
     "Average": lambda jvm: jvm.evalMode(),
 }
 _EVAL_MODES: dict[str, Mode] = {"ANSI": "ansi", "LEGACY": "legacy", "TRY": "try"}
-_SAME_WHEN_DISTINCT = frozenset({"Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"})
+_SAME_WHEN_DISTINCT = frozenset(
+    {
+        *("Min", "Max", "BoolAnd", "BoolOr", "CollectSet", "BitAndAgg", "BitOrAgg"),
+        *("BitmapConstructAgg", "BitmapOrAgg", "BitmapAndAgg"),
+    }
+)
 
 
 REPLACED_AGGREGATES = frozenset({"RegrCount", "RegrAvgX", "RegrAvgY", "RegrSXX", "RegrSYY", "PercentileCont"})

@@ -288,7 +288,8 @@ def _checked(kind: str, given: bytes) -> bytes:
             if kind == "local_relation":
                 _check_schema(message.local_relation.schema)
             if kind not in allowed and not readable:
-                raise UnsupportedExpressionError(f"{name.lower()} {kind}", "the engine does not support it yet")
+                why = "the engine does not compute it for streams: call it in foreachBatch, whose frames are Spark's"
+                raise UnsupportedExpressionError(f"{name.lower()} {kind}", why)
         todo += _parts(message)
     return given
 

@@ -43,7 +43,7 @@ _FILE_NAME = "input_file_name"
 _ANALYSES = msgspec.json.Decoder(Analysis)
 """Made once, where templates import this module: to make one for these types takes longer than to plan a step."""
 _MAY_BE_STATIC = frozenset({"read", "local_relation", "range", "sql"})
-_TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
+TABLE_SOURCES = ("csv", "json", "orc", "parquet", "text")
 """Formats of tables in Spark's catalog that a stream can read."""
 
 
@@ -236,8 +236,9 @@ class Capture:
             given = read.data_source
             source = CapturedSource(given.format, dict(given.options), given.schema)
             if given.paths:
+                check_one_path("load", source.options)
                 source.options["path"] = ",".join(given.paths)
-            if self.infers_schemas and not source.schema and source.format.lower() in _TABLE_SOURCES:
+            if self.infers_schemas and not source.schema and source.format.lower() in TABLE_SOURCES:
                 source.schema = self._inferred(read)
         self.sources[relation.common.plan_id] = source
         columns = self.schema_of(source)
@@ -248,7 +249,7 @@ class Capture:
         project.input.read.is_streaming = True
         placeholder = project.input.read.data_source
         placeholder.format = "rate"
-        if self._reads_metadata and source.format.lower() in _TABLE_SOURCES:
+        if self._reads_metadata and source.format.lower() in TABLE_SOURCES:
             # Spark's own sources of files have the hidden column; that of Parquet has one more field.
             placeholder.format = "parquet" if source.format.lower() == "parquet" else "text"
             placeholder.schema = "value STRING"
@@ -263,10 +264,10 @@ class Capture:
         """Returns the stream of the files of a table of Spark's catalog."""
         table = self.analysis_of(AnalysisRequest(table=TableRequest(name))).table
         assert table is not msgspec.UNSET
-        if table.format not in _TABLE_SOURCES:
+        if table.format not in TABLE_SOURCES:
             raise PlanError(
                 "readStream.table",
-                f"{table.name} has the format {table.format!r}; streams read tables of {', '.join(_TABLE_SOURCES)}",
+                f"{table.name} has the format {table.format!r}; streams read tables of {', '.join(TABLE_SOURCES)}",
             )
         return CapturedSource(table.format, {**table.options, **options, "path": table.location}, table.schema)
 
@@ -292,6 +293,16 @@ class Capture:
         relation.CopyFrom(below)
         self._prepare(relation)
         self.hints.setdefault(relation.common.plan_id, {})[name] = text
+
+
+def check_one_path(method: str, options: Mapping[str, str]) -> None:
+    """Raises PlanError for the option ``path`` of a reader or writer whose method has a path, too, as Spark does."""
+    if any(key.lower() == "path" for key in options):
+        raise PlanError(
+            method,
+            f"There is a 'path' option set and {method}() is called with a path parameter. Either remove the path "
+            f"option, or call {method}() without the parameter.",
+        )
 
 
 def _message_call(expression: Any) -> Any:

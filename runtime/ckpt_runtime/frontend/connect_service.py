@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import msgspec
 
 from ckpt_runtime.expressions.types import SparkType
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, struct_type
+from ckpt_runtime.frontend.capture import Capture, CapturedQuery, check_one_path, struct_type
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
 from ckpt_runtime.frontend.typed_plan import CONFIGURED, AnalysisRequest, Source, TableRequest
 from ckpt_runtime.graph.errors import PlanError
@@ -41,6 +41,7 @@ _ONLY_VALUES = {
     "spark.sql.groupByOrdinal": "true",
     "spark.sql.orderByOrdinal": "true",
     "spark.sql.groupByAliases": "true",
+    "spark.sql.legacy.pathOptionBehavior.enabled": "false",
 }
 """Spark options with which a program would mean something else, by the only value that the engine has: the default."""
 _STATEMENT = re.compile(
@@ -54,6 +55,11 @@ _NEEDS_SPARK = (
     "needs a running Spark, and a program is planned without one: remove it, call it in foreachBatch, or start the "
     "queries from a client of Spark Connect (the session's option connect.enabled), where the session's Spark runs it"
 )
+STREAM_ACTION = (
+    "Queries with streaming sources must be executed with writeStream.start(), or from a streaming table or flow "
+    "definition within a Spark Declarative Pipeline."
+)
+"""Spark's message for an action on a frame of a stream, such as show or collect."""
 _CONVERSIONS = (
     *("spark.sql.execution.pythonUDF.", "spark.sql.execution.pandas.", "spark.sql.execution.pyspark."),
     ROWS_OPTION,
@@ -131,7 +137,7 @@ class Service:
         """Sets an option of the job, or one of Spark's. Raises PlanError for one of Spark's that changes results."""
         if not key.startswith("spark."):
             self._capture.configure(key, value)
-        elif key.startswith(_CHANGE_RESULTS):
+        elif key.startswith(_CHANGE_RESULTS) and key not in _ONLY_VALUES:
             raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
         elif value.lower() != _ONLY_VALUES.get(key, value).lower():
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
@@ -204,6 +210,8 @@ class Service:
             function = request.plan.command.register_function
             self._capture.registered[function.function_name] = self._capture.prepared(function)
         elif kind != "ml_command":
+            if kind is None and self._may_read_stream(request.plan.root):
+                raise PlanError("query", STREAM_ACTION)
             what = kind or "an action on a frame, such as show or collect,"
             raise PlanError("pipeline", f"{what} {_NEEDS_SPARK}")
         last = self._proto.ExecutePlanResponse(session_id=request.session_id, operation_id=request.operation_id)
@@ -241,12 +249,17 @@ class Service:
 
     def _add_view(self, name: str, relation: Any) -> None:
         """Keeps a view for requests to Spark, and, unless it may read a stream, for functions of ``foreachBatch``."""
-        streams = "|".join(re.escape(view) for view in self._capture.views.keys() - self._capture.static_views.keys())
+        static = not self._may_read_stream(relation)
         self._capture.views[name] = self._capture.request_of(relation).relation
         self._capture.static_views.pop(name, None)
+        if static:
+            self._capture.static_views[name] = relation.SerializeToString()
+
+    def _may_read_stream(self, relation: Any) -> bool:
+        """Returns whether a relation reads a stream by its source, or contains the name of a view of one."""
+        streams = "|".join(re.escape(view) for view in self._capture.views.keys() - self._capture.static_views.keys())
         text = relation.SerializeToString()
-        if not _reads_stream(relation) and not (streams and re.search(streams.encode(), text, re.IGNORECASE)):
-            self._capture.static_views[name] = text
+        return _reads_stream(relation) or bool(streams and re.search(streams.encode(), text, re.IGNORECASE))
 
     def _query_command(self, command: Any, response: Any) -> None:
         """Answers commands of scripts about queries that they started. Waiting for a query returns at once."""
@@ -303,6 +316,10 @@ class Service:
     def _start(self, given: Any, response: Any) -> None:
         start = type(given)()  # the program's writer may start other queries
         start.CopyFrom(given)
+        clock = self._capture.clock
+        check_name(start.query_name, [self._capture.queries[at].start.query_name for at in clock.active])
+        if start.path:
+            check_one_path("start", start.options)
         if start.table_name:
             self._to_table(start)
         root = self._settings.get(_LOCATIONS)
@@ -310,7 +327,7 @@ class Service:
             start.options[CHECKPOINT_LOCATION] = f"{root.rstrip('/')}/{start.query_name}"
         analysis = self._capture.analysis_of(self._capture.request_of(start.input, with_rows=True), later=True)
         self._capture.queries.append(CapturedQuery(start, analysis))
-        self._capture.clock.started(ends=start.available_now or start.once)
+        clock.started(ends=start.available_now or start.once)
         result = response.write_stream_operation_start_result
         result.query_id.id = _id_of(len(self._capture.queries) - 1)
         result.query_id.run_id = result.query_id.id
@@ -327,6 +344,16 @@ class Service:
         answer = self._capture.analysis_of(request).table
         assert answer is not msgspec.UNSET
         start.format, start.path = answer.format, answer.location
+
+
+def check_name(name: str, active: Collection[str]) -> None:
+    """Raises Spark's error for the start of a query while another one of its name is active."""
+    if name and name in active:
+        from pyspark.errors.exceptions.connect import IllegalArgumentException
+
+        raise IllegalArgumentException(
+            f"Cannot start query with name {name} as a query with that name is already active in this SparkSession"
+        )
 
 
 def _seconds(wait: Any) -> float | None:

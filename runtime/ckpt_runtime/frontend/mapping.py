@@ -5,7 +5,8 @@ Columns of a source that a query does not read for certain are pruned, as Spark'
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +17,7 @@ from ckpt_runtime.configuration.checkpointing_options import CheckpointingOption
 from ckpt_runtime.configuration.registry import DEFAULT_CHECKPOINTS_DIRECTORY
 from ckpt_runtime.expressions.nodes import Column
 from ckpt_runtime.frontend.batch_writers import MEMORY_VIEW, SPARK_FILES, Console, MemoryTable, SparkWrite
-from ckpt_runtime.frontend.capture import Capture, CapturedQuery, CapturedSource
+from ckpt_runtime.frontend.capture import TABLE_SOURCES, Capture, CapturedQuery, CapturedSource
 from ckpt_runtime.frontend.complete_mode import check_complete, check_complete_sink
 from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, with_functions
 from ckpt_runtime.frontend.generators import columns_of
@@ -51,6 +52,7 @@ from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import (
     AVAILABLE_NOW_OPTION,
+    BATCH_LIMITS,
     MAX_WAITING_BATCHES,
     check_sink,
     check_types_of_pyspark,
@@ -67,6 +69,7 @@ from ckpt_runtime.graph.source_formats import (
     FILE_METADATA,
     check_location,
     is_local_path,
+    is_pattern,
     parted_metadata,
     with_file_metadata,
 )
@@ -149,7 +152,7 @@ def _batch_writer(
         return SparkWrite(name, options, tuple(columns))
     if name not in SPARK_FILES:
         return None
-    path = next((value for key, value in options.items() if key.lower() == "path"), "")
+    path = _path(options)
     if name in TEXT_OUTPUTS and path and not is_local_path(path):
         return None  # Spark may lack a client for the store
     return _files(name, options, columns, schema)
@@ -323,6 +326,24 @@ def _declared(source: CapturedSource) -> pa.Schema | None:
     return to_arrow_schema(source.schema)
 
 
+def check_paths(starts: Sequence[Any], plan: LogicalPlan) -> None:
+    """Raises PlanError for a stream of local files whose path does not exist, as Spark does, unless a query writes it.
+
+    ``starts`` are Spark's requests for the queries of a plan.
+    """
+    written = {start.path or _path(start.options) for start in starts}
+    for node in plan.nodes:
+        spec = node.spec
+        path = _path(spec.options) if isinstance(spec, specs.SourceSpec) and spec.format in TABLE_SOURCES else ""
+        is_named = is_local_path(path) and not is_pattern(path) and path not in written
+        if is_named and not os.path.exists(path.removeprefix("file:")):
+            raise PlanError("load", f"[PATH_NOT_FOUND] Path does not exist: {path}. SQLSTATE: 42K03")
+
+
+def _path(options: Mapping[str, str]) -> str:
+    return next((value for key, value in options.items() if key.lower() == "path"), "")
+
+
 def add_queries(capture: Capture, plan: LogicalPlan, resolve: Resolve, fresh: Collection[int] = ()) -> None:
     """Adds the operators of all queries that a program started. Common parts of several of them are computed once.
 
@@ -360,10 +381,11 @@ class QueryMapper:
         self._operators = QueryOperators(capture, plan, {}, "append")
         self._inputs: list[Inputs] = []
         """The origins of the rows of the typed plan's nodes, as far as these have been added."""
-        self._ends = False
+        self._ends = self._one_batch = False
 
     def add(self, query: CapturedQuery) -> str:
         """Adds the operators of the query, the sink included. Returns its output mode."""
+        self._one_batch = query.start.once
         self._ends = bool(query.start.available_now or query.start.once)
         self.add_frame(query.analysis, str(query.start.output_mode or "append").lower())
         if isinstance(query.analysis.nodes[-1], StaticTable):
@@ -458,6 +480,8 @@ class QueryMapper:
                 source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")
             if self._ends and is_split_source(self._resolve(source.format)):
                 source.options[AVAILABLE_NOW_OPTION] = "true"
+                for limit in [key for key in source.options if self._one_batch and key.lower() in BATCH_LIMITS]:
+                    del source.options[limit]  # as in Spark, there is one batch
             declared = _declared(source)
             read = _schema_of(source, self._resolve)
             format_ = self._resolve(source.format)

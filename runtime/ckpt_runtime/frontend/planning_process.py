@@ -64,6 +64,7 @@ class PlanRequest:
     archive: str | None = None
     analyses: dict[str, str] = field(default_factory=dict)
     remembered: dict[str, str] = field(default_factory=dict)
+    submitted: bool = False
 
     @classmethod
     def from_json(cls, text: bytes) -> PlanRequest:
@@ -148,6 +149,7 @@ def run(request: PlanRequest) -> PlanResult:
             request.defaults,
             analyses=request.analyses,
             remembered=request.remembered,
+            submitted=request.submitted,
         )
     except AnalysisNeeded as question:
         return PlanResult(needed=question.text)

@@ -35,7 +35,7 @@ from ckpt_runtime.configuration.pipeline_options import ExecutionOptions, Pipeli
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery
 from ckpt_runtime.frontend.explain import explanation
 from ckpt_runtime.frontend.job import DataSources, JobOptions, compiled
-from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, delivered, spark_columns
+from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION, add_queries, check_paths, delivered, spark_columns
 from ckpt_runtime.frontend.scripts import builds_session
 from ckpt_runtime.frontend.typed_plan import Analysis
 from ckpt_runtime.graph.compiler import CompiledPlan
@@ -236,13 +236,14 @@ def load_plan(
     *,
     analyses: Mapping[str, str] | None = None,
     remembered: Mapping[str, str] | None = None,
+    submitted: bool = False,
 ) -> CompiledPlan:
     """Imports ``entry`` (``"module:function"``, ``"module"`` or ``"file.py:function"``) and compiles its job.
 
     Equal arguments give an equal ``job_graph.fingerprint``. Options that the pipeline sets override ``defaults``;
     ``configuration`` overrides both. The function gets a ``SparkSession`` and ``args``; a file that makes a session
     itself runs as a script. ``analyses`` holds Spark's answers to the program's requests, and ``remembered`` answers to
-    requests that it may make.
+    requests that it may make. With ``submitted`` a new job begins, for which the paths of its files have to exist.
 
     :raises AnalysisNeeded: Spark has to answer a question of the program first
     :raises PlanError: no such module or function, or a pipeline that cannot be planned
@@ -279,6 +280,8 @@ def load_plan(
     starts = [query.start for query in capture.queries]
     set_options(starts, options)
     add_queries(capture, plan, classes.resolve, fresh_queries(starts))
+    if submitted:
+        check_paths(starts, plan)
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(

@@ -99,7 +99,7 @@ def _check_behind_aggregation(mode: str, nodes: Sequence[PlanNode]) -> None:
                 raise PlanError(
                     "dropDuplicates",
                     f"behind an aggregation dropDuplicates and distinct need output mode append, not {mode}, because "
-                    "in other modes the rows of an aggregation change",
+                    "in other modes the rows of an aggregation change: call them in foreachBatch",
                 )
             if isinstance(node, Aggregate):
                 message = f"an aggregation behind an aggregation needs append, not {mode}, as in Spark"

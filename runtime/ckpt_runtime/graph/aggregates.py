@@ -121,6 +121,10 @@ def _integers(types: Types) -> bool:
     return bool(pa.types.is_integer(types[0]))
 
 
+def _binaries(types: Types) -> bool:
+    return bool(pa.types.is_binary(types[0]))
+
+
 def _booleans(types: Types) -> bool:
     return bool(pa.types.is_boolean(types[0]))
 
@@ -155,6 +159,9 @@ AGGREGATES: Mapping[str, AggregateFunction] = {
     "BitAndAgg": _F("bits", _integers, "the bits that all values have"),
     "BitOrAgg": _F("bits", _integers, "the bits that some value has"),
     "BitXorAgg": _F("bits", _integers, "the bits that an odd number of values have"),
+    "BitmapConstructAgg": _F("bitmap", _integers, "a bitmap of 32,768 bits with those at the given positions"),
+    "BitmapOrAgg": _F("bitmap", _binaries, "the bits that some bitmap has"),
+    "BitmapAndAgg": _F("bitmap", _binaries, "the bits that all bitmaps have"),
     "StddevSamp": _F("moments", _doubles, "the standard deviation of a sample"),
     "StddevPop": _F("moments", _doubles, "the standard deviation of all values"),
     "VarianceSamp": _F("moments", _doubles, "the variance of a sample"),

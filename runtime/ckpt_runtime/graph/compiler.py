@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import TypeGuard
 
 import msgspec
 import pyarrow as pa
@@ -17,7 +18,7 @@ from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import GROUP_OPTION, alignment_of
-from ckpt_runtime.graph.formats import COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
+from ckpt_runtime.graph.formats import BATCH_LIMITS, COMMITTABLE_SCHEMA, SPLIT_SCHEMA, available_now, is_split_source
 from ckpt_runtime.graph.job_graph import (
     BATCHES,
     WATERMARK,
@@ -119,6 +120,7 @@ def compile_plan(plan: LogicalPlan) -> CompiledPlan:
     _connect(operators)
     _move_event_time_by_ranges(operators)
     _keep_batches_in_step(operators)
+    _separate_calls(operators)
     chains = _chain(plan, operators)
     graph = _job_graph(plan, chains)
     configuration = Configuration(graph.configuration)
@@ -443,6 +445,36 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
     for operator in operators:
         if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
             operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
+
+
+def _separate_calls(operators: list[_Operator]) -> None:
+    """Where a function of ``foreachBatch`` gets files whose batches have a limit, it is called with each batch.
+
+    The batches of PySpark's stream readers may have one that only the reader knows.
+    The next range waits for a checkpoint that covers the one before, and readers take no barrier within a range.
+    """
+    above: dict[str, frozenset[str]] = {}
+    waiting: frozenset[str] = frozenset()
+    for operator in operators:
+        sources: frozenset[str] = frozenset().union(*(above[edge.source.uid] for edge in operator.inputs))
+        above[operator.uid] = sources or frozenset([operator.uid])
+        if isinstance(operator.node.spec, SinkSpec) and operator.node.spec.format == "foreachBatch":
+            specs = [each.node.spec for each in operators if each.uid in sources]
+            batches = [spec for spec in specs if _has_batches(spec)]
+            limited = [not _is_paced(spec) or BATCH_LIMITS & {key.lower() for key in spec.options} for spec in batches]
+            if len(batches) == len(specs) and any(limited):
+                waiting |= sources
+    for operator in operators:
+        spec = operator.node.spec
+        if isinstance(spec, EnumeratorSpec | RangeReaderSpec) and above[operator.uid] <= waiting:
+            operator.node.spec, operator.in_step = replace(spec, in_calls=True), True
+        elif isinstance(spec, CommitterSpec) and above[operator.uid] <= waiting:
+            operator.node.spec = replace(spec, in_calls=True)
+
+
+def _has_batches(spec: OperatorSpec) -> TypeGuard[EnumeratorSpec]:
+    """Whether a source ends with what is there, and reads it in batches that do not depend on time."""
+    return isinstance(spec, EnumeratorSpec) and available_now(spec.options) and alignment_of(spec.options) is None
 
 
 def _why_ranges_end_at(operator: _Operator) -> str | None:

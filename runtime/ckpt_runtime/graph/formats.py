@@ -30,6 +30,8 @@ from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every source that is read in splits, handled by the engine: read the data present now, then end."""
+BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger"})
+"""The options, in lower case, that divide what there is into batches."""
 
 ORDERED_READS_OPTION = "orderedReads"
 """Reader option of every ``DataSource`` class, handled by the engine: reading a partition again gives the same rows in

@@ -43,7 +43,7 @@ class OperatorNode:
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
     ``alignment_group`` is the group of a source's readers whose watermarks are aligned, or :data:`BATCHES` for sources
-    whose batches are in step and the operators in which these meet; None without alignment.
+    whose batches wait for each other, and the operators that notice which batches are complete; None without alignment.
     ``observation`` is the JSON text of an ``observe``'s :class:`ObserveSpec`, by which the driver computes metrics.
     ``starts_fresh``: it ignores its state in the snapshot of another job.
     """

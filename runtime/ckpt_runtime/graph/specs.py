@@ -461,11 +461,13 @@ class SinkSpec:
 class CommitterSpec(_ConnectorSpec):
     """The single committer of a sink, downstream of the :class:`SinkSpec` of its writers (two-phase commit).
 
-    ``whole``: each commit has all rows of the result (output mode complete).
+    ``whole``: each commit has all rows of the result (output mode complete). ``in_calls`` is as in
+    :class:`EnumeratorSpec`.
     """
 
     function: UserFunction | None = None
     whole: bool = False
+    in_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -475,24 +477,27 @@ class EnumeratorSpec(_ConnectorSpec):
     ``acknowledges``: it notifies the reader of the positions that completed checkpoints cover; false in a restore
     drill. ``reported``: the data source reported the schema; the pipeline declares none. ``in_step``: its ranges and
     those of other sources are Spark's batches, each of which begins when the one before has been processed.
+    ``in_calls``: a checkpoint has to cover each range before the next one, so that a sink is called with each.
     """
 
     acknowledges: bool = True
     reported: bool = False
     program: UserFunction | None = None
     in_step: bool = False
+    in_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class RangeReaderSpec(_ConnectorSpec):
     """Reads the splits that an :class:`EnumeratorSpec` found and sent to this subtask.
 
-    ``acknowledges`` and ``reported`` are as in :class:`EnumeratorSpec`.
+    ``acknowledges``, ``reported`` and ``in_calls`` are as in :class:`EnumeratorSpec`.
     """
 
     acknowledges: bool = True
     reported: bool = False
     program: UserFunction | None = None
+    in_calls: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -555,6 +555,8 @@ class JobShell:
                 )
             case SourceProgress():
                 self._align(self._alignment.reported(execution.key, Progress(message.event_time, message.idle)))
+                if message.wants_checkpoint:
+                    self.tell(checkpoint_on.CheckpointWanted())
             case DeclineCheckpoint():
                 reason = CheckpointFailureReason[message.reason]
                 self.tell(checkpoint_on.Declined(message.checkpoint_id, execution, reason, message.message))

@@ -209,7 +209,7 @@ class Planner:
 
         def plan(directory: str) -> PlanResult:
             order = self.order(directory, program, request, configuration)
-            order = replace(order, remembered=self.answers.of(digest, entry))
+            order = replace(order, remembered=self.answers.of(digest, entry), submitted=True)
             result = self._planned(order, tables)
             self.answers.keep(digest, entry, order.remembered | order.analyses)
             return result

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
@@ -54,6 +54,7 @@ class OperatorTotals:
     pending: int | None = None
     reached: Offsets = field(default_factory=dict)
     latest: Offsets = field(default_factory=dict)
+    begun: Offsets = field(default_factory=dict)
     looks: int | None = None
     """Those of the subtask that has looked least often."""
     uncommitted: bool = False
@@ -80,15 +81,30 @@ class OperatorTotals:
             _sum(self.pending, more.pending),
             _merged(self.reached, more.reached),
             _merged(self.latest, more.latest),
+            _merged(self.begun, more.begun, min),
             min(*_known(self.looks), more.looks, more.looks),
             self.uncommitted or more.uncommitted,
         )
 
 
-def _merged(first: Offsets, second: Offsets) -> Offsets:
+def _merged(first: Offsets, second: Offsets, of_both: Callable[[int, int], int] = max) -> Offsets:
     if not first or not second:
         return first or second
-    return {topic: {**first.get(topic, {}), **second.get(topic, {})} for topic in {**first, **second}}
+    merged = {topic: {**first.get(topic, {}), **second.get(topic, {})} for topic in {**first, **second}}
+    for topic in first.keys() & second.keys():
+        for part in first[topic].keys() & second[topic].keys():
+            merged[topic][part] = of_both(first[topic][part], second[topic][part])
+    return merged
+
+
+def _moved_on(before: Offsets, reached: Offsets) -> Offsets:
+    """The offsets that a source has reached. Batches of files that are read again do not put it back."""
+    return _merged({name: parts for name, parts in before.items() if "" in parts}, reached) or before
+
+
+def _shown(offsets: Offsets) -> dict[str, Any] | None:
+    """Offsets as reports have them; None if there are none, or if they are in front of all rows."""
+    return {name: parts.get("", parts) for name, parts in offsets.items() if parts.get("") != -1} or None
 
 
 def _known(value: int | None) -> tuple[int, ...]:
@@ -164,7 +180,8 @@ class JobProgress:
         duration = max(0, now_ms - begun_ms)
         since_ms, before = self._reported_at_ms, self._offsets
         self._checkpoints.append(_Checkpoint(checkpoint_id, since_ms, begun_ms, duration, graph, totals, before))
-        self._offsets = {**before, **{uid: each.reached for uid, each in totals.items() if each.reached}}
+        reached = {uid: each.reached for uid, each in totals.items() if each.reached}
+        self._offsets = {**before, **{uid: _moved_on(before.get(uid, {}), each) for uid, each in reached.items()}}
         self._reported_at_ms = begun_ms
 
     def finished(self, now_ms: int, graph: JobGraph) -> None:
@@ -204,9 +221,8 @@ class JobProgress:
 
 
 def _without_levels(measures: OperatorMeasures) -> OperatorMeasures:
-    return replace(
-        measures, stored_rows=None, stored_bytes=None, pending=None, reached={}, latest={}, uncommitted=False
-    )
+    offsets: dict[str, Any] = {"reached": {}, "latest": {}, "begun": {}}
+    return replace(measures, stored_rows=None, stored_bytes=None, pending=None, uncommitted=False, **offsets)
 
 
 def _readers(graph: JobGraph) -> list[OperatorNode]:
@@ -273,7 +289,7 @@ def _report(query_id: str, checkpoint: _Checkpoint, sink: str) -> dict[str, Any]
 def _source(
     node: OperatorNode, totals: Mapping[str, OperatorTotals], seconds: float, before: Mapping[str, Offsets]
 ) -> dict[str, Any]:
-    """A source. Its offsets are None if it has none, as the start is in the first report of a job."""
+    """A source. Its offsets are None if they are not known, as the start is in the first report of most jobs."""
     read = totals[node.uid]
     metrics = {"numBadRecordsDropped": str(sum(each.bad for each in totals.values()))}
     if read.pending is not None:
@@ -285,8 +301,9 @@ def _source(
         metrics["minOffsetsBehindLatest"] = str(min(behind))
         metrics["maxOffsetsBehindLatest"] = str(max(behind))
         metrics["avgOffsetsBehindLatest"] = str(sum(behind) / len(behind))
-    known = before.get(node.uid), read.reached, read.latest
-    offsets = {name: each or None for name, each in zip(_OFFSETS, known, strict=True)}
+    start = before.get(node.uid) or read.begun
+    known = start, _moved_on(start, read.reached), read.latest
+    offsets = {name: _shown(each) for name, each in zip(_OFFSETS, known, strict=True)}
     rate = read.rows_out / seconds
     rates = {"inputRowsPerSecond": rate, "processedRowsPerSecond": rate}
     return {"description": node.name, **offsets, "numInputRows": read.rows_out, **rates, "metrics": metrics}

@@ -338,13 +338,17 @@ class DeclineCheckpoint(Message, frozen=True):
 
 
 class SourceProgress(Message, frozen=True):
-    """The progress of the rows of an aligned source. The others of its group do not wait for an ``idle`` one."""
+    """The progress of the rows of an aligned source. The others of its group do not wait for an ``idle`` one.
+
+    ``wants_checkpoint``: it waits for a checkpoint that covers what it has sent.
+    """
 
     deployment: int
     vertex_id: str
     subtask: NonNegative
     event_time: EventTime | None
     idle: bool
+    wants_checkpoint: bool = False
 
 
 TaskMessage = TaskStateChanged | EndOfDataReport | SourceProgress | AcknowledgeCheckpoint | DeclineCheckpoint

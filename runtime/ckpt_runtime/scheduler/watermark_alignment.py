@@ -22,10 +22,14 @@ splits than subtasks, and empty partitions."""
 
 
 class Progress(NamedTuple):
-    """The event time of a subtask, None before its first row. Others do not wait for an ``idle`` one."""
+    """The event time of a subtask, None before its first row. Others do not wait for an ``idle`` one.
+
+    ``wants_checkpoint``: it waits for a checkpoint that covers what it has sent.
+    """
 
     event_time: int | None
     idle: bool = False
+    wants_checkpoint: bool = False
 
 
 @dataclass(slots=True)

@@ -391,7 +391,9 @@ class DeployedJob:
             restored=restored,
         )
         subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
-        subtask.reports_batches = vertex.operators[0].alignment_group == BATCHES
+        head = vertex.operators[0]
+        # A reader reports by itself which ranges it has read.
+        subtask.reports_batches = head.alignment_group == BATCHES and head.kind != "range_reader"
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]

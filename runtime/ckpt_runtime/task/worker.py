@@ -461,7 +461,7 @@ class TaskWorker:
 
     def source_progress(self, subtask: Subtask, progress: Progress) -> None:
         if (sender := self._sender(subtask)) is not None:
-            self._report(SourceProgress(*sender, progress.event_time, progress.idle))
+            self._report(SourceProgress(*sender, *progress))
 
     def decline(self, subtask: Subtask, checkpoint_id: int, reason: str, message: str) -> None:
         if (sender := self._sender(subtask)) is not None:

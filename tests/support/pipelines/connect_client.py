@@ -10,6 +10,7 @@ from io import StringIO
 from threading import Condition
 from typing import Any
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQueryListener
@@ -23,7 +24,8 @@ def refusal(action: Any) -> str:
     try:
         action()
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        condition = error.getCondition() if isinstance(error, PySparkException) else None
+        return f"{type(error).__name__}, {condition}: {error}"
     return "not refused"
 
 
@@ -97,6 +99,7 @@ seen["plan of a frame"] = shown(spark.sql(totals.format("orders")).explain)
 numbers = spark.readStream.format("numbers").option("rowsPerSecond", "100").load()
 running = numbers.writeStream.format("parquet").queryName("running").start(f"{output}/running")
 seen["active"] = [active.name for active in spark.streams.active]
+seen["second of a name"] = refusal(numbers.writeStream.format("noop").queryName("running").start)
 seen["in time"] = running.awaitTermination(0.2)
 seen["plan of a query"] = shown(running.explain)
 listener.wait("progress", 2)
@@ -118,6 +121,8 @@ spark.streams.removeListener(listener)
 
 seen["unknown column"] = refusal(lambda: spark.sql("SELECT nope FROM orders").writeStream.start(f"{output}/refused"))
 seen["action"] = refusal(orders.collect)
+seen["two paths"] = refusal(lambda: spark.readStream.schema(schema).option("path", orders_path).parquet(output).columns)
+seen["path"] = refusal(lambda: spark.readStream.schema(schema).parquet(f"{output}/away").writeStream.start(output))
 length = F.udf(len, "int")
 seen["code"] = refusal(lambda: orders.select(length("country")).writeStream.start(f"{output}/refused"))
 seen["option of nothing"] = refusal(lambda: spark.conf.set("execution.checkpointing.intervall", "1 s"))

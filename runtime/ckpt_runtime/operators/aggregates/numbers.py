@@ -25,6 +25,7 @@ from ckpt_runtime.state.arrays import read_only
 from ckpt_runtime.state.columns import NO_BITMAP, AnyArray
 from ckpt_runtime.state.kernels import group_kernels as kernels
 
+_BITMAP_BYTES = 4096
 _WIDE = 76
 _EXACT = Context(prec=80)
 
@@ -270,3 +271,50 @@ class Bits(GroupAccumulator):
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
         return stored[0]
+
+
+class Bitmap(GroupAccumulator):
+    """Spark's bitmaps of fixed size: with the bits at given positions, or those that some or all other bitmaps have.
+
+    Other bitmaps may be shorter. What they lack is not in all of them.
+    """
+
+    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
+        super().__init__(aggregate, inputs)
+        self._of_all = aggregate.function == "BitmapAndAgg"
+        self._none = (b"\xff" if self._of_all else b"\0") * _BITMAP_BYTES
+        self.stored = [self.field("", pa.binary())]
+
+    def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
+        bits = np.frombuffer(self._none * groups, np.uint8).reshape(groups, _BITMAP_BYTES).copy()
+        constructs = self.aggregate.function == "BitmapConstructAgg"
+        if constructs:
+            self._set(bits, new)
+        for rows in (old,) if constructs else (old, new):
+            values = columns.plain(rows.columns[0]).to_pylist() if len(rows.groups) else []
+            for number, value in zip(rows.groups.tolist(), values, strict=True):
+                if value is not None:
+                    self._merge(bits[number], np.frombuffer(value, np.uint8)[:_BITMAP_BYTES])
+        return [pa.array([group.tobytes() for group in bits], pa.binary())]
+
+    def _set(self, bits: AnyArray, rows: Rows) -> None:
+        values = columns.plain(rows.columns[0])
+        positions = values.drop_null().to_numpy(zero_copy_only=False).astype(np.int64)
+        outside = positions[(positions < 0) | (positions >= 8 * _BITMAP_BYTES)]
+        if len(outside):
+            raise AggregateFailedError(
+                f"{self.aggregate.name}: the bitmap position {outside[0]} is not from 0 to {8 * _BITMAP_BYTES - 1}; "
+                "use bitmap_bit_position, and group by bitmap_bucket_number"
+            )
+        numbers = rows.groups[np.asarray(values.is_valid())]
+        np.bitwise_or.at(bits, (numbers, positions // 8), (1 << positions % 8).astype(np.uint8))
+
+    def _merge(self, bits: AnyArray, other: AnyArray) -> None:
+        if self._of_all:
+            bits[: len(other)] &= other
+            bits[len(other) :] = 0
+        else:
+            bits[: len(other)] |= other
+
+    def result(self, stored: list[pa.Array]) -> pa.Array:
+        return pc.fill_null(stored[0], pa.scalar(self._none, pa.binary()))

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ckpt_runtime.graph.aggregates import AGGREGATES, GroupAggregate
 from ckpt_runtime.operators.aggregates.accumulator import GroupAccumulator, Rows, array_of, filled, floats, integers
-from ckpt_runtime.operators.aggregates.numbers import Average, Bits, Count, CountIf, Extreme, Product, Sum
+from ckpt_runtime.operators.aggregates.numbers import Average, Bitmap, Bits, Count, CountIf, Extreme, Product, Sum
 from ckpt_runtime.operators.aggregates.values import (
     Concatenated,
     Distinct,
@@ -192,6 +192,7 @@ ACCUMULATORS: dict[str, type[GroupAccumulator]] = {
     "picked_by": MinMaxByAccumulator,
     "product": Product,
     "bits": Bits,
+    "bitmap": Bitmap,
     "moments": Moments,
     "comoments": Comoments,
     "list": Listed,

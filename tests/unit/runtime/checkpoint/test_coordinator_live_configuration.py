@@ -257,6 +257,20 @@ class TestInterval:
         assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 3_000
         assert driver.step(on.BacklogChanged(processing_backlog=False)) == []
 
+    def test_checkpoint_that_a_source_wants_waits_for_none_that_is_pending(self):
+        driver = Driver().run()
+        driver.step(on.CheckpointWanted())
+        assert driver.one(out.InitializeLocation).checkpoint_id == 1
+        assert driver.step(on.CheckpointWanted()) == []
+        driver.locate(1)
+        assert driver.step(on.CheckpointWanted()) == []
+        driver.ack_all(1)
+        driver.publish(1)
+        driver.step(on.CheckpointWanted())
+        assert driver.one(out.InitializeLocation).checkpoint_id == 2
+        driver.step(on.TasksLeftRunning())
+        assert driver.step(on.CheckpointWanted()) == []
+
     def test_interval_of_zero_during_backlog_stops_periodic_checkpoints(self):
         driver = self.ticking(interval_during_backlog_ms=0)
         driver.step(on.BacklogChanged(processing_backlog=True))

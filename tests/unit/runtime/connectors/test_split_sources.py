@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import random
 import sqlite3
@@ -22,12 +23,13 @@ from pyarrow import orc
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.connectors.file_source import FileSource
 from ckpt_runtime.connectors.rate_source import Schedule
-from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator
+from ckpt_runtime.connectors.split_source import SplitEnumeratorOperator, SplitReaderOperator
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import source_schema
+from ckpt_runtime.graph.formats import SPLIT_SCHEMA, source_schema
 from ckpt_runtime.graph.source_formats import with_file_metadata
-from ckpt_runtime.graph.specs import EnumeratorSpec
-from ckpt_runtime.operators.operator import SourceStatus
+from ckpt_runtime.graph.specs import EnumeratorSpec, RangeReaderSpec
+from ckpt_runtime.operators.operator import SourceStatus, WaitingInput
+from ckpt_runtime.scheduler.watermark_alignment import Progress
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
@@ -89,6 +91,79 @@ def test_source_in_step_with_others_waits_until_its_range_has_been_processed(tmp
     assert later.ranges == [0]
 
 
+def test_source_whose_batches_are_calls_waits_until_a_checkpoint_covers_its_range(tmp_path: Path) -> None:
+    for number in range(2):
+        write(tmp_path, "text", str(number), number, 1)
+    options = {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "1"}
+    asked: list[Progress] = []
+    clock = Clock()
+
+    def enumerator(state: Sequence[OperatorListState] = ()) -> SplitEnumeratorOperator:
+        found = SplitEnumeratorOperator(
+            EnumeratorSpec("text", options, TEXT, in_calls=True), FileSource("text", options), TEXT
+        )
+        opened(found, replace(context(state=state, monotonic_ms=clock), report_progress=asked.append))
+        assert asked.pop() == Progress(None, idle=True)
+        return found
+
+    def waits(source: SplitEnumeratorOperator, *, asks: bool) -> None:
+        assert source.poll() is SourceStatus.NOTHING_AVAILABLE
+        assert asked == [Progress(None, idle=True, wants_checkpoint=True)] * asks
+        asked.clear()
+
+    source = enumerator()
+    source.snapshot(1)
+    assert source.poll() is SourceStatus.MORE_AVAILABLE
+    source.notify_complete(1)
+    waits(source, asks=False)  # the readers have not read it
+    source.align(1)
+    waits(source, asks=True)
+    waits(source, asks=False)
+    clock.ms += 1_000
+    waits(source, asks=True)
+    source.snapshot(2)  # fails
+    source.snapshot(3)
+    source.notify_complete(3)
+    assert source.poll() is SourceStatus.MORE_AVAILABLE
+    again = enumerator(snapshot_of(source, 4))
+    for each in (source, again):
+        waits(each, asks=False)
+        each.align(2)
+        waits(each, asks=True)
+        each.snapshot(5)
+        each.notify_complete(5)
+        assert each.poll() is SourceStatus.END_OF_INPUT
+        clock.ms += 1_000
+
+
+def test_reader_whose_batches_are_calls_takes_no_barrier_within_one_and_reports_those_that_it_has_read(
+    tmp_path: Path,
+) -> None:
+    spec = RangeReaderSpec("text", {"path": str(tmp_path)}, TEXT, in_calls=True)
+    reader = SplitReaderOperator(spec, FileSource("text", dict(spec.options)), TEXT)
+    told: list[Progress] = []
+    clock = Clock()
+    where = context(waiting_input=lambda: WaitingInput.BARRIER, monotonic_ms=clock)
+    output = opened(reader, replace(where, report_progress=told.append, set_timer=(due := []).append))
+    split = {"id": str(write(tmp_path, "text", "0", 7, 1)), "bounded": True}
+    description = {"size": 2, "modified_ms": 0, "partition": {}}
+    row = {"sequence": 0, "number": 0, "partition": json.dumps({**split, "description": description}), "rows": None}
+    reader.process_batch(pa.RecordBatch.from_pylist([row], SPLIT_SCHEMA), 0)
+    reader.process_coming_watermark(1, 1)
+    reader.process_coming_watermark(3, 2)  # its splits are those of others
+    assert (reader.holds_checkpoints_back, due.pop(), told) == (True, 0, [])
+    for _ in range(2):
+        clock.ms += 299_999
+        assert reader.holds_checkpoints_back
+        clock.ms += 1
+        assert not reader.holds_checkpoints_back  # the checkpoint would expire
+        reader.snapshot(1)
+    while reader.reads:
+        reader.on_processing_time(0)
+    assert output.column("value") == ["7"]
+    assert (reader.holds_checkpoints_back, told) == (False, [Progress(1), Progress(2)])
+
+
 @pytest.mark.parametrize("format_", ["parquet", "orc", "text"])
 @pytest.mark.parametrize("seed", range(4))
 def test_files_with_restores_at_other_parallelisms_give_each_row_once(tmp_path: Path, format_: str, seed: int) -> None:
@@ -113,6 +188,31 @@ def test_files_with_restores_at_other_parallelisms_give_each_row_once(tmp_path: 
         job.read(generator.randrange(4))  # rows behind the checkpoint are lost with the attempt
         job = Job(format_, options, declared, parallelism=parallelism, restored=state, most_rows=3)
     assert ids(kept + job.run()) == Counter(range(written))
+
+
+def test_batches_of_files_are_counted_through_restores_and_runs(tmp_path: Path) -> None:
+    def offsets(job: Job) -> list[tuple[int | None, int | None]]:
+        found = [reader.measured() for reader in job.readers]
+        return [(each.begun.get("logOffset", {}).get(""), each.reached.get("logOffset", {}).get("")) for each in found]
+
+    options = {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "2"}
+    for at in range(5):
+        write(tmp_path, "text", str(at), at, 1)
+    job = Job("text", options, parallelism=2)
+    assert offsets(job) == [(None, None)] * 2
+    assert job.discover()
+    assert job.discover()
+    job.read()
+    assert offsets(job) == [(-1, 0)] * 2
+    again = Job("text", options, parallelism=1, restored=job.checkpoint(1, 1))
+    assert offsets(again) == [(-1, None)]
+    again.run()
+    assert offsets(again) == [(-1, 2)]
+    write(tmp_path, "text", "later", 9, 1)
+    later = Job("text", options, restored=again.checkpoint(2), job_id="the next run")
+    assert offsets(later) == [(None, None)]
+    later.run()
+    assert offsets(later) == [(2, 3)]
 
 
 def test_files_come_in_the_order_in_which_they_were_written(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from ckpt_runtime.checkpoint.sink_state import MESSAGES
 from ckpt_runtime.connectors import staged_sinks
 from ckpt_runtime.connectors.file_sink import PendingFile
 from ckpt_runtime.connectors.waiting_batches import WaitingCommitterOperator, WaitingWriterOperator
@@ -38,10 +39,19 @@ class Function:
 class Job:
     """One writer in front of the committer, in one attempt."""
 
-    def __init__(self, place: Path, function: Function, attempt: int = 0, state: Any = (), restored: int | None = None):
+    def __init__(
+        self,
+        place: Path,
+        function: Function,
+        attempt: int = 0,
+        state: Any = (),
+        restored: int | None = None,
+        *,
+        joins: bool = False,
+    ) -> None:
         spec = SinkSpec("foreachBatch", {"path": str(place), "maxWaitingBatches": "2"}, UserFunction(function, None))
         self.now = 0.0
-        self.committer = WaitingCommitterOperator(staged_sinks.staged_sink(spec), SCHEMA)
+        self.committer = WaitingCommitterOperator(staged_sinks.staged_sink(spec), SCHEMA, joins=joins)
         self.committer.open(context(uid="out.committer", state=state, restored=restored, attempt=attempt), Collector())
         self.writer = WaitingWriterOperator(staged_sinks.staged_sink(spec))
         where = context(uid="out", restored=restored, attempt=attempt, monotonic_ms=lambda: self.now)
@@ -132,6 +142,35 @@ def test_calls_that_have_not_returned_are_made_again_with_the_same_ids_and_rows(
     assert list(tmp_path.iterdir()) == []
     function.error = SystemExit()  # ends the thread of the first attempt
     function.returns.release()
+
+
+@pytest.mark.parametrize("snapshots", [0, 1, 2])
+@pytest.mark.parametrize("joins", [True, False])
+def test_rows_of_aborted_checkpoints_are_in_the_call_of_the_next_one_where_it_is_one_batch(
+    function: Function, tmp_path: Path, snapshots: int, joins: bool
+) -> None:
+    """Some of the aborted ones have reached the committer."""
+    job = Job(tmp_path, function, joins=joins)
+    function.returns.release(9)
+    job.checkpoint(1, 1)
+    for number in (2, 3):
+        job.writer.process_batch(pa.record_batch({"n": pa.array([number], pa.int64())}), 0)
+        job.writer.prepare_snapshot(number)
+        if number - 2 < snapshots:
+            snapshot_of(job.committer, number)
+        job.committer.notify_aborted(number)
+    state = job.checkpoint(4, 4)
+    job.checkpoint(5, 5)
+    until(lambda: not job.committer.has_commits_left)
+    job.close()
+    if not joins:
+        assert function.calls == [(number, [number + 1]) for number in range(5)]
+        return
+    assert function.calls == [(0, [1]), (1, [2, 3, 4]), (2, [5])]
+    assert [(item["checkpoint"], item["batch"]) for each in state if each.name == MESSAGES for item in each.items] in (
+        [(4, 1)],
+        [(1, 0), (4, 1)],  # the first call had not returned
+    )
 
 
 @pytest.mark.row("ends.1")

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql.streaming.listener import StreamingQueryListener
 from pyspark.sql.types import StructType
 
@@ -107,10 +108,42 @@ def test_error_of_spark_is_an_error_of_the_plan() -> None:
         schema_of(capture({digest: msgspec.json.encode(Analysis(error="no such column")).decode()}))
 
 
-@pytest.mark.parametrize("action", [lambda frame: frame.collect(), lambda frame: frame.cache()])
-def test_action_on_a_frame_is_refused(action: Any) -> None:
-    with captured_session(capture({}), lambda _: None) as spark, pytest.raises(PlanError, match="running Spark"):
-        action(spark.readStream.format("replay").load("/data"))
+def test_action_on_a_frame_is_refused_by_sparks_message_if_it_reads_a_stream() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        frame = spark.readStream.format("replay").load("/data")
+        with pytest.raises(PlanError, match=r"must be executed with writeStream\.start\(\)"):
+            frame.where("amount > 1").show()
+        for action in (frame.cache, spark.range(3).collect):
+            with pytest.raises(PlanError, match="running Spark"):
+                action()
+
+
+def test_second_active_query_of_a_name_is_refused_as_in_spark() -> None:
+    with captured_session(capture({}), lambda _: None) as spark:
+        writer = spark.readStream.format("replay").load("/data").writeStream.format("noop").queryName("totals")
+        first = writer.start()
+        with pytest.raises(
+            IllegalArgumentException, match=r"^Cannot start query with name totals as a query with that"
+        ):
+            writer.start()
+        first.stop()
+        assert writer.start().name == "totals"
+
+
+def test_path_is_given_either_as_an_option_or_as_an_argument() -> None:
+    given, legacy = capture({}), "spark.sql.legacy.pathOptionBehavior.enabled"
+    with captured_session(given, lambda _: None) as spark:
+        spark.conf.set(legacy, "false")
+        with pytest.raises(PlanError, match=f"{legacy}: 'true' is not supported"):
+            spark.conf.set(legacy, "true")
+        reader = spark.readStream.format("replay").option("PATH", "/data")
+        writer = reader.load().writeStream.option("path", "/out")
+        writer.start()
+        with pytest.raises(PlanError, match=r"load: There is a 'path' option set and load\(\) is called with a path"):
+            reader.load("/data").writeStream.start("/out")
+        with pytest.raises(PlanError, match=r"start: There is a 'path' option set and start\(\) is called with a path"):
+            writer.start("/out")
+    assert len(given.queries) == 1
 
 
 def test_program_that_sleeps_after_it_has_started_a_query_is_planned_at_once() -> None:
@@ -199,7 +232,7 @@ def test_named_query_has_a_location_in_the_directory_that_an_option_of_spark_nam
         writer.start("/out")
         writer.queryName("b").start("/out")
         writer.queryName("c").start("/out")
-        writer.option("checkpointLocation", "/own").start("/out")
+        writer.queryName("d").option("checkpointLocation", "/own").start("/out")
     locations = [{key.lower(): value for key, value in query.start.options.items()} for query in made.queries]
     assert [each.get("checkpointlocation") for each in locations] == [None, "/state/b", "/state/c", "/own"]
 

@@ -133,6 +133,24 @@ def test_errors_become_results_with_the_authors_frames_only(archive: Path) -> No
     assert str(option).startswith("parallelism.default: 'none' is not acceptable")
 
 
+def test_path_of_files_has_to_exist_when_a_job_is_submitted_unless_a_query_of_the_job_writes_it(archive: Path) -> None:
+    (archive / "files.py").write_text(
+        "def pipeline(spark, source, target):\n"
+        "    rows = spark.readStream.schema('a INT').parquet(source)\n"
+        "    rows.writeStream.option('checkpointLocation', '/c').start(target)\n"
+    )
+    away, out = f"{archive}/away", f"{archive}/out"
+    found = {}
+    for source in (away, f"file://{away}", f"{away}/*", str(archive), out):
+        again = request(archive, "files", source, out)
+        assert planned(again, run).failure is None, "a job that runs is planned again"
+        failure = planned(replace(again, submitted=True), run).failure
+        found[source] = failure and str(failure)
+    message = "load: [PATH_NOT_FOUND] Path does not exist: {}. SQLSTATE: 42K03"
+    missing = {path: message.format(path) for path in (away, f"file://{away}")}
+    assert found == {f"{away}/*": None, str(archive): None, out: None, **missing}
+
+
 @pytest.mark.usefixtures("process_template")
 def test_the_plan_process_gives_the_same_graph_and_ignores_noise(archive: Path) -> None:
     result = planned(request(archive, "job", "5"), plan_in_process)

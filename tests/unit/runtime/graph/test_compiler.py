@@ -328,6 +328,50 @@ def test_sources_whose_batches_meet_are_in_step(ends: bool) -> None:
     assert sorted(members) == ([("a", 0), ("b", 0), ("counted", 0), ("met", 0)] if ends else [])
 
 
+@pytest.mark.parametrize(
+    ("options", "format_", "calls"),
+    [
+        ({"availableNow": "true", "maxFilesPerTrigger": "2"}, "foreachBatch", ["a", "a.reader", "b", "b.reader"]),
+        ({"availableNow": "true", "maxbytespertrigger": "9"}, "foreachBatch", ["a", "a.reader", "b", "b.reader"]),
+        ({"availableNow": "true"}, "foreachBatch", []),
+        ({"maxFilesPerTrigger": "2"}, "foreachBatch", []),
+        ({"availableNow": "true", "maxFilesPerTrigger": "2"}, "noop", []),
+    ],
+)
+def test_function_is_called_with_each_batch_of_limited_files(
+    options: dict[str, str], format_: str, calls: list[str]
+) -> None:
+    """The files of one source have a limit, and those of the other one are a single batch."""
+
+    def files(plan: LogicalPlan, uid: str, options: dict[str, str]) -> LogicalNode:
+        spec = SourceSpec("parquet", {"path": "/in", **options})
+        return plan.add(LogicalNode(spec, (), SCHEMA, uid))
+
+    def in_calls(plan: LogicalPlan) -> list[str]:
+        compiled = compile_plan(plan)
+        marked = [uid for uid, each in compiled.specs.items() if getattr(each, "in_calls", False)]
+        found = [uid for uid in marked if not isinstance(compiled.specs[uid], CommitterSpec)]
+        assert bool(found) == (len(marked) > len(found))
+        heads = [each.operators[0].uid for each in compiled.job_graph.vertices]
+        of_group = [heads.index(uid) for uid in found]
+        members = {vertex for vertex, _ in compiled.job_graph.alignment_groups.get(BATCHES, [])}
+        assert members == {compiled.job_graph.vertices[at].id for at in of_group}
+        return found
+
+    unlimited = {key: value for key, value in options.items() if key == "availableNow"}
+    plan = LogicalPlan("job", default_parallelism=2)
+    both = operator(plan, files(plan, "a", options), files(plan, "b", unlimited), uid="both")
+    sink(plan, aggregate(plan, both), format_=format_)
+    sink(plan, files(plan, "c", options), uid="other")
+    assert sorted(in_calls(plan)) == calls
+    plan = LogicalPlan("job")
+    sink(plan, operator(plan, files(plan, "a", options), source(plan), uid="both"), format_=format_)
+    assert in_calls(plan) == []
+    plan = LogicalPlan("job")
+    sink(plan, plan.add(LogicalNode(SourceSpec(FakeDataSource, unlimited), (), SCHEMA, "reader")), format_=format_)
+    assert bool(in_calls(plan)) == (format_ == "foreachBatch" and bool(unlimited))
+
+
 def test_event_time_of_other_sources_moves_with_every_buffer() -> None:
     plan = LogicalPlan("job", default_parallelism=2)
     both = operator(plan, source(plan), source(plan, "more"), uid="both")

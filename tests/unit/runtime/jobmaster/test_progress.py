@@ -238,3 +238,26 @@ def test_report_shows_the_offsets_of_all_subtasks_and_how_far_they_are_behind() 
     progress.deployed()
     [source] = complete(progress, 3, [at(3, "0", 8, 9), at(3, "1", 8, 8)])["sources"]
     assert source["startOffset"] == {"orders": {"0": 6, "1": 7}}
+
+
+@pytest.mark.parametrize(("first", "start"), [(0, None), (3, {"logOffset": 2})])
+def test_report_shows_the_batches_of_files_from_which_a_job_has_begun_and_which_its_subtasks_have_reached(
+    first: int, start: dict[str, int] | None
+) -> None:
+    def at(checkpoint_id: int, begun: int | None, reached: int | None) -> list[Interval]:
+        given = {"begun": begun, "reached": reached}
+        known: dict[str, Any] = {key: {"logOffset": {"": each}} for key, each in given.items() if each is not None}
+        return [Interval(checkpoint_id, (OperatorMeasures("in", rows_out=1, **known),))]
+
+    def offsets(checkpoint_id: int, *reads: list[Interval]) -> tuple[Any, Any]:
+        [source] = complete(progress, checkpoint_id, [*reads])["sources"]
+        return source["startOffset"], source["endOffset"]
+
+    progress = JobProgress(JOB, 0)
+    # The second subtask has got the next batch, and has not read it.
+    assert offsets(1, at(1, first - 1, None), at(1, first, None)) == (start, start)
+    assert offsets(2, at(2, first - 1, first), at(2, first, first + 1)) == (start, {"logOffset": first + 1})
+    progress.deployed()
+    # The first subtask reads its file again; the other one has none.
+    assert offsets(3, at(3, first - 1, first), at(3, None, None)) == ({"logOffset": first + 1},) * 2
+    assert offsets(4, at(4, first - 1, first + 2), at(4, None, None))[1] == {"logOffset": first + 2}

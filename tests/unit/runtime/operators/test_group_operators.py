@@ -84,6 +84,23 @@ def test_total_of_no_rows_comes_out_once_with_the_first_checkpoint(parallelism: 
     assert used.checkpoint() == []
 
 
+@BACKENDS
+def test_bitmaps_of_groups_are_combined_with_shorter_and_longer_ones_and_without_nulls(backend: str) -> None:
+    some, every = (aggregate(f"Bitmap{name}Agg", "b", result=pa.binary()) for name in ("Or", "And"))
+    places = aggregate("BitmapConstructAgg", "v", result=pa.binary())
+    schema = pa.schema([("k", pa.string()), ("v", INT), ("b", pa.binary())])
+    job = GroupJob(GroupSpec(schema, ("k",), (some, every, places), "update"), backend=backend)
+    [_, empty] = job.process({"k": "a", "v": 32_767, "b": b"\x0f" * 5_000}, {"k": "b", "v": None, "b": None})
+    assert [*empty.values()] == ["b", bytes(4_096), b"\xff" * 4_096, bytes(4_096)]
+    job.restart(backend=backend)
+    [row] = job.process({"k": "a", "v": 8, "b": b"\x3c\xf0"}, {"k": "a", "v": 0, "b": None})
+    bitmaps = b"\x3f\xff" + b"\x0f" * 4_094, b"\x0c" + bytes(4_095), b"\1\1" + bytes(4_093) + b"\x80"
+    assert tuple(row.values()) == ("a", *bitmaps)
+    with pytest.raises(AggregateFailedError, match="position 32768 is not from 0 to 32767"):
+        job.process({"k": "a", "v": 32_768, "b": None})
+    job.close()
+
+
 def test_end_of_data_leaves_open_groups_in_state_for_the_job_that_continues() -> None:
     job = GroupJob(windows())
     job.process(row(20, "a", 1))
