@@ -391,7 +391,8 @@ _PASS_RANGES_ON = (
 def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
     """Behind a PySpark stream reader, event time advances when a range is complete, as between Spark's batches.
 
-    A source that ends with what is there reads one range after the other, as Spark does with ``availableNow``.
+    A source that ends with what is there reads one range after the other, as Spark does with ``availableNow``. Classes
+    of ``ckpt_runtime.sources.Source`` are unknown to Spark: their ranges are no batches, and wait for nothing.
 
     An operator that cannot guarantee to forward the end of a range after its rows drops it. Raises PlanError for a
     watermark after such an operator: event time would advance within a range and make some of its rows late.
@@ -407,7 +408,10 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
                 continue
             reason = _why_ranges_end_at(operator)
         if reason is None:
-            whole[uid] = available_now(spec.options) if isinstance(spec, RangeReaderSpec) else whole[sources[0]]
+            if isinstance(spec, RangeReaderSpec):
+                whole[uid] = available_now(spec.options) and not is_source(spec.format)
+            else:
+                whole[uid] = whole[sources[0]]
             if isinstance(spec, WatermarkSpec):
                 operator.node.spec = replace(spec, by_ranges=True, by_batches=whole[uid])
         elif isinstance(spec, WatermarkSpec):

@@ -33,6 +33,7 @@ from ckpt_runtime.graph.specs import (
     StaticJoinSpec,
     WatermarkSpec,
 )
+from ckpt_runtime.sources import Source
 
 SCHEMA = pa.schema([("k", pa.int64()), ("v", pa.int64())])
 FORWARD, HASH = Partitioning.FORWARD, Partitioning.HASH
@@ -298,15 +299,24 @@ def test_event_time_moves_between_the_ranges_of_a_stream_reader(chaining: bool) 
     assert by_ranges(plan) == ["left-time", "right-time", "again"]
 
 
-@pytest.mark.parametrize("ends", [True, False])
-def test_batches_follow_each_other_where_a_source_ends_with_what_is_there(ends: bool) -> None:
+class OwnSource(Source):
+    """Spark has no such sources, and no batches of them."""
+
+
+@pytest.mark.parametrize(
+    ("format_", "ends", "has_batches"),
+    [(FakeDataSource, True, True), (FakeDataSource, False, False), (OwnSource, True, False)],
+)
+def test_batches_follow_each_other_where_a_source_of_spark_ends_with_what_is_there(
+    format_: type, ends: bool, has_batches: bool
+) -> None:
     plan = LogicalPlan("job")
-    spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
+    spec = SourceSpec(format_, {"availableNow": str(ends)})
     read = plan.add(LogicalNode(spec, (), SCHEMA, "source"))
     sink(plan, watermark(plan, operator(plan, read, uid="between")))
     made = compile_plan(plan).specs["time"]
     assert isinstance(made, WatermarkSpec)
-    assert (made.by_ranges, made.by_batches) == (True, ends)
+    assert (made.by_ranges, made.by_batches) == (True, has_batches)
 
 
 @pytest.mark.parametrize("ends", [True, False])
