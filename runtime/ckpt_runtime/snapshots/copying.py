@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
@@ -175,14 +176,27 @@ def copy_files(directory: Location, files: list[StateFile], target: Location, pr
     copied, total = 0, sum(file.length for file in files)
     for parent in sorted({locate(target, file.path).parent for file in files}, key=lambda location: location.path):
         make_directory(parent)
+    # An interruption may hit the start of a thread, which the pool then does not know and cannot wait for. Therefore no
+    # thread writes before all have been started.
+    started, interrupted = threading.Event(), threading.Event()
+
+    def copy(file: StateFile) -> None:
+        started.wait()
+        if not interrupted.is_set():
+            _copy(directory, file, target)
+
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="copy") as pool:
-        running: dict[Future[None], StateFile] = {pool.submit(_copy, directory, file, target): file for file in files}
         try:
+            running: dict[Future[None], StateFile] = {pool.submit(copy, file): file for file in files}
+            started.set()
             for done in as_completed(running):
                 done.result()
                 copied += running[done].length
                 progress(copied, total)
         finally:
+            if not started.is_set():
+                interrupted.set()
+                started.set()
             pool.shutdown(wait=True, cancel_futures=True)
 
 
