@@ -102,8 +102,8 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
-    ``reports_batches``: it tells the driver which ranges of all inputs have ended. ``debloating``, once set, adapts the
-    size of the channels' buffers.
+    ``reports_batches``: its sources are in step. It tells the driver which range all inputs have ended, and watermarks
+    count from then on. ``debloating``, once set, adapts the size of the channels' buffers.
     """
 
     def __init__(
