@@ -229,7 +229,7 @@ class JsonRows:
         type_["fields"] = [field for field in type_["fields"] if field["name"] != self._corrupt]
         given = {key: options[key] for key in _FORMATS if options[key]}
         try:
-            self._read = record_reader(type_, options["timeZone"], given)
+            self._read = record_reader(type_, options["timeZone"], given, exact=not named)
             self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
         except UnsupportedExpressionError as error:
             raise PlanError("schema", f"format 'json': {error}") from error
