@@ -1,5 +1,6 @@
 """Rows per second of a directory of Parquet files through a filter and windows by a string key into another directory:
-the same program in the engine and in Structured Streaming, one after the other. The rows of both have to be equal.
+with ``--spark``, the same program in the engine and in Structured Streaming, one after the other. The rows of both have
+to be equal; without ``--spark`` those of one file are compared.
 
 The time is from the start of the query, in a process that is warm, to its end. Spark's is without its analysis.
 """
@@ -14,7 +15,7 @@ from pathlib import Path
 from benchmarks.harness import PIPELINES, emit, parser_for, positive_int, run_main
 from benchmarks.pipelines.etl import totals
 from benchmarks.process_tree import PeakMemory
-from benchmarks.windows import beside_spark
+from benchmarks.windows import add_orders_options, beside_spark
 
 NAME = "etl"
 
@@ -23,10 +24,7 @@ def main() -> None:
     """The command line."""
     parser = parser_for(NAME, __doc__ or "")
     parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
-    parser.add_argument("--rows", type=positive_int, default=20_000_000, help="rows in all")
-    parser.add_argument("--files", type=positive_int, default=10, help="files, each a micro-batch of Spark's")
-    parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
-    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    add_orders_options(parser, files=10)
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ckpt-etl-"))
     try:

@@ -1,14 +1,24 @@
-"""Milliseconds from a source's stamp to the operator after one shuffle, at a fixed rate of rows."""
+"""Milliseconds from a source's stamp to the operator after one shuffle, at a fixed rate of rows.
+
+With ``--flink-dir`` the same work runs in Flink afterwards: a Java program beside this module, in one process, with the
+same rate, parallelism, checkpoints and buffer timeout. Ours stamps a buffer of rows, Flink's each row.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
 from benchmarks.harness import BenchmarkError, BenchmarkJob, emit, parser_for, positive_int, progress, run_main, session
-from benchmarks.pipelines.latency import BUCKETS_PER_DECADE
+from benchmarks.nexmark.flink.peer import distribution
+from benchmarks.pipelines.latency import BUCKETS_PER_DECADE, DECADES
 
 NAME = "latency"
 WARM_UP_S = 5.0
@@ -22,7 +32,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=positive_int, default=20, help="length of the measurement")
     parser.add_argument("--interval-ms", type=int, default=1_000, help="checkpoint interval; 0 for none")
     parser.add_argument("--buffer-timeout", default="", help="execution.buffer-timeout.interval; the default if empty")
+    parser.add_argument("--flink-dir", help="a Flink distribution, to measure Flink, too")
     options = parser.parse_args()
+    flink = distribution(options.flink_dir) if options.flink_dir else None
     configuration = {"restart-strategy.type": "none"}
     if options.interval_ms:
         configuration["execution.checkpointing.interval"] = f"{options.interval_ms} ms"
@@ -36,6 +48,8 @@ def main() -> None:
         figures = _measured(job, options)
         job.drain()
         rss = running.peak_rss_mb
+    if flink is not None:
+        figures |= {f"flink_{name}": figure for name, figure in _in_flink(flink, configuration, options).items()}
     emit(NAME, options, figures, rss)
 
 
@@ -47,6 +61,35 @@ def _measured(job: BenchmarkJob, options: argparse.Namespace) -> dict[str, float
     documents = [json.loads(file.read_text()) for file in job.file("begin").parent.glob("ages-*.json")]
     if len(documents) != options.parallelism:
         raise BenchmarkError(f"{len(documents)} of {options.parallelism} subtasks have measured ages")
+    return _figures(documents, rate, options)
+
+
+def _in_flink(flink: Path, configuration: dict[str, str], options: argparse.Namespace) -> dict[str, float]:
+    """Raises BenchmarkError when the program does not compile, fails, or does not keep up."""
+    with TemporaryDirectory(prefix="ckpt-latency-") as directory:
+        classpath = f"{directory}:{flink}/lib/*"
+        _java("javac", "-nowarn", "-d", directory, "-cp", classpath, str(Path(__file__).with_name("Latency.java")))
+        given = {
+            **configuration,
+            "parallelism.default": str(options.parallelism),
+            "execution.checkpointing.dir": Path(directory, "checkpoints").as_uri(),
+        }
+        numbers = (options.rows_per_s, WARM_UP_S, options.seconds, BUCKETS_PER_DECADE, DECADES)
+        settings = [f"{key}={value}" for key, value in given.items()]
+        opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "util", "time")]
+        printed = _java("java", "-Xmx2g", *opened, "-cp", classpath, "Latency", *map(str, numbers), *settings)
+    document = json.loads(printed.splitlines()[-1])
+    return _figures([document], sum(document["counts"]) / options.seconds, options)
+
+
+def _java(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchmarkError(f"{command[0]} ended with code {done.returncode}:\n{done.stderr[-2_000:]}")
+    return done.stdout
+
+
+def _figures(documents: Sequence[dict[str, Any]], rate: float, options: argparse.Namespace) -> dict[str, float]:
     counts = np.sum([document["counts"] for document in documents], axis=0)
     if rate < 0.9 * options.rows_per_s:
         raise BenchmarkError(f"the job kept up with {rate:,.0f} of {options.rows_per_s:,} rows/s only")

@@ -96,7 +96,7 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     keys = options.state_mb * 1_000_000 // options.value_bytes
     changed = max(1, round(keys * options.change))
     pace = Pace.of(keys, changed)
-    job = _start(running, options, pace)
+    job = start(running, options, pace)
     progress(f"filling {keys:,} keys")
     job.wait_for("the state to be full", lambda: job.report().total("rows") >= keys, FILL_TIMEOUT_S)
     job.checkpoint()
@@ -116,9 +116,10 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     }
 
 
-def _start(
+def start(
     running: BenchmarkSession, options: argparse.Namespace, pace: Pace, snapshot: str | None = None
 ) -> BenchmarkJob:
+    """The job, once all subtasks of its sink have rows; with a ``snapshot`` it continues from there."""
     configuration = {
         **backend_configuration(options.backend),
         "execution.checkpointing.interval": NEVER,
@@ -181,11 +182,11 @@ def _restores(
     job.cancel()
     found = {}
     for kind, snapshot in (("native", last["native"]), ("canonical", last["canonical"]), ("checkpoint", final)):
-        restored = _start(running, options, pace, snapshot.external_path)
+        restored = start(running, options, pace, snapshot.external_path)
         found[f"restore_{kind}_s"] = restored.deployment_s()
         progress(f"  went on from {kind} in {found[f'restore_{kind}_s']:.2f} s")
         restored.let_run(1.0)
-        _check(restored)
+        check_order(restored)
         restored.cancel()
     return found
 
@@ -199,7 +200,7 @@ def _throughput(
     that lasts: the windows come behind it. So RocksDB writes and merges in windows of either kind. What the processor
     does for a row tells more than rates on a busy machine.
     """
-    job = _start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
+    job = start(running, options, replace(pace, rows_per_s=0), snapshot.external_path)
     rates: dict[str, list[float]] = {"none": [], "during": []}
     costs: dict[str, list[float]] = {"none": [], "during": []}
     for kind in ("none", "during") * WINDOWS:
@@ -213,7 +214,7 @@ def _throughput(
         rates[kind].append(report.rows_per_s_since(before))
         costs[kind].append(cpu_s * 1e6 / (report.total("rows") - before.total("rows")))
         progress(f"  checkpoints: {kind}, {rates[kind][-1]:,.0f} rows/s, {costs[kind][-1]:.1f} us of CPU a row")
-    _check(job)
+    check_order(job)
     job.cancel()
     return {f"rows_per_s_{kind}": round(statistics.mean(rate)) for kind, rate in rates.items()} | {
         f"cpu_us_per_row_{kind}": round(statistics.mean(cost), 1) for kind, cost in costs.items()
@@ -245,7 +246,8 @@ def _cpu_s(running: BenchmarkSession) -> float:
     return total
 
 
-def _check(job: BenchmarkJob) -> None:
+def check_order(job: BenchmarkJob) -> None:
+    """Raises BenchmarkError if the job has ended, or the updates of a key were not in order."""
     job.check_alive()
     if job.report().total("violations"):
         raise BenchmarkError("updates came out of order")

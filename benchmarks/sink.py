@@ -77,7 +77,7 @@ def main() -> None:
     builder = SparkSession.builder.master(f"local[{options.parallelism}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.sql.session.timeZone", "UTC").config("spark.driver.memory", "1g").getOrCreate()
     try:
-        with PeakMemory(os.getpid()) as memory, _target(options.sink, directory) as target, MiniCluster() as cluster:
+        with PeakMemory(os.getpid()) as memory, target_of(options.sink, directory) as target, MiniCluster() as cluster:
             measures = Runs(cluster, target, options, directory).measured()
         emit(NAME, options, measures, round(memory.peak_mb))
     finally:
@@ -131,6 +131,12 @@ class Target:
         count, total = connection.execute(f"SELECT count(*), sum(row) FROM read_parquet([{files}])").fetchall()[0]
         return int(count), int(total)
 
+    def check(self, rows: int) -> None:
+        """Raises BenchmarkError if the place does not hold each of the rows once."""
+        wanted, found = (rows, rows * (rows - 1) // 2), self.rows()
+        if found != wanted:
+            raise BenchmarkError(f"the target holds {found} (rows, sum), and has to hold {wanted}")
+
     def _query(self, statement: str) -> Any:
         import psycopg
 
@@ -176,7 +182,8 @@ def _send(servers: str, topic: str, rows_per_s: int, size: int, over: Any) -> No
 
 
 @contextmanager
-def _target(kind: str, directory: Path) -> Iterator[Target]:
+def target_of(kind: str, directory: Path) -> Iterator[Target]:
+    """Targets of a kind of sink, with the server that they need."""
     if kind == "kafka":
         with _broker(directory) as broker:
             yield Target(kind, directory, broker)
@@ -246,9 +253,7 @@ class Runs:
         started = time.monotonic()
         self._cluster.wait_for_status(job, JobStatus.FINISHED, timeout_s=900)
         took = time.monotonic() - started
-        wanted, found = (rows, rows * (rows - 1) // 2), self._target.rows()
-        if found != wanted:
-            raise BenchmarkError(f"the target holds {found} (rows, sum), and has to hold {wanted}")
+        self._target.check(rows)
         return took
 
     def _latency(self) -> dict[str, Any]:

@@ -1,5 +1,6 @@
-"""Rows per second of windows by a string key: the same program in the engine and in Structured Streaming, one after the
-other on the same files. Both write the windows that have ended to Parquet; the rows have to be equal.
+"""Rows per second of windows by a string key: with ``--spark``, the same program in the engine and in Structured
+Streaming, one after the other on the same files. Both write the windows that have ended to Parquet; the rows have to be
+equal. Without ``--spark`` the rows of one file are compared.
 
 The time is from the start of the query, in a process that is warm, to its end. Processor seconds are those of all
 processes: on the engine's side also those of planning the program, of starting workers and of this benchmark itself.
@@ -11,6 +12,7 @@ import os
 import shutil
 import tempfile
 import time
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,10 +38,7 @@ def main() -> None:
     """The command line."""
     parser = parser_for(NAME, __doc__ or "")
     parser.add_argument("--keys", type=positive_int, default=100_000, help="number of customers")
-    parser.add_argument("--rows", type=positive_int, default=8_000_000, help="rows in all")
-    parser.add_argument("--files", type=positive_int, default=8, help="files, each a micro-batch of Spark's")
-    parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
-    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    add_orders_options(parser, files=8)
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="ckpt-windows-"))
     try:
@@ -48,6 +47,15 @@ def main() -> None:
         emit(NAME, options, measures, round(memory.peak_mb))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+
+
+def add_orders_options(parser: ArgumentParser, *, files: int) -> None:
+    """The options of :func:`beside_spark`."""
+    parser.add_argument("--rows", type=positive_int, default=20_000_000, help="rows in all")
+    parser.add_argument("--files", type=positive_int, default=files, help="files, each a micro-batch of Spark's")
+    parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
+    parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
+    parser.add_argument("--spark", action="store_true", help="measure Spark, too; without, it checks one file's rows")
 
 
 def _measure(options: Any, directory: Path) -> dict[str, Any]:
@@ -63,7 +71,7 @@ def beside_spark(
 ) -> dict[str, Any]:
     """Runs a program of the engine, and the same query in Structured Streaming, and compares the rows.
 
-    Each of them runs once before on a part of the rows.
+    Each of them runs once before on a part of the rows. Without ``--spark`` Spark computes only that part.
     """
     for name, files in (("warm", 1), ("rows", options.files)):
         write_orders(directory / name, options.rows // options.files, files, options)
@@ -71,28 +79,33 @@ def beside_spark(
     builder = builder.config("spark.sql.shuffle.partitions", str(options.parallelism))
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
+    rows = directory / "rows"
     try:
         in_spark(spark, directory / "warm", directory / "spark-warm", totals)
-        with CpuTime() as spark_cpu:
-            spark_s = in_spark(spark, directory / "rows", directory / "spark", totals)
-        progress(f"Spark: {options.rows / spark_s:,.0f} rows/s")
+        if options.spark:
+            with CpuTime() as spark_cpu:
+                spark_s = in_spark(spark, rows, directory / "spark-rows", totals)
+            progress(f"Spark: {options.rows / spark_s:,.0f} rows/s")
         with MiniCluster() as cluster:
             in_engine(cluster, program, directory / "warm", directory / "engine-warm", options.parallelism)
             with CpuTime() as engine_cpu:
-                engine_s = in_engine(cluster, program, directory / "rows", directory / "engine", options.parallelism)
+                engine_s = in_engine(
+                    cluster, program, directory / "rows", directory / "engine-rows", options.parallelism
+                )
         progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
     finally:
         spark.stop()
-    rows = compared(directory)
-    return {
+    measures = {
         "rows_per_s": round(options.rows / engine_s),
-        "spark_rows_per_s": round(options.rows / spark_s),
-        "ratio": round(spark_s / engine_s, 2),
         "cpu_s": round(engine_cpu.seconds, 2),
-        "spark_cpu_s": round(spark_cpu.seconds, 2),
-        "ratio_core": round(spark_cpu.seconds / engine_cpu.seconds, 2),
-        "result_rows": rows,
+        "result_rows": compared(directory, "rows" if options.spark else "warm"),
     }
+    if options.spark:
+        measures["spark_rows_per_s"] = round(options.rows / spark_s)
+        measures["ratio"] = round(spark_s / engine_s, 2)
+        measures["spark_cpu_s"] = round(spark_cpu.seconds, 2)
+        measures["ratio_core"] = round(spark_cpu.seconds / engine_cpu.seconds, 2)
+    return measures
 
 
 def write_orders(directory: Path, rows: int, files: int, options: Any) -> None:
@@ -132,10 +145,10 @@ def in_engine(cluster: MiniCluster, program: Path, source: Path, output: Path, p
     return time.monotonic() - start
 
 
-def compared(directory: Path) -> int:
-    """Returns the number of rows. Raises BenchmarkError for rows that differ from Spark's."""
+def compared(directory: Path, part: str) -> int:
+    """Returns the number of rows of a result. Raises BenchmarkError for rows that differ from Spark's."""
     order = [("start", "ascending"), ("customer", "ascending")]
-    tables = [pq.read_table(directory / name).sort_by(order) for name in ("spark", "engine")]
+    tables = [pq.read_table(directory / f"{side}-{part}").sort_by(order) for side in ("spark", "engine")]
     for name in tables[0].column_names:
         left, right = (table[name].cast(tables[0].schema.field(name).type) for table in tables)
         if len(left) != len(right) or not pc.all(pc.equal(left, right)).as_py():

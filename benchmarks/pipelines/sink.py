@@ -1,9 +1,13 @@
-"""Numbers into a sink, as fast as they go, and times, at a rate: what ``benchmarks.sink`` runs."""
+"""Numbers into a sink, as fast as they go, and times, at a rate: what ``benchmarks.sink`` and ``end_of_data`` run."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 
 FETCH_WAIT_MS = 10
@@ -14,6 +18,31 @@ def pipeline(spark: SparkSession, sink: str, target: str, options: str, rows: st
     """``rows`` numbers, each with its key, into a sink."""
     numbers = spark.readStream.format("numbers").option("rows", rows).option("rowNumber", "true").load()
     _write(numbers.hint("uid", "numbers").selectExpr("key", "value", "row"), sink, target, json.loads(options))
+
+
+class EndOfData:
+    """Touches a file whenever a batch with one of the last rows has been sent on: a split's last row is one of them."""
+
+    def __init__(self, rows: int, file: str) -> None:
+        from ckpt_runtime.connectors.numbers import BLOCK
+        from ckpt_runtime.connectors.splits import SPLITS
+
+        self._first = rows - BLOCK * SPLITS
+        self._file = file
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch
+            if pc.max(batch.column("row")).as_py() >= self._first:
+                Path(self._file).touch()
+
+
+def ending(spark: SparkSession, sink: str, target: str, options: str, rows: str, end: str) -> None:
+    """As :func:`pipeline`, behind a shuffle; the file ``end`` is last modified when the data ends."""
+    numbers = spark.readStream.format("numbers").option("rows", rows).option("rowNumber", "true").load()
+    numbers = numbers.hint("uid", "numbers").selectExpr("key", "value", "row")
+    marked = numbers.mapInArrow(EndOfData(int(rows), end), "key BIGINT, value BIGINT, row BIGINT").hint("uid", "end")
+    _write(marked.repartition(1), sink, target, json.loads(options))
 
 
 def times(spark: SparkSession, sink: str, target: str, options: str, rows_per_s: str) -> None:

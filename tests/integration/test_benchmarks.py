@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,18 +25,47 @@ NAMES = (
     "checkpoint_cost",
     "coordinator",
     "downtime",
+    "end_of_data",
+    "etl",
+    "expressions",
     "keyed_count",
     "keyed_process",
     "keyed_vector",
+    "latency",
     "patch",
     "peers",
     "progress",
     "recovery",
     "savepoint",
     "scale",
+    "sink",
     "spark_peer",
     "triggers",
+    "windows",
 )
+COMMANDS = (
+    "keyed_count --keys 100000 --key int|scattered|string --parallelism 2 --seconds 20 --backend memory|rocksdb",
+    "keyed_process --keys 100000 --parallelism 2 --seconds 20 --interval-ms 1000 --backend memory|rocksdb",
+    "keyed_vector --keys 100000 --parallelism 2 --seconds 20 --interval-ms 1000 --backend memory|rocksdb",
+    "patch --seconds 20",
+    "recovery --kills 10 --what worker|agent",
+    "backpressure --sleep-ms 0|0.01|0.1|1 --policy none|aligned|unaligned|timeout --parallelism 4 --payload 100",
+    "backpressure --all --plot DIR",
+    "progress --policy aligned|unaligned|timeout --fail-every-s 5 --minutes 2",
+    "savepoint --state-mb 1000 --change 0.01 --value-bytes 500 --backend rocksdb|memory",
+    "downtime --kind config|rescale|savepoint-resume|slot|executor|driver --state-mb 0|1000",
+    "coordinator --subtasks 100,1000,10000",
+    "end_of_data --sink parquet|postgres",
+    "sink --sink parquet|postgres|delta|foreachBatch --seconds 20",
+    "etl --rows 20000000 --spark",
+    "latency --rows-per-s 1000|100000 --buffer-timeout 100ms --flink-dir DIR",
+    "triggers --waiting 500",
+    "expressions --rows 20000000 --spark",
+    "windows --rows 20000000 --keys 100000 --spark",
+    "nexmark --query all|q0 --events 20000000 --peer none|flink|spark",
+    "scale --subtasks 10,100,1000",
+)
+"""What people run; alternatives stand side by side."""
 SMALL_TOPOLOGY = ("--parallelism", "2", "--interval-ms", "200", "--conf", "taskmanager.network.buffer.max-rows=256")
 """Few rows under way: an aligned checkpoint behind a sleeping map takes tenths of a second."""
 
@@ -203,6 +232,19 @@ def test_savepoint_measures_and_checks_itself() -> None:
     assert "went on from canonical" in said
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.row("147.4")
+@pytest.mark.timeout(600)
+def test_end_of_data_measures_and_checks_itself() -> None:
+    document, _ = measured("benchmarks.end_of_data", "--rows", "200000", "--rounds", "1", "--interval-ms", "300")
+    tails = {"tail_s_with", "tail_s_without"}
+    rates = {"exactly_once_rows_per_s", "at_least_once_rows_per_s"}
+    assert set(document) == COMMON_KEYS | tails | rates
+    assert all(document[key] > 0 for key in tails | rates)
+
+
 def test_coordinator_reads_back_what_it_wrote() -> None:
     document, _ = measured("benchmarks.coordinator", "--subtasks", "10,40", "--shared-files", "200")
     assert set(document) == COMMON_KEYS | {"runs"}
@@ -212,10 +254,11 @@ def test_coordinator_reads_back_what_it_wrote() -> None:
 
 
 def test_scale_measures_each_number_of_subtasks() -> None:
-    document, _ = measured("benchmarks.scale", "--subtasks", "10,40")
+    document, _ = measured("benchmarks.scale", "--subtasks", "4,10", "--seconds", "1.2")
     assert set(document) == COMMON_KEYS | {"runs"}
-    assert [run["subtasks"] for run in document["runs"]] == [10, 40]
-    keys = {"subtasks", "plan_deployments_s", "encode_s", "message_bytes", "restart_message_bytes"}
+    assert [run["subtasks"] for run in document["runs"]] == [4, 10]
+    planned = {"subtasks", "plan_deployments_s", "encode_s", "message_bytes", "restart_message_bytes"}
+    keys = planned | {"driver_cpu", "driver_mb", "rest_ms_p95"}
     assert all(set(run) == keys for run in document["runs"])
 
 
@@ -241,6 +284,28 @@ def test_triggers_measures_and_checks_itself() -> None:
     assert 0 < document["latency_s_p50"] <= document["latency_s_p95"]
     assert document["requests_per_s"] > 0
     assert "many: 30 tasks wait" in said
+
+
+class Parsed(Exception):
+    """The command line is right; what would follow is left out."""
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = ArgumentParser.parse_args
+
+    def stop(parser: ArgumentParser) -> None:
+        raise Parsed(parse(parser))
+
+    monkeypatch.setattr(ArgumentParser, "parse_args", stop)
+    name, *parts = command.split()
+    alternatives = [part.split("|") for part in parts]
+    main = importlib.import_module(f"benchmarks.{'nexmark.__main__' if name == 'nexmark' else name}").main
+    for number in range(max(map(len, alternatives))):
+        arguments = [values[number % len(values)] for values in alternatives]
+        monkeypatch.setattr(sys, "argv", [name, *arguments])
+        with pytest.raises(Parsed):
+            main()
 
 
 @pytest.mark.parametrize("name", NAMES)
