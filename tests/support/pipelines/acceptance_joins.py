@@ -169,7 +169,6 @@ def _register(name: str, condition: str, how: str) -> None:
     program(
         "append",
         schemas=RANGES,
-        suite=(name, how) == ("long_casts", "left_outer"),
         differs="The engine reads this bound." if name in _READ_BY_THE_ENGINE and how != "inner" else "",
         **RANGED,
     )(build)
