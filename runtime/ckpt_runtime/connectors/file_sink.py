@@ -34,6 +34,7 @@ from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.graph.formats import file_extension, partition_columns, sink_options
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS, TextOutput
 from ckpt_runtime.sinks import CommitOutcome, Sink, SinkCommitter, SinkContext, SinkWriter, Transaction
+from ckpt_runtime.state.arrays import distinct
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import reason_of
 
@@ -375,7 +376,7 @@ def _partitioned(
     combined = np.zeros(batch.num_rows, np.int64)
     for column in encoded:
         combined = combined * len(column.dictionary) + column.indices.to_numpy()
-    for code in np.unique(combined):
+    for code in distinct(combined):
         rows = np.flatnonzero(combined == code)
         values = [(key, column[int(rows[0])].as_py()) for key, column in zip(keys, encoded, strict=True)]
         yield values, rest.take(rows)
