@@ -6,6 +6,9 @@ import json
 
 from pyspark.sql import DataFrame, SparkSession
 
+FETCH_WAIT_MS = 10
+"""How long the broker of the tests waits before it answers a fetch."""
+
 
 def pipeline(spark: SparkSession, sink: str, target: str, options: str, rows: str) -> None:
     """``rows`` numbers, each with its key, into a sink."""
@@ -24,6 +27,7 @@ def copies(spark: SparkSession, sink: str, target: str, options: str, source: st
     """Messages of a topic, whose first 20 characters are the time at which they were made, as :func:`times` has it."""
     servers, _, topic = source.partition("/")
     reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", topic)
+    reader = reader.option("kafka.fetch.wait.max.ms", str(FETCH_WAIT_MS))
     rows = reader.option("startingOffsets", "earliest").load().hint("uid", "messages")
     if sink == "kafka":
         rows.select("key", "value").writeStream.format(sink).options(**json.loads(options)).queryName("sink").start()

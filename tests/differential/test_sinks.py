@@ -61,9 +61,10 @@ def in_database(database: Path) -> list[tuple[object, ...]]:
 @pytest.mark.row("ends.5")
 def test_sink_of_the_documentation_writes_the_rows_of_a_program(cluster: MiniCluster, tmp_path: Path) -> None:
     program, database = tmp_path / "documented.py", tmp_path / "orders.db"
-    program.write_text(EXAMPLE.text)
-    source = tmp_path / "orders.parquet"
-    pq.write_table(pa.table({"customer": ["a", None, "b"], "amount": [1.0, 2.5, None]}), source)
+    program.write_text(EXAMPLE.text.replace(".writeStream", ".writeStream.trigger(availableNow=True)"))
+    source = tmp_path / "orders"
+    source.mkdir()
+    pq.write_table(pa.table({"customer": ["a", None, "b"], "amount": [1.0, 2.5, None]}), source / "orders.parquet")
     job = cluster.submit(program, arguments=[str(source), str(database)], configuration=fast())
     cluster.wait_for_status(job, JobStatus.FINISHED)
     assert in_database(database) == [(None, 2.5), ("a", 1.0), ("b", None)]

@@ -5,8 +5,9 @@ it does not finish a commit that it had noted, but not yet marked in the log of 
 
 It speaks the protocol with transactions. It does not prove Apache Kafka itself: it cannot add partitions to a topic nor
 delete records, finds no offsets by time, and takes the first offset of the last batch for the last one, which is why
-:meth:`KafkaBroker.produce` sends batches of one message. It tells consumers of no aborted transactions, though its log
-has the marks of them: :func:`committed` reads the log itself. A request with an epoch that is too old makes it close
+:meth:`KafkaBroker.produce` sends batches of one message. It tells consumers of no aborted transactions, and shows them
+no transaction that another one overlaps before its id is used again, though its log has the marks of both:
+:class:`Log` reads the log itself. A request with an epoch that is too old makes it close
 the connection, where Kafka answers with an error.
 """
 
@@ -148,37 +149,78 @@ class KafkaBroker:
         return messages
 
 
+Row = tuple[bytes | None, bytes | None]
+"""The key and the value of a message."""
+
+
 @dataclass
 class Log:
-    """What a partition's log says: keys and values of committed messages in their order, and of open transactions."""
+    """What a partition's log says by the marks in it, read with no library: see :meth:`read`."""
 
-    committed: list[tuple[bytes | None, bytes | None]] = field(default_factory=list)
-    open: dict[int, list[tuple[bytes | None, bytes | None]]] = field(default_factory=dict)
+    broker: KafkaBroker
+    topic: str
+    partition: int = 0
+    committed: list[Row] = field(default_factory=list)
+    """What a reader of committed messages sees."""
+    open: dict[int, list[tuple[int, list[Row]]]] = field(default_factory=dict)
+    """The batches of each producer's open transaction, with their offsets."""
+    _behind: list[tuple[int, list[Row]]] = field(default_factory=list)
+    """Committed batches behind the first message of an open transaction: readers see them when that one ends."""
+    _at: int = 0
+
+    def read(self) -> int:
+        """Reads what follows; returns how many offsets are left to the end that the log has now."""
+        name = self.topic.encode()
+        request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, 10, 0, 1 << 24, 0)
+        request += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, self.partition, self._at, 1 << 24)
+        self._connection.sendall(struct.pack(">i", len(request)) + request)
+        answer = _exactly(self._connection, struct.unpack(">i", _exactly(self._connection, 4))[0])
+        start = 12 + 2 + len(name) + 4
+        code, high, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
+        assert code == 0, f"{self.topic!r} cannot be read: error {code}"
+        records = memoryview(answer)[start + 26 + 16 * max(aborted, 0) + 4 :]
+        while records:
+            offset, size = struct.unpack_from(">qi", records)
+            self._at = offset + struct.unpack_from(">i", records, 23)[0] + 1
+            self._add(offset, records[: 12 + size])
+            records = records[12 + size :]
+        stable = min((batches[0][0] for batches in self.open.values()), default=self._at)
+        for _, rows in sorted(batch for batch in self._behind if batch[0] < stable):
+            self.committed += rows
+        self._behind = [batch for batch in self._behind if batch[0] >= stable]
+        return int(high) - self._at
+
+    def close(self) -> None:
+        self._connection.close()
+
+    @cached_property
+    def _connection(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.broker.port), patient(30))
+
+    def _add(self, offset: int, batch: memoryview) -> None:
+        attributes = struct.unpack_from(">h", batch, 21)[0]
+        producer = struct.unpack_from(">q", batch, 43)[0]
+        assert attributes & 7 == 0, "the batch is compressed"
+        rows = _rows(batch)
+        if attributes & 0x20:
+            ended = self.open.pop(producer, [])
+            key = rows[0][0]
+            assert key is not None
+            if struct.unpack(">hh", key)[1] == 1:
+                self._behind += ended
+        elif attributes & 0x10:
+            self.open.setdefault(producer, []).append((offset, rows))
+        else:
+            self._behind.append((offset, rows))
 
 
 def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
-    """Reads a partition's log by the marks in it, with no library: what a reader of committed messages sees of it."""
-    log, at = Log(), 0
-    name, deadline = topic.encode(), time.monotonic() + patient(60)
-    with socket.create_connection(("127.0.0.1", broker.port), patient(30)) as connection:
-        while True:
-            request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, 100, 0, 1 << 24, 0)
-            request += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, partition, at, 1 << 24)
-            connection.sendall(struct.pack(">i", len(request)) + request)
-            answer = _exactly(connection, struct.unpack(">i", _exactly(connection, 4))[0])
-            start = 12 + 2 + len(name) + 4
-            code, high, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
-            assert code == 0, f"{topic!r} cannot be read: error {code}"
-            records = answer[start + 26 + 16 * max(aborted, 0) + 4 :]
-            if not records:
-                if at >= high:
-                    return log
-                assert time.monotonic() < deadline, f"{topic!r} is not read to its end, {high}, but to {at}"
-            while records:
-                offset, size = struct.unpack_from(">qi", records)
-                at = offset + struct.unpack_from(">i", records, 23)[0] + 1
-                _add_batch(log, records[: 12 + size])
-                records = records[12 + size :]
+    """A partition's log, read to its end."""
+    log, deadline = Log(broker, topic, partition), time.monotonic() + patient(60)
+    while left := log.read():
+        assert time.monotonic() < deadline, f"{topic!r} is not read to its end: {left} offsets are left"
+    log.close()
+    return log
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:
@@ -190,9 +232,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def _add_batch(log: Log, batch: bytes) -> None:
-    attributes = struct.unpack_from(">h", batch, 21)[0]
-    producer = struct.unpack_from(">q", batch, 43)[0]
+def _rows(batch: memoryview) -> list[Row]:
     rest, rows = batch[61:], []
     for _ in range(struct.unpack_from(">i", batch, 57)[0]):
         size, rest = _varint(rest)
@@ -202,23 +242,13 @@ def _add_batch(log: Log, batch: bytes) -> None:
         fields: list[bytes | None] = []
         for _ in range(2):
             length, record = _varint(record)
-            fields.append(None if length < 0 else record[:length])
+            fields.append(None if length < 0 else bytes(record[:length]))
             record = record[max(length, 0) :]
         rows.append((fields[0], fields[1]))
-    assert attributes & 7 == 0, "the batch is compressed"
-    if attributes & 0x20:
-        ended = log.open.pop(producer, [])
-        key = rows[0][0]
-        assert key is not None
-        if struct.unpack(">hh", key)[1] == 1:
-            log.committed += ended
-    elif attributes & 0x10:
-        log.open.setdefault(producer, []).extend(rows)
-    else:
-        log.committed += rows
+    return rows
 
 
-def _varint(data: bytes) -> tuple[int, bytes]:
+def _varint(data: memoryview) -> tuple[int, memoryview]:
     value = shift = at = 0
     while True:
         value |= (data[at] & 0x7F) << shift

@@ -1,13 +1,13 @@
 """Reads JSON as Spark's reader does: single quotes and non-numeric numbers are allowed, names may be repeated.
 
-A document is a text, a :class:`Number`, a boolean, None, a list of documents, or :class:`Members`.
+A document is a text, a :class:`Number`, a boolean, None, :class:`Elements`, or :class:`Members`.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ckpt_runtime.expressions.texts import double_text
 from ckpt_runtime.expressions.types import EvaluationError
@@ -27,13 +27,31 @@ class Number(str):
         return self.lstrip("-").isdigit()
 
 
-class Members(list[tuple[str, "Document"]]):
-    """The members of an object in their order; names may be repeated."""
+class _Written:
+    """Part of a text. ``written`` is that part, as the text has it."""
 
     __slots__ = ()
+    place: tuple[str, int, int]
+
+    @property
+    def written(self) -> str:
+        text, start, end = self.place
+        return text[start:end]
 
 
-Document: TypeAlias = "str | bool | list[Any] | Members | None"
+class Elements(_Written, list["Document"]):
+    """The elements of an array."""
+
+    __slots__ = ("place",)
+
+
+class Members(_Written, list[tuple[str, "Document"]]):
+    """The members of an object in their order; names may be repeated."""
+
+    __slots__ = ("place",)
+
+
+Document: TypeAlias = "str | bool | Elements | Members | None"
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![0-9.])")
@@ -92,11 +110,10 @@ def _value(text: str, at: int, non_numeric: bool, depth: int) -> tuple[Document,
 
 
 def _object(text: str, at: int, non_numeric: bool, depth: int) -> tuple[Members, int]:
-    members = Members()
+    members, start = Members(), at
     at = _skipped(text, at + 1)
-    if text[at : at + 1] == "}":
-        return members, at + 1
-    while True:
+    more = text[at : at + 1] != "}"
+    while more:
         if text[at : at + 1] not in ('"', "'"):
             raise MalformedJson(text)
         name, at = _string(text, at)
@@ -105,30 +122,30 @@ def _object(text: str, at: int, non_numeric: bool, depth: int) -> tuple[Members,
             raise MalformedJson(text)
         value, at = _value(text, _skipped(text, at + 1), non_numeric, depth + 1)
         members.append((name, value))
-        at = _skipped(text, at)
-        end = text[at : at + 1]
-        if end == "}":
-            return members, at + 1
-        if end != ",":
-            raise MalformedJson(text)
-        at = _skipped(text, at + 1)
+        at, more = _next(text, at, "}")
+    members.place = (text, start, at + 1)
+    return members, at + 1
 
 
-def _array(text: str, at: int, non_numeric: bool, depth: int) -> tuple[list[Document], int]:
-    elements: list[Document] = []
+def _array(text: str, at: int, non_numeric: bool, depth: int) -> tuple[Elements, int]:
+    elements, start = Elements(), at
     at = _skipped(text, at + 1)
-    if text[at : at + 1] == "]":
-        return elements, at + 1
-    while True:
+    more = text[at : at + 1] != "]"
+    while more:
         value, at = _value(text, at, non_numeric, depth + 1)
         elements.append(value)
-        at = _skipped(text, at)
-        end = text[at : at + 1]
-        if end == "]":
-            return elements, at + 1
-        if end != ",":
-            raise MalformedJson(text)
-        at = _skipped(text, at + 1)
+        at, more = _next(text, at, "]")
+    elements.place = (text, start, at + 1)
+    return elements, at + 1
+
+
+def _next(text: str, at: int, end: str) -> tuple[int, bool]:
+    """Returns the place of the next member or element and True, or that of the end and False."""
+    at = _skipped(text, at)
+    mark = text[at : at + 1]
+    if mark not in (end, ",") or not mark:
+        raise MalformedJson(text)
+    return (at, False) if mark == end else (_skipped(text, at + 1), True)
 
 
 def _string(text: str, at: int) -> tuple[str, int]:

@@ -403,6 +403,10 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
         uid, spec = operator.uid, operator.node.spec
         sources = [edge.source.uid for edge in operator.inputs]
         reason = next((lost[source] for source in sources if source in lost), None)
+        if isinstance(spec, WatermarkSpec) and spec.united and _have_batches(operator):
+            operator.node.spec = replace(spec, by_ranges=True, by_batches=True)
+            lost[uid] = f"several streams meet at operator {uid!r}"
+            continue
         if reason is None and not isinstance(spec, RangeReaderSpec):
             if whole.keys().isdisjoint(sources):
                 continue
@@ -426,6 +430,12 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             lost[uid] = reason
 
 
+def _have_batches(operator: _Operator) -> bool:
+    """Whether the event time of all inputs advances with batches."""
+    below = [edge.source.node.spec for edge in operator.inputs]
+    return all(isinstance(spec, WatermarkSpec) and spec.by_batches for spec in below)
+
+
 def _keep_batches_in_step(operators: list[_Operator]) -> None:
     """Where streams with batches meet, each batch has the next range of every stream, as in Spark.
 
@@ -440,13 +450,18 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
             sources[uid] = above[0]
         elif len(above) == 1 and above[0] in sources:
             sources[uid] = sources[above[0]]
-        if isinstance(spec, WatermarkSpec):
+        if isinstance(spec, WatermarkSpec) and not spec.united:
             batches[uid] = frozenset([sources[uid]] if spec.by_batches else [])
         elif not isinstance(spec, SinkSpec) and all(batches.get(source) for source in above):
             batches[uid] = frozenset().union(*(batches[source] for source in above))
             operator.in_step = len(above) > 1 or any(edge.source.in_step for edge in operator.inputs)
             waiting |= batches[uid] if operator.in_step else frozenset()
     for operator in operators:
+        if getattr(operator.node.spec, "keeps_last", False) and waiting & batches.get(operator.uid, frozenset()):
+            raise PlanError(
+                "spark.sql.streaming.noDataMicroBatches.enabled",
+                "where streams meet, event time cannot end with the batch before the last one: set it to true",
+            )
         if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
             operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
 

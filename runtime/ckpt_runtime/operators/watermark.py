@@ -117,6 +117,8 @@ class WatermarkOperator(Operator):
         self._delay_ms = spec.delay_ms
         self._by_ranges = spec.by_ranges
         self._by_batches = spec.by_batches
+        self._united = spec.united and spec.by_batches
+        self._keeps_last = spec.keeps_last and spec.by_batches
         self._next: int | None = None
         self._coming: int | None = None
         self._ended = (0, 0)
@@ -201,24 +203,31 @@ class WatermarkOperator(Operator):
         return replace(super().measured(), event_times=times, watermark=self._to_keep)
 
     def process_end_of_range(self) -> None:
+        if self._united:
+            return
         if not self._by_batches:
             self._catch_up()
         else:
-            time = self.context.chain_time
-            if (time.upto, time.batch) > self._ended:
-                if self._coming is not None:
-                    self._advance(self._coming)
-                self._coming, self._ended = self._next or 0, (time.upto, time.batch)
-            self.output.emit_coming_watermark(self._coming or 0, time.batch)
+            self._end_batch(self.context.chain_time.upto, self.context.chain_time.batch)
         super().process_end_of_range()
 
     def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
-        """Drops it, like the watermark itself."""
+        """Ends a batch where streams meet: all rows of it have arrived. The time is dropped, like a watermark."""
+        if self._united and batch != UNNUMBERED:
+            self._end_batch(0, batch)
+
+    def _end_batch(self, upto: int, batch: int) -> None:
+        if (upto, batch) > self._ended:
+            if self._coming is not None:
+                self._advance(self._coming)
+            self._coming, self._ended = self._next or 0, (upto, batch)
+        self.output.emit_coming_watermark(self._coming or 0, batch)
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
             # The end of data ends the last range too. Without a row, event time is at its beginning.
-            self._catch_up()
+            if not self._keeps_last:
+                self._catch_up()
             if self._emitted is None:
                 self._advance(0)
             self._advance(timestamp_ms)

@@ -17,6 +17,7 @@ from ckpt_runtime.expressions import patterns, texts
 from ckpt_runtime.expressions.evaluation import Value, strict
 from ckpt_runtime.expressions.json_reader import (
     Document,
+    Elements,
     MalformedJson,
     Members,
     Number,
@@ -121,7 +122,7 @@ def _reader(
         nothing = {field["name"]: None for field in type_["fields"]}
         type_ = {**type_, "fields": [field for field in type_["fields"] if field["name"] != corrupt]}
     bad: list[str] = []
-    convert = _converter(type_, zone, options, bad)
+    convert = _converter(type_, zone, options, bad, _to_text)
     single = type_["type"] == "array" and type_["elementType"]
 
     def read(text: str) -> tuple[Any, bool]:
@@ -134,7 +135,7 @@ def _reader(
         try:
             document = read_json(text, non_numeric=True)
             if isinstance(document, Members) and isinstance(single, dict) and single["type"] == "struct":
-                document = [document]
+                document = Elements([document])
             if document is not None:
                 return convert(document), bool(bad)
         except (MalformedJson, _NotConvertible):
@@ -145,15 +146,16 @@ def _reader(
 
 
 def record_reader(
-    type_: dict[str, Any], zone: str, options: Mapping[str, str]
+    type_: dict[str, Any], zone: str, options: Mapping[str, str], *, exact: bool
 ) -> Callable[[str], tuple[list[dict[str, Any]], bool]]:
     """Returns a function that reads a record of a file to rows of a struct, and returns whether it is bad.
 
-    An array makes a row of each of its elements, and a blank text none. A record of which nothing can be read is bad
-    and makes no row. Raises UnsupportedExpressionError for a type that cannot be read as Spark reads it.
+    ``exact``: a number, an object or an array is as a text what the record has, and is not written again. An array
+    makes a row of each of its elements, and a blank text none. A record of which nothing can be read is bad and makes
+    no row. Raises UnsupportedExpressionError for a type that cannot be read as Spark reads it.
     """
     bad: list[str] = []
-    convert = _converter(type_, zone, options, bad)
+    convert = _converter(type_, zone, options, bad, _to_exact_text if exact else _to_text)
 
     def read(text: str) -> tuple[list[dict[str, Any]], bool]:
         try:
@@ -164,7 +166,7 @@ def record_reader(
             return [], False
         try:
             document = read_json(text, non_numeric=True)
-            elements = document if isinstance(document, list) and not isinstance(document, Members) else [document]
+            elements = document if isinstance(document, Elements) else [document]
             return [convert(element) for element in elements], bool(bad)
         except (MalformedJson, _NotConvertible):
             return [], True
@@ -172,13 +174,13 @@ def record_reader(
     return read
 
 
-def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: list[str]) -> _Convert:
+def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: list[str], to_text: _Convert) -> _Convert:
     """Returns a converter of documents from :func:`read_json`, or from msgspec where its documents hold enough.
 
-    ``bad`` gets the names of fields whose values do not fit and are null therefore.
+    ``bad`` gets the names of fields whose values do not fit and are null therefore; ``to_text`` converts to strings.
     """
     if isinstance(type_, dict):
-        return _nested_converter(type_, zone, options, bad)
+        return _nested_converter(type_, zone, options, bad, to_text)
     if is_integral(type_):
         return _to_integer(type_)
     if is_fractional(type_):
@@ -186,7 +188,7 @@ def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: lis
     if found := decimal_of(type_):
         return _to_decimal(found)
     if type_ == "string":
-        return _to_text
+        return to_text
     if type_ == "boolean":
         return _to_boolean
     if type_ == "binary":
@@ -196,9 +198,11 @@ def _converter(type_: SparkType, zone: str, options: Mapping[str, str], bad: lis
     raise UnsupportedExpressionError(f"from_json to the type {type_}")
 
 
-def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, str], bad: list[str]) -> _Convert:
+def _nested_converter(
+    type_: dict[str, Any], zone: str, options: Mapping[str, str], bad: list[str], to_text: _Convert
+) -> _Convert:
     if type_["type"] == "array":
-        element = _converter(type_["elementType"], zone, options, bad)
+        element = _converter(type_["elementType"], zone, options, bad, to_text)
 
         def array(value: Any) -> Any:
             if not isinstance(value, list) or isinstance(value, Members):
@@ -209,7 +213,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
     if type_["type"] == "map":
         if type_["keyType"] != "string":
             raise UnsupportedExpressionError("from_json to a map whose keys are not strings")
-        item = _converter(type_["valueType"], zone, options, bad)
+        item = _converter(type_["valueType"], zone, options, bad, to_text)
 
         def entries(value: Any) -> Any:
             if isinstance(value, dict):
@@ -220,7 +224,7 @@ def _nested_converter(type_: dict[str, Any], zone: str, options: Mapping[str, st
 
         return entries
     names = [field["name"] for field in type_["fields"]]
-    fields = {field["name"]: _converter(field["type"], zone, options, bad) for field in type_["fields"]}
+    fields = {field["name"]: _converter(field["type"], zone, options, bad, to_text) for field in type_["fields"]}
     if len(fields) < len(names):
         raise UnsupportedExpressionError("from_json to a struct with two fields of one name")
 
@@ -302,20 +306,15 @@ def _to_decimal(found: tuple[int, int]) -> _Convert:
 def _to_text(value: Any) -> str:
     if isinstance(value, str) and not isinstance(value, Number):
         return value
-    if isinstance(value, dict | list | int | float) and not isinstance(value, Members | bool):
-        if isinstance(value, list) and not _holds_python_numbers(value):
-            return json_text(value)
-        raise _NeedsText
+    if not isinstance(value, bool | Number | Elements | Members):
+        raise _NeedsText  # msgspec made it
     return json_text(value)
 
 
-def _holds_python_numbers(value: Any) -> bool:
-    """Whether a list was made by msgspec; texts, booleans and nulls are the same from :func:`read_json`."""
-    if isinstance(value, Members):
-        return any(_holds_python_numbers(each) for _, each in value)
-    if isinstance(value, list):
-        return any(map(_holds_python_numbers, value))
-    return isinstance(value, dict | int | float) and not isinstance(value, bool)
+def _to_exact_text(value: Any) -> str:
+    if isinstance(value, Elements | Members):
+        return value.written
+    return str(value) if isinstance(value, Number) else _to_text(value)
 
 
 def _to_boolean(value: Any) -> bool:
@@ -488,20 +487,20 @@ def _found(document: Document, steps: tuple[Any, ...], style: str) -> list[str]:
     if not steps:
         if isinstance(document, str) and not isinstance(document, Number) and style == "raw":
             return [document]
-        if isinstance(document, list) and not isinstance(document, Members) and style == "flat":
-            return [text for element in list[Any](document) for text in _found(element, (), style)]
+        if isinstance(document, Elements) and style == "flat":
+            return [text for element in document for text in _found(element, (), style)]
         return [json_text(document)]
     step, *rest = steps
     if isinstance(document, Members):
         values = [value for name, value in document if name == step and value is not None]
         return next(filter(None, (_found(value, tuple(rest), style) for value in values)), [])
-    if not isinstance(document, list):
+    if not isinstance(document, Elements):
         return []
     if step == _EACH:
-        return _found_in_elements(list[Any](document), tuple(rest), style)
+        return _found_in_elements(document, tuple(rest), style)
     if not isinstance(step, int) or step >= len(document):
         return []
-    return _found(list[Any](document)[step], tuple(rest), "quoted" if rest and rest[0] == _EACH else style)
+    return _found(document[step], tuple(rest), "quoted" if rest and rest[0] == _EACH else style)
 
 
 def _found_in_elements(elements: list[Any], rest: tuple[Any, ...], style: str) -> list[str]:
@@ -546,7 +545,7 @@ def _json_parts(call: Call) -> Callable[..., Value]:
 
     def length(text: str) -> int | None:
         found = document(text)
-        return len(found) if isinstance(found, list) and not isinstance(found, Members) else None
+        return len(found) if isinstance(found, Elements) else None
 
     def keys(text: str) -> list[str] | None:
         found = document(text)

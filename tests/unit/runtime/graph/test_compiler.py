@@ -320,17 +320,32 @@ def test_batches_follow_each_other_where_a_source_of_spark_ends_with_what_is_the
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_sources_whose_batches_meet_are_in_step(ends: bool) -> None:
-    """One that meets no other stream with batches runs by itself, and so do all that do not end."""
+@pytest.mark.parametrize("united", [True, False])
+def test_sources_whose_batches_meet_are_in_step(ends: bool, united: bool) -> None:
+    """One that meets no other stream with batches runs by itself, and so do all that do not end.
+
+    Where they are ``united``, event time is that of the rows of both; it needs batches.
+    """
     plan = LogicalPlan("job")
     spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
     first, second, alone = (
         watermark(plan, plan.add(LogicalNode(spec, (), SCHEMA, uid)), uid=f"{uid}-time") for uid in ("a", "b", "alone")
     )
     met = operator(plan, first, second, uid="met")
+    if united:
+        met.spec = WatermarkSpec("t", 1000, united=True)
     sink(plan, aggregate(plan, met, "counted"), uid="one")
     sink(plan, aggregate(plan, alone, "by-itself"), uid="other")
+    if united and not ends:
+        with pytest.raises(PlanError, match="because several streams meet at operator 'met': event time would advance"):
+            compile_plan(plan)
+        return
     compiled = compile_plan(plan)
+    if ends:
+        first.spec = replace(first.spec, keeps_last=True)
+        with pytest.raises(PlanError, match="where streams meet"):
+            compile_plan(plan)
+    assert not united or compiled.specs["met"] == replace(met.spec, by_ranges=True, by_batches=True)
     in_step = [uid for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec) and each.in_step]
     assert in_step == (["a", "b"] if ends else [])
     heads = {vertex.id: vertex.operators[0].uid for vertex in compiled.job_graph.vertices}

@@ -79,7 +79,9 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
         ({"encoding": "UTF-16LE"}, "UTF-16LE needs option lineSep, or multiLine"),
         ({"ignoreTrailingWhiteSpace": "true"}, "set ignoreLeadingWhiteSpace"),
         ({"dateFormat": "e"}, "does not know the letters"),
-        ({"inferSchema": "true"}, "does not know it"),
+        ({"lineSep": ""}, "'lineSep': it is empty"),
+        ({"locale": "de-DE"}, "'de-DE' is not one of en-us"),
+        ({"inferSchemas": "true"}, "does not know it"),
     ],
 )
 def test_options_that_cannot_be_read_as_in_spark_are_refused(options: dict[str, str], problem: str) -> None:
