@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.kafka_options import PREFIX, with_credentials
+from ckpt_runtime.graph.kafka_options import PREFIX, check_java, with_credentials
 from ckpt_runtime.graph.options import Option, parse_value
 
 _SERVERS = "bootstrap.servers"
@@ -111,6 +111,7 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     settings = transaction_settings(options) if is_exactly_once(options) else producer_settings(options)
     if _SERVERS not in settings:
         raise PlanError(f"option '{PREFIX}{_SERVERS}'", "format 'kafka' needs it")
+    check_java(settings)
     for name in (*_OWN, *_CLASSES):
         if name in settings:
             raise PlanError(f"option '{PREFIX}{name}'", "the engine sets it; do not set it")

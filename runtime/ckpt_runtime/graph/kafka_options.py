@@ -50,6 +50,11 @@ _OF_JAVA = {
     "key.deserializer": "keys and values are bytes; cast them in the program",
     "value.deserializer": "keys and values are bytes; cast them in the program",
     "interceptor.classes": "interceptors are not supported",
+    "buffer.memory": "use kafka.queue.buffering.max.kbytes",
+    "default.api.timeout.ms": "leave it out, the source waits for brokers",
+    "fetch.max.wait.ms": "use kafka.fetch.wait.max.ms",
+    "max.block.ms": "leave it out, the sink waits while the client's queue is full",
+    "max.request.size": "use kafka.message.max.bytes",
     "ssl.truststore.location": "use kafka.ssl.ca.location, a PEM file of certificates",
     "ssl.keystore.location": "use kafka.ssl.certificate.location and kafka.ssl.key.location, which are PEM files",
 }
@@ -187,12 +192,18 @@ def client_properties(options: Mapping[str, Any], own: tuple[str, ...]) -> dict[
     given = {key[len(PREFIX) :].lower(): value for key, value in options[PREFIX].items()}
     if not given.get("bootstrap.servers"):
         raise PlanError("option 'kafka.bootstrap.servers'", "format 'kafka' needs it")
+    check_java(given)
     for key in given:
-        if key in _OF_JAVA:
-            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the Java client: {_OF_JAVA[key]}")
         if key in own:
             raise PlanError(f"option 'kafka.{key}'", "the engine sets it, because offsets are part of checkpoints")
     return with_credentials(given)
+
+
+def check_java(settings: Mapping[str, str]) -> None:
+    """Raises PlanError for a setting that only the Java client has; the message says what to do instead."""
+    for key in settings:
+        if key in _OF_JAVA:
+            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the Java client: {_OF_JAVA[key]}")
 
 
 _JAAS = "sasl.jaas.config"
