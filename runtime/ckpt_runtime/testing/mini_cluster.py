@@ -364,11 +364,14 @@ class MiniCluster:
 
     @classmethod
     def wait_until(cls, condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError."""
+        """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError.
+
+        A condition that reads files may take as long as a pause: the pauses are at least four times as long.
+        """
         begun, is_over = time.monotonic(), cls.deadline(timeout_s)
-        pause_s = _FIRST_PAUSE_S
+        pause_s, used_s = _FIRST_PAUSE_S, time.thread_time()
         while not condition():
             if is_over():
                 raise ClusterTimeoutError(f"timed out after {time.monotonic() - begun:.0f} s waiting for {what}")
-            time.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.1)
+            time.sleep(max(pause_s, 4 * (time.thread_time() - used_s)))
+            pause_s, used_s = min(_LONGEST_PAUSE_S, pause_s * 1.1), time.thread_time()

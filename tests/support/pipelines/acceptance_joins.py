@@ -455,7 +455,7 @@ def windows_by_window_time(rows: DataFrame) -> DataFrame:
     return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
 
 
-@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+@program("append", rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
 def windows_in_added_columns(rows: DataFrame) -> DataFrame:
     small = timed(rows, "0 seconds").withColumn("small", F.window("t", "5 seconds")).groupBy("small").count()
     timed_again = small.withColumn("at", F.window_time("small"))
