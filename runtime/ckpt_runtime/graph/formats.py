@@ -30,7 +30,7 @@ from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every source that is read in splits, handled by the engine: read the data present now, then end."""
-BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger"})
+BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger", "maxoffsetspertrigger"})
 """The options, in lower case, that divide what there is into batches."""
 
 ORDERED_READS_OPTION = "orderedReads"
