@@ -162,8 +162,16 @@ class CsvRows:
         return by_mode(*self.parsed(lines), self._mode)
 
     def parsed(self, lines: Sequence[bytes] | Sequence[Record]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
-        """Returns the rows of lines, bad ones too, and which are bad, by their places. Ignores the mode."""
+        """Returns the rows of lines, bad ones too, and which are bad, by their places. Ignores the mode.
+
+        Raises BadRecordError for a line that Spark would not read as one, or not read at all.
+        """
         given = [line if isinstance(line, Record) else decoded(line, self._codec) for line in lines]
+        for number, each in enumerate(given if len(self._options["lineSep"] or "") > 1 else ()):
+            if isinstance(each, str) and "\n" in each:
+                raise BadRecordError(
+                    number, "it has a line feed, at which Spark ends records, too, when lineSep has two characters"
+                )
         numbers = [at for at, each in enumerate(given) if isinstance(each, Record) or self._has_record(each)]
         records: Any = [given[number] for number in numbers]
         bad: dict[int, str] = {}

@@ -63,6 +63,13 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
     assert caught.value.line == 2
 
 
+def test_line_feed_within_a_record_fails_where_spark_would_end_the_record() -> None:
+    assert [row["name"] for row in rows_of(["1,a\nb"], lineSep=";")] == ["a\nb"]
+    with pytest.raises(BadRecordError, match="it has a line feed, at which Spark ends records") as caught:
+        rows_of(["1,a", "2,a\nb"], lineSep="\r\n")
+    assert caught.value.line == 1
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
