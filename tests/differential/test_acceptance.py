@@ -101,7 +101,7 @@ def in_engine(cluster: MiniCluster, program: Program, directory: Path) -> Outcom
             entry=f"{family}:pipeline",
             arguments=[program.name, str(directory), str(output)],
             configuration=fast(restart_strategy__type="none"),
-            parallelism=1,
+            parallelism=2 if family == "acceptance_batches" else 1,
         )
     except SubmissionFailed as error:
         return "refused", str(error)
@@ -144,7 +144,7 @@ def test_runs_that_are_cancelled_between_rows_of_a_batch_and_continued_give_the_
             entry="acceptance_batches:paced",
             arguments=[name, str(tmp_path), str(tmp_path / "engine")],
             configuration=fast(restart_strategy__type="none", state__backend__type=backend, **rates),
-            parallelism=1,
+            parallelism=2,
         )
 
     for _ in range(3):

@@ -96,7 +96,14 @@ def of_engine(path: Path, schema: str, options: dict[str, str]) -> list[str]:
         {"escape": '"', "mode": "DROPMALFORMED", "columnPruning": "false"},
         {"ignoreLeadingWhiteSpace": "true", "ignoreTrailingWhiteSpace": "true", "nanValue": "x", "positiveInf": "1d"},
         {"dateFormat": "dd.MM.yyyy", "timestampFormat": "yyyy-MM-dd HH:mm:ss", "timeZone": "Europe/Berlin"},
-        {"quote": "", "encoding": "ISO-8859-1"},
+        {
+            "quote": "",
+            "charset": "ISO-8859-1",
+            "delimiter": ",",
+            "inferSchema": "true",
+            "locale": "en-US",
+            "lineSep": "\r\n",
+        },
     ],
     ids=str,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import random
@@ -285,6 +286,7 @@ def test_json_documents_give_the_rows_of_spark(spark: SparkSession, tmp_path: Pa
     given = {"columnNameOfCorruptRecord": "bad", **options}
     assert compare_files(spark, "json", schema, given, tmp_path) >= 12
     if "encoding" not in options:
+        put(tmp_path / "packed.json.gz", gzip.compress(DOCUMENTS[-2].encode()))
         for at, name in enumerate(("utf-16-le", "utf-16-be", "utf-32-le", "utf-16")):
             put(tmp_path / f"other{at}.json", DOCUMENTS[0].encode(name))
         compare_files(spark, "json", schema, given, tmp_path)

@@ -78,7 +78,13 @@ SERVERS = {"kafka.bootstrap.servers": "localhost:1"}
         (
             VALUE,
             {**SERVERS, "topic": "t", "kafka.security.protocol": "ssl", "kafka.ssl.keystore.location": "/k"},
-            "'kafka.ssl.keystore.location': exactly once works with ssl.ca.location",
+            "'kafka.ssl.keystore.location': it belongs to the Java client: use kafka.ssl.certificate.location",
+        ),
+        (VALUE, {**SERVERS, "topic": "t", "kafka.max.request.size": "9"}, "use kafka.message.max.bytes"),
+        (
+            VALUE,
+            {**SERVERS, "topic": "t", "kafka.security.protocol": "ssl", "kafka.ssl.crl.location": "/k"},
+            "'kafka.ssl.crl.location': exactly once works with ssl.ca.location",
         ),
     ],
 )

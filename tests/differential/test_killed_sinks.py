@@ -44,7 +44,7 @@ def each_format(*quick: str) -> list[object]:
 
 
 @pytest.mark.row("ends.1", "ends.5")
-@pytest.mark.parametrize("numbers", each_format("delta", "kafka", "postgresql"), indirect=True)
+@pytest.mark.parametrize("numbers", each_format("delta", "postgresql"), indirect=True)
 def test_target_has_every_row_once_when_the_process_is_killed_at_each_step(numbers: Numbers) -> None:
     job = numbers.start(20)
     numbers.cluster.wait_for_checkpoints(job, 2)

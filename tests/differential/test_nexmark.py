@@ -18,11 +18,13 @@ from benchmarks.nexmark.flink.peer import FlinkPeer
 from benchmarks.nexmark.pipeline.queries import QUERIES
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support import flink_cluster
+from tests.support.effort import THOROUGH
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
+EVENTS = 40_000 if THOROUGH else 20_000
 OPTIONS = Namespace(
-    check_events=40_000, events_per_split=5_000, parallelism=2, incremental=True, events=40_000, flink_dir=None
+    check_events=EVENTS, events_per_split=5_000, parallelism=2, incremental=True, events=EVENTS, flink_dir=None
 )
 PER_SECOND = 1_000
 IN_SUITE = "q8"

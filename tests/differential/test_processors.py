@@ -102,7 +102,7 @@ def test_odd_calls_of_states(both: Both) -> None:
 def test_a_deleted_state_is_no_state(both: Both) -> None:
     theirs, ours = both(Case("Deleted", [words(("x", 1))], SCHEMA))
     assert ours == theirs
-    assert {"k": "x", "what": "gone", "said": "True"} in theirs
+    assert {"k": "x", "what": "gone", "said": "'Error updating value state'"} in theirs
 
 
 def test_habits_of_user_code_and_null_keys(both: Both) -> None:

@@ -74,17 +74,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 def test_generators_and_python_functions_give_the_rows_of_spark(
     spark: SparkSession, cluster: MiniCluster, path: str, tmp_path: Path, every: int
 ) -> None:
-    """The engine runs all queries, Spark each third one of them in the suite."""
-    job = cluster.submit(
-        PROGRAM,
-        arguments=["replay", path, str(tmp_path)],
-        configuration=fast(restart_strategy__type="none", execution__checkpointing__interval="2 s"),
-    )
-    cluster.wait_for_status(job, JobStatus.FINISHED)
+    """All queries, and each third one of them in the suite."""
     rows = spark.read.schema(function_programs.SCHEMA).parquet(path)
     rows.createOrReplaceTempView("rows")
     spark.udf.register("doubled", lambda number: None if number is None else number * 2, "long")
-    for name, frame in [*function_programs.queries(spark, rows).items()][::every]:
+    frames = dict([*function_programs.queries(spark, rows).items()][::every])
+    job = cluster.submit(
+        PROGRAM,
+        arguments=["replay", path, str(tmp_path), *frames],
+        configuration=fast(restart_strategy__type="none", execution__checkpointing__interval="2 s"),
+    )
+    cluster.wait_for_status(job, JobStatus.FINISHED)
+    for name, frame in frames.items():
         wanted = frame.toArrow().to_pylist()
         given = pq.read_table(tmp_path / name).to_pylist()
         assert wanted, name

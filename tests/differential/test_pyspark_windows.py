@@ -124,11 +124,10 @@ def test_stateful_program_of_pyspark_gives_the_rows_of_spark_for_each_query(
     cluster: MiniCluster, orders: str, request: pytest.FixtureRequest, tmp_path: Path, compared: str
 ) -> None:
     expected: dict[str, Counter[str]] = request.getfixturevalue(compared)
-    # Each checkpoint commits eleven sinks.
+    # Each checkpoint commits the sinks of all queries.
     configuration = fast(execution__checkpointing__interval="2 s")
-    job = cluster.submit(
-        PROGRAM, arguments=["replay", orders, str(tmp_path)], configuration=configuration, parallelism=2
-    )
+    arguments = ["replay", orders, str(tmp_path), "0", *expected]
+    job = cluster.submit(PROGRAM, arguments=arguments, configuration=configuration, parallelism=2)
     cluster.wait_for_status(job, JobStatus.FINISHED)
     for name, rows in expected.items():
         assert rows, name

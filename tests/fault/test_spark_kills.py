@@ -20,8 +20,9 @@ from tests.support.patience import patient
 from tests.support.processes import agent_of, command_line, living, members, parent, workers_of
 from tests.support.spark_sessions import FlightsJob, wait_until
 
-ROWS = 100_000
-RATE = 300
+ROWS = 30_000
+RATE = 90
+"""The rows last for more than five minutes of a job that is killed; the last job processes those that are left."""
 KILLS = ["worker"] * 3 + ["agent"] + ["exception"]
 MORE_KILLS = ["worker"] * 11 + ["agent"] * 4 + ["exception"] * 5
 SEED = 20260731

@@ -42,8 +42,10 @@ def _waiting_rows(cluster: MiniCluster, job_id: str) -> float:
 @pytest.mark.parametrize(
     ("entry", "pace", "rows"),
     # A source of files is ahead of an operator of its worker by whole batches: there are more rows than these have.
-    [("pipeline", "100", 500_000), ("slow", "0.02", 8_000_000)],
-    ids=["replay", "parquet"],
+    [
+        pytest.param("pipeline", "100", 500_000, id="replay"),
+        pytest.param("slow", "0.02", 8_000_000, id="parquet", marks=pytest.mark.long),
+    ],
 )
 def test_rows_that_wait_are_shown_and_give_checkpoints_the_interval_during_backlog(
     cluster: MiniCluster, tmp_path: Path, entry: str, pace: str, rows: int

@@ -34,6 +34,7 @@ NAMES = (
     "latency",
     "patch",
     "peers",
+    "planning",
     "progress",
     "recovery",
     "savepoint",
@@ -251,6 +252,16 @@ def test_coordinator_reads_back_what_it_wrote() -> None:
     assert [run["subtasks"] for run in document["runs"]] == [10, 40]
     times = {"ack_s", "cpu_s", "metadata_write_s", "decode_s", "register_s", "recovery_s"}
     assert all(set(run) == times | {"subtasks", "memory_mb", "metadata_bytes"} for run in document["runs"])
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_planning_measures_its_parts_and_compares_both_graphs() -> None:
+    document, _ = measured("benchmarks.planning", "--operators", "6", "--rounds", "1")
+    assert set(document) == COMMON_KEYS | {"plan_ms_p50", "plan_ms_max", "capture_ms", "analysis_ms", "mapping_ms"}
+    assert document["plan_ms_p50"] > 0 < document["analysis_ms"]
 
 
 def test_scale_measures_each_number_of_subtasks() -> None:

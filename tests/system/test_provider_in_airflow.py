@@ -312,17 +312,13 @@ def test_pages_in_airflow_require_the_right_to_read_the_connection(
     assert json.loads(seen["OP"][15][1])["connections"] >= 2
 
 
+@pytest.mark.long
 @pytest.mark.row("air.7", "air.15")
 @pytest.mark.skipif(chromium() is None, reason="there is no Chromium")
-@pytest.mark.parametrize(
-    "thorough", [pytest.param(False, id="menu and link"), pytest.param(True, id="views", marks=pytest.mark.long)]
-)
-def test_the_pages_in_airflows_own(
-    airflow: LocalAirflow, session: Session, waiting: Waiting, tmp_path: Path, thorough: bool
-) -> None:
-    """By the menu, and by the link of a task that waits; thoroughly, also by the views of the task and of its run."""
+def test_the_pages_in_airflows_own(airflow: LocalAirflow, session: Session, waiting: Waiting, tmp_path: Path) -> None:
+    """By the menu, by the link of a task that waits, and by the views of the task and of its run."""
     held, run = waiting.job, waiting.savepoint
-    conn_id = guarded_connection(airflow, session, f"behind_a_token_{thorough}".lower())
+    conn_id = guarded_connection(airflow, session, "seen_in_a_browser")
     asked: list[str] = []
     screenshots = Path(os.environ.get("CKPT_SCREENSHOTS", tmp_path / "screenshots"))
     with open_browser() as browser, visit(browser, screenshots, without=("/savepoints",)) as opened:
@@ -348,16 +344,15 @@ def test_the_pages_in_airflows_own(
         expect(page.locator("#page")).to_contain_text("History")
         expect(page.locator("#page")).to_contain_text(held.job_id)
         assert page.url.startswith(f"{airflow.base_url}/ckpt/ckpt_default/web/")
-        if thorough:
-            page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint")
-            page.get_by_role("link", name="Stream job", exact=True).click()
-            expect(frame.locator("#page")).to_contain_text("Durations")
-            expect(frame.locator("#page")).to_contain_text(held.job_id)
-            opened.shot("airflow-view-of-a-task")
-            page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}")
-            page.get_by_role("link", name="Stream jobs", exact=True).click()
-            expect(frame.get_by_role("link", name="sequence")).to_be_visible()
-            opened.shot("airflow-view-of-a-run")
+        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}/tasks/savepoint")
+        page.get_by_role("link", name="Stream job", exact=True).click()
+        expect(frame.locator("#page")).to_contain_text("Durations")
+        expect(frame.locator("#page")).to_contain_text(held.job_id)
+        opened.shot("airflow-view-of-a-task")
+        page.goto(f"{airflow.base_url}/dags/{run.dag_id}/runs/{run.run_id}")
+        page.get_by_role("link", name="Stream jobs", exact=True).click()
+        expect(frame.get_by_role("link", name="sequence")).to_be_visible()
+        opened.shot("airflow-view-of-a-run")
         assert not [request for request in asked if TOKEN in request]
         opened.complaints[:] = [said for said in opened.complaints if "/ckpt/" in said and "sandbox" not in said]
 

@@ -276,7 +276,7 @@ class EnumeratorOperator(RangeEnumerator):
             self._offsets[checkpoint_id] = self._offset
         ended_in = self.context.job_id if self._ended else None
         item = {"offset": self._offset, "splits": self._splits, "ended_in": ended_in, "planned": self._planned}
-        item["ranges"] = self._ranges
+        item["ranges"] = self.ranges_with_data
         self.context.operator_state.put(_OFFSET, versioned([item]))
 
     def notify_complete(self, checkpoint_id: int) -> None:

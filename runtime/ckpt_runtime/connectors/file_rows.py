@@ -334,7 +334,9 @@ def _records(
     format_: str, location: Location, schema: pa.Schema, options: dict[str, Any], *, report_bad: bool
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with a record in each line, or with ``multiLine`` in any number of lines."""
-    reader: Any = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema)
+    # In a decompressed stream, Spark's reader does not find the text of an object again.
+    copies = options["multiLine"] and _suffix(location) in (*_COMPRESSIONS, ".snappy", ".deflate")
+    reader: Any = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema, copies=copies)
     header_comes = format_ == "csv" and options["header"]
     place = "record" if options["multiLine"] else "line"
     number = 1
@@ -395,9 +397,13 @@ def _opened(location: Location) -> Iterator[Any]:
         yield stream
 
 
+def _suffix(location: Location) -> str:
+    return location.name[location.name.rfind(".") :].lower()
+
+
 def _unpacked(raw: Any, location: Location) -> Any:
     """A stream of what another one has, decompressed if the file's name has the suffix of a compression."""
-    suffix = location.name[location.name.rfind(".") :].lower()
+    suffix = _suffix(location)
     if suffix in _UNREADABLE:
         raise FileFormatError(location, "its compression is not supported; use .gz, .bz2, .zst, .snappy or .deflate")
     if suffix in _COMPRESSIONS:

@@ -48,12 +48,17 @@ class FileWriter(Protocol):
         """Writes the end of the file."""
 
 
+_CODECS = {"uncompressed": "none", "lz4_raw": "lz4"}
+"""Arrow's names of Spark's compressions, where they differ."""
+
+
 class ParquetFileWriter:
     """``metadata`` has the footer of a closed file."""
 
-    def __init__(self, file: Any, schema: pa.Schema, compression: Any) -> None:
+    def __init__(self, file: Any, schema: pa.Schema, compression: str) -> None:
         self.metadata: list[pq.FileMetaData] = []
-        self._writer = pq.ParquetWriter(file, schema, compression=compression, metadata_collector=self.metadata)
+        codec = _CODECS.get(compression, compression)
+        self._writer = pq.ParquetWriter(file, schema, compression=codec, metadata_collector=self.metadata)
 
     def write(self, rows: pa.Table) -> None:
         self._writer.write_table(rows)
@@ -228,7 +233,7 @@ class PartWriter(SinkWriter):
         self._sink = sink
         self._context = context
         self._owner = owner_of(context.job_id, context.uid, context.sink_id)
-        self._max_rows = int(sink.parsed["maxRowsPerFile"])
+        self._max_rows = int(sink.parsed["maxRecordsPerFile"])
         zone = sink.parsed.get("timeZone", "UTC")
         self._keys = {
             name: partition_text(schema.field(name).type, zone) for name in partition_columns(sink.parsed, schema)
@@ -372,11 +377,12 @@ def _partitioned(
         return
     rest = batch.drop_columns(list(keys))
     encoded = [as_text(batch.column(name)).dictionary_encode(null_encoding="encode") for name, as_text in keys.items()]
-    combined = np.zeros(batch.num_rows, np.int64)
+    codes = np.zeros(batch.num_rows, np.int64)
     for column in encoded:
-        combined = combined * len(column.dictionary) + column.indices.to_numpy()
-    for code in np.unique(combined):
-        rows = np.flatnonzero(combined == code)
+        # Numbered again after each column, codes never exceed the product of two numbers of rows.
+        _, codes = np.unique(codes * len(column.dictionary) + column.indices.to_numpy(), return_inverse=True)
+    for code in range(int(codes.max(initial=-1)) + 1):
+        rows = np.flatnonzero(codes == code)
         values = [(key, column[int(rows[0])].as_py()) for key, column in zip(keys, encoded, strict=True)]
         yield values, rest.take(rows)
 

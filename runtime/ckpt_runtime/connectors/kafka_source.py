@@ -8,6 +8,7 @@ their beginnings. A bounded source reads each partition up to the end that it ha
 from __future__ import annotations
 
 import logging
+import math
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -284,6 +285,11 @@ def _state_of(
     return {"partitions": partitions, "looked": looked, "splits": splits, "topics": dict(topics)}
 
 
+def _offsets_of(split: Split) -> int:
+    """The number of offsets of a bounded split."""
+    return int(split.description["end"] - split.description["begin"])
+
+
 class KafkaEnumerator(SplitEnumerator):
     """Finds partitions. A thread queries the brokers, unless the source is bounded.
 
@@ -313,17 +319,14 @@ class KafkaEnumerator(SplitEnumerator):
         self._found: SimpleQueue[_Found | Exception] = SimpleQueue()
         self._taken = Event()
         self._closed = Event()
-        self._ended = False
+        self._left: list[Split] | None = None
         self._thread = None if bounded else HelperThread(target=self._watch, name="kafka partitions", daemon=True)
         if self._thread is not None:
             self._thread.start()
 
     def discover(self) -> Sequence[Split]:
         if self._bounded:
-            if self._ended:
-                return ()
-            self._ended = True
-            found: _Found | Exception = self._look_once()
+            found: _Found | Exception = self._next_batch()
         else:
             try:
                 found = self._found.get_nowait()
@@ -351,6 +354,30 @@ class KafkaEnumerator(SplitEnumerator):
         if self._thread is not None:
             self._thread.join(_ANSWER_S)
         self._brokers.close()
+
+    def _next_batch(self) -> _Found:
+        """The next ``maxOffsetsPerTrigger`` offsets of what there was at first, dealt out by what is left.
+
+        This is Spark's rule (``KafkaOffsetReader.rateLimit``): each partition gets its share, rounded down, or one.
+        """
+        found = _Found([], [], {}, self._topics) if self._left is not None else self._look_once()
+        whole = found.splits if self._left is None else self._left
+        limit, total = self._options["maxOffsetsPerTrigger"], sum(map(_offsets_of, whole))
+        found.splits, self._left = [], []
+        for split in whole:
+            begin, end = split.description["begin"], split.description["end"]
+            share = limit * (_offsets_of(split) / total) if limit is not None else end - begin
+            upto = min(end, begin + (math.floor(share) if share >= 1 else 1))
+            found.splits.append(self._split(partition_of(split), begin, upto, len(found.splits)))
+            if upto < end:
+                self._left.append(self._split(partition_of(split), upto, end, 0))
+        return found
+
+    def _split(self, partition: Partition, begin: int, end: int | None, number: int) -> Split:
+        """A split that is the one with that number of a discovery."""
+        topic, at = partition
+        description = {"topic": topic, "partition": at, "begin": begin, "end": end}
+        return Split(f"{topic}-{at}#{self._splits + number}", description, bounded=end is not None)
 
     def _look_once(self) -> _Found:
         from confluent_kafka import KafkaException
@@ -411,7 +438,6 @@ class KafkaEnumerator(SplitEnumerator):
         return found
 
     def _add_split(self, partition: Partition, found: _Found) -> None:
-        topic, number = partition
         begin = None if partition in found.gone else self._known.get(partition)
         if begin is None:
             begin = self._begin(partition)
@@ -419,9 +445,7 @@ class KafkaEnumerator(SplitEnumerator):
         if end is not None and end <= begin:
             found.empty[partition] = begin  # the next run continues here
             return
-        description = {"topic": topic, "partition": number, "begin": begin, "end": end}
-        name = f"{topic}-{number}#{self._splits + len(found.splits)}"
-        found.splits.append(Split(name, description, bounded=end is not None))
+        found.splits.append(self._split(partition, begin, end, len(found.splits)))
 
     def _begin(self, partition: Partition) -> int:
         """Returns the first offset to read. Partitions that appear later are read from the beginning."""

@@ -73,6 +73,11 @@ class RangeEnumerator(SourceOperator):
         unprocessed = (self._in_step or self._in_calls) and self._ranges > self._processed
         return unprocessed or not self._covered
 
+    @property
+    def ranges_with_data(self) -> int:
+        """How many ranges a snapshot counts. The one behind the data comes again with the same number at a restore."""
+        return self._ranges - self._closing
+
     def ask_for_checkpoint(self) -> None:
         """Called while the source waits."""
         now = self.context.monotonic_ms()

@@ -160,7 +160,7 @@ class SplitEnumeratorOperator(RangeEnumerator):
             "version": _VERSION,
             "state": self._enumerator.snapshot(),
             "splits": self._splits,
-            "ranges": self._ranges,
+            "ranges": self.ranges_with_data,
             "ended_in": ended_in,
             "start_positions": sorted(self._source.start_positions),
         }

@@ -139,8 +139,15 @@ def stateful_spec(
     """
     keys = tuple(rows.names[at] for at in node.keys)
     for key in keys:
-        if rows.names.count(key) > 1 or pa.types.is_nested(rows.field(key).type):
-            raise PlanError("groupBy", f"column {key!r} is nested or exists twice; it cannot be a key")
+        if rows.names.count(key) > 1:
+            raise PlanError("groupBy", f"there are several columns {key!r}: rename or drop all but the key")
+        kind = rows.field(key).type
+        if pa.types.is_nested(kind) or pa.types.is_null(kind):
+            raise PlanError(
+                "groupBy",
+                f"column {key!r} is of type {kind}, which cannot be a key of a function with state: group by values "
+                "with a type, such as the fields of a struct (window.start, window.end) or a text (to_json)",
+            )
     watermark = has_watermark(inputs)
     time_mode = _TIME_MODES[node.time]
     if time_mode == "EventTime" and not watermark:

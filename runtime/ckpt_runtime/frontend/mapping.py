@@ -77,6 +77,7 @@ from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, Use
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
+_EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 CHECKPOINT_LOCATION = "checkpointlocation"
 """An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
 
@@ -445,7 +446,9 @@ class QueryMapper:
                     )
                 if _has_watermark(node, nodes):
                     raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
-                return self._watermark(specs.WatermarkSpec(column, node.delay_ms), inputs, schema, node.plan_id)
+                setting = self._capture.configuration.get(_EMPTY_BATCHES, "true")
+                spec = specs.WatermarkSpec(column, node.delay_ms, keeps_last=setting.lower() == "false")
+                return self._watermark(spec, inputs, schema, node.plan_id)
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)
             case Aggregate() | Expand() | Deduplicate() | Sort() | Limit():
@@ -464,7 +467,11 @@ class QueryMapper:
     def _watermark(self, spec: specs.WatermarkSpec, inputs: Inputs, schema: pa.Schema, plan_id: int | None) -> Inputs:
         """Adds event time. Where rows are repartitioned before it, they are after it: it has to see them in order."""
         repartitioned = any(edge.partitioning is Partitioning.REBALANCE for edge in inputs)
-        edges = self._operators.apply(spec, tuple(LogicalInput(edge.node) for edge in inputs), schema, plan_id)
+        edges = tuple(LogicalInput(edge.node) for edge in inputs)
+        if self._ends and len(apart := [each for edge in edges for each in self._operators.apart(edge)]) > 1:
+            edges = tuple(made for edge in apart for made in self._operators.apply(spec, (edge,), schema, None))
+            spec = replace(spec, united=True)
+        edges = self._operators.apply(spec, edges, schema, plan_id)
         return _in_turn(edges) if repartitioned else edges
 
     def _source(self, node: Source, schema: pa.Schema) -> Inputs:

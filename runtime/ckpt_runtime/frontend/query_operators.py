@@ -73,6 +73,19 @@ class QueryOperators:
                 return (LogicalInput(other),)
         return None
 
+    def apart(self, edge: LogicalInput) -> Inputs:
+        """Returns the streams that meet in a union below an edge, each through operators of its own."""
+        node = edge.node
+        stateless = isinstance(node.spec, specs.EvaluateSpec | specs.ConditionSpec | specs.GenerateSpec)
+        if not stateless or node.uid or node.parallelism or node.schema is None:
+            return (edge,)
+        below = [each for given in node.inputs for each in self.apart(given)]
+        if len(below) == 1:
+            return (edge,)
+        if node in self._plan.nodes and not any(node is read.node for each in self._plan.nodes for read in each.inputs):
+            self._plan.nodes.remove(node)
+        return tuple(made for each in below for made in self.apply(node.spec, (each,), node.schema, None))
+
     def _merged(self, spec: specs.EvaluateSpec, inputs: Inputs) -> tuple[specs.EvaluateSpec, Inputs]:
         """Returns a projection over the input of the projection before it, if no row is computed twice by that."""
         [edge] = inputs

@@ -215,6 +215,9 @@ def _processor(reader: PlanNodes, name: str, plan: Any, inputs: tuple[int, ...])
         raise UnsupportedExpressionError("initialState", "it must be a static frame, as in Spark")
     project, known = reader.nodes[input_], reader.ids[input_]
     keys = output(plan.groupingAttributes())[1] if group_state else known[: plan.groupingAttributesLen()]
+    if initial and plan.initGroupingAttrsLen() != len(keys):
+        message = f"it is grouped by {plan.initGroupingAttrsLen()} columns, and the stream by {len(keys)}"
+        raise UnsupportedExpressionError("initialState", f"{message}: group both by the same columns")
     # The function's arguments are the frame's columns. Spark may have put the keys in front of them.
     width = len(known) - plan.functionExpr().children().size()
     if missing := [id_ for id_ in keys if id_ not in known[width:]]:

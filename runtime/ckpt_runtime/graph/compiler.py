@@ -84,6 +84,7 @@ class _Operator:
     inputs: list[_Edge] = field(default_factory=list)
     consumers: int = 0
     in_step: bool = False
+    query: str = ""
 
     @property
     def chain_head(self) -> bool:
@@ -363,8 +364,12 @@ def _checked_parallelism(parallelism: int, uid: str) -> int:
 
 
 def _connect(operators: list[_Operator]) -> None:
-    """Turns inputs into edges; a change of parallelism turns forward into rebalance."""
+    """Turns inputs into edges; a change of parallelism turns forward into rebalance.
+
+    Operators that share no rows belong to different queries.
+    """
     by_node = {operator.node: operator for operator in operators}
+    queries: dict[str, str] = {}
     for operator in operators:
         for edge in operator.node.inputs:
             source = by_node[edge.node]
@@ -373,6 +378,11 @@ def _connect(operators: list[_Operator]) -> None:
                 partitioning = Partitioning.REBALANCE
             operator.inputs.append(_Edge(source, partitioning, edge.keys))
             source.consumers += 1
+        joined = {queries[edge.source.uid] for edge in operator.inputs} or {operator.uid}
+        queries[operator.uid] = min(joined)
+        queries = {uid: min(joined) if query in joined else query for uid, query in queries.items()}
+    for operator in operators:
+        operator.query = queries[operator.uid]
 
 
 _PASS_RANGES_ON = (
@@ -403,6 +413,10 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
         uid, spec = operator.uid, operator.node.spec
         sources = [edge.source.uid for edge in operator.inputs]
         reason = next((lost[source] for source in sources if source in lost), None)
+        if isinstance(spec, WatermarkSpec) and spec.united and _have_batches(operator):
+            operator.node.spec = replace(spec, by_ranges=True, by_batches=True)
+            lost[uid] = f"several streams meet at operator {uid!r}"
+            continue
         if reason is None and not isinstance(spec, RangeReaderSpec):
             if whole.keys().isdisjoint(sources):
                 continue
@@ -426,27 +440,44 @@ def _move_event_time_by_ranges(operators: list[_Operator]) -> None:
             lost[uid] = reason
 
 
+def _have_batches(operator: _Operator) -> bool:
+    """Whether the event time of all inputs advances with batches."""
+    below = [edge.source.node.spec for edge in operator.inputs]
+    return all(isinstance(spec, WatermarkSpec) and spec.by_batches for spec in below)
+
+
 def _keep_batches_in_step(operators: list[_Operator]) -> None:
-    """Where streams with batches meet, each batch has the next range of every stream, as in Spark.
+    """Where streams with batches or their subtasks meet, each batch has the next range of every stream, as in Spark.
 
     The operators in which they meet, and those after them, notice which batches are complete; the enumerators wait.
+    Queries that share no operator do not wait for each other.
     """
     sources: dict[str, str] = {}
     batches: dict[str, frozenset[str]] = {}
     waiting: frozenset[str] = frozenset()
+    keep_last: frozenset[str] = frozenset()
     for operator in operators:
         uid, spec, above = operator.uid, operator.node.spec, [edge.source.uid for edge in operator.inputs]
         if isinstance(spec, RangeReaderSpec):
             sources[uid] = above[0]
         elif len(above) == 1 and above[0] in sources:
             sources[uid] = sources[above[0]]
-        if isinstance(spec, WatermarkSpec):
+        if isinstance(spec, WatermarkSpec) and not spec.united:
             batches[uid] = frozenset([sources[uid]] if spec.by_batches else [])
+            keep_last |= batches[uid] if spec.keeps_last else frozenset()
         elif not isinstance(spec, SinkSpec) and all(batches.get(source) for source in above):
             batches[uid] = frozenset().union(*(batches[source] for source in above))
-            operator.in_step = len(above) > 1 or any(edge.source.in_step for edge in operator.inputs)
+            operator.in_step = len(above) > 1 or any(
+                edge.source.in_step or (edge.partitioning is not Partitioning.FORWARD and not batches[uid] & keep_last)
+                for edge in operator.inputs
+            )
             waiting |= batches[uid] if operator.in_step else frozenset()
     for operator in operators:
+        if getattr(operator.node.spec, "keeps_last", False) and waiting & batches.get(operator.uid, frozenset()):
+            raise PlanError(
+                "spark.sql.streaming.noDataMicroBatches.enabled",
+                "where streams meet, event time cannot end with the batch before the last one: set it to true",
+            )
         if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
             operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
 
@@ -576,7 +607,7 @@ def _operator_node(operator: _Operator) -> OperatorNode:
         user_code=node.user_code,
         output_directory=node.spec.output_directory if isinstance(node.spec, SinkSpec) else None,
         transaction_timeout_ms=_transaction_timeout_ms(node.spec),
-        alignment_group=BATCHES if operator.in_step else _alignment_group(node.spec),
+        alignment_group=BATCHES + operator.query if operator.in_step else _alignment_group(node.spec),
         observation=msgspec.json.encode(node.spec).decode() if isinstance(node.spec, ObserveSpec) else None,
         starts_fresh=node.starts_fresh,
     )

@@ -30,7 +30,7 @@ from ckpt_runtime.sources import is_source
 
 AVAILABLE_NOW_OPTION = "availableNow"
 """Reader option of every source that is read in splits, handled by the engine: read the data present now, then end."""
-BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger"})
+BATCH_LIMITS = frozenset({"maxfilespertrigger", "maxbytespertrigger", "maxoffsetspertrigger"})
 """The options, in lower case, that divide what there is into batches."""
 
 ORDERED_READS_OPTION = "orderedReads"
@@ -289,11 +289,13 @@ SOURCE_FORMATS: dict[str, SourceFormat] = {
 
 _OF_DIRECTORIES = (
     Option("path", required=True),
-    Option("maxRowsPerFile", int, 0, minimum=0),
+    Option("maxRecordsPerFile", int, 0, minimum=0),
     Option("onMissing", default="fail", choices=("fail", "ignore")),
     Option("partitionBy"),
     Option("timeZone", default="UTC"),
 )
+
+_DELTA_CODECS = ("snappy", "zstd", "gzip", "none", "uncompressed")
 
 SINK_FORMATS: dict[str, SinkFormat] = {
     sink.name: sink
@@ -302,7 +304,11 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "parquet",
             (
                 *_OF_DIRECTORIES,
-                Option("compression", default="snappy", choices=("snappy", "zstd", "lz4", "gzip", "none")),
+                Option(
+                    "compression",
+                    default="snappy",
+                    choices=(*_DELTA_CODECS, "lz4", "lz4_raw"),
+                ),
             ),
             _check_files,
         ),
@@ -311,8 +317,8 @@ SINK_FORMATS: dict[str, SinkFormat] = {
             "delta",
             (
                 Option("path", required=True),
-                Option("compression", default="snappy", choices=("snappy", "zstd", "gzip", "none")),
-                Option("maxRowsPerFile", int, 0, minimum=0),
+                Option("compression", default="snappy", choices=_DELTA_CODECS),
+                Option("maxRecordsPerFile", int, 0, minimum=0),
                 Option("partitionBy"),
                 Option("mergeSchema", bool, False),
                 Option("targetFileSize"),

@@ -42,8 +42,8 @@ class OperatorNode:
 
     ``output_directory`` is where a transactional sink keeps hidden files until their commit; None for other operators.
     ``transaction_timeout_ms`` is the age at which the target of a sink aborts transactions; None for other operators.
-    ``alignment_group`` is the group of a source's readers whose watermarks are aligned, or :data:`BATCHES` for sources
-    whose batches wait for each other, and the operators that notice which batches are complete; None without alignment.
+    ``alignment_group`` is the group of a source's readers whose watermarks are aligned. It begins with :data:`BATCHES`
+    for sources whose batches wait for each other, and operators that notice which are complete. None without alignment.
     ``observation`` is the JSON text of an ``observe``'s :class:`ObserveSpec`, by which the driver computes metrics.
     ``starts_fresh``: it ignores its state in the snapshot of another job.
     """
@@ -62,8 +62,9 @@ class OperatorNode:
 
 
 WATERMARK = "watermark"
-BATCHES = "$batches"
 """The kind of operators that determine event time. They keep the time that they have reached, but no rows."""
+BATCHES = "$batches of "
+"""The group of sources whose batches wait for each other begins with it; the uid of one of their query follows."""
 
 
 @dataclass(frozen=True, slots=True)

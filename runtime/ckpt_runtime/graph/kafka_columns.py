@@ -8,9 +8,9 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from ckpt_runtime.graph.errors import PlanError
+from ckpt_runtime.graph.kafka_options import PREFIX, check_java, with_credentials
 from ckpt_runtime.graph.options import Option, parse_value
 
-_PREFIX = "kafka."
 _SERVERS = "bootstrap.servers"
 _OWN = ("enable.idempotence", "transactional.id")
 _CLASSES = ("key.serializer", "value.serializer")
@@ -48,7 +48,7 @@ def sink_topic(options: Mapping[str, str]) -> str | None:
 def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
     """The client's settings: the options with the prefix ``kafka.``."""
     lower = {key.lower(): value for key, value in options.items()}
-    return {key.removeprefix(_PREFIX): value for key, value in lower.items() if key.startswith(_PREFIX)}
+    return with_credentials({key.removeprefix(PREFIX): text for key, text in lower.items() if key.startswith(PREFIX)})
 
 
 def is_exactly_once(options: Mapping[str, str]) -> bool:
@@ -70,7 +70,7 @@ def transaction_timeout_ms(options: Mapping[str, str]) -> int:
     """The age at which brokers abort an open transaction. Raises PlanError for a bad value."""
     text = transaction_settings(options)[_TRANSACTION_TIMEOUT]
     if not (text.isascii() and text.isdigit()):
-        raise PlanError(f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'", f"{text!r} is not a number of milliseconds")
+        raise PlanError(f"option '{PREFIX}{_TRANSACTION_TIMEOUT}'", f"{text!r} is not a number of milliseconds")
     return int(text)
 
 
@@ -90,7 +90,7 @@ def check_transactions(options: Mapping[str, str], interval_ms: int | None, time
     allowed = transaction_timeout_ms(options)
     if allowed <= interval_ms + timeout_ms:
         raise PlanError(
-            f"option '{_PREFIX}{_TRANSACTION_TIMEOUT}'",
+            f"option '{PREFIX}{_TRANSACTION_TIMEOUT}'",
             f"brokers abort a transaction after {allowed} ms, but a checkpoint may start {interval_ms} ms after its "
             f"first message and take {timeout_ms} ms: raise the option (brokers allow up to their "
             "transaction.max.timeout.ms), or lower execution.checkpointing.interval or "
@@ -102,7 +102,7 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     """Raises PlanError for options and columns that Spark's sink would not take, and settings that the client lacks."""
     known = {option.key.lower() for option in KAFKA_SINK_OPTIONS}
     for key in options:
-        if key.lower() not in known and not key.lower().startswith(_PREFIX):
+        if key.lower() not in known and not key.lower().startswith(PREFIX):
             names = ", ".join(sorted(option.key for option in KAFKA_SINK_OPTIONS))
             raise PlanError(
                 f"option {key!r}", f"format 'kafka' takes {names}, and settings of the client as kafka.NAME"
@@ -110,10 +110,11 @@ def check_kafka_sink(options: Mapping[str, str], schema: pa.Schema) -> None:
     ignores_lost(options)
     settings = transaction_settings(options) if is_exactly_once(options) else producer_settings(options)
     if _SERVERS not in settings:
-        raise PlanError(f"option '{_PREFIX}{_SERVERS}'", "format 'kafka' needs it")
+        raise PlanError(f"option '{PREFIX}{_SERVERS}'", "format 'kafka' needs it")
+    check_java(settings)
     for name in (*_OWN, *_CLASSES):
         if name in settings:
-            raise PlanError(f"option '{_PREFIX}{name}'", "the engine sets it; do not set it")
+            raise PlanError(f"option '{PREFIX}{name}'", "the engine sets it; do not set it")
     topic = sink_topic(options)
     if topic is not None and not (_TOPIC.fullmatch(topic) and topic not in (".", "..")):
         problem = "is not a topic's name: up to 249 letters, digits and the characters . _ -"
@@ -146,14 +147,14 @@ def _check_security(settings: Mapping[str, str]) -> None:
         mechanism = settings.get("sasl.mechanism", settings.get("sasl.mechanisms", "GSSAPI")).upper()
         if mechanism not in _MECHANISMS:
             raise PlanError(
-                f"option '{_PREFIX}sasl.mechanism'",
+                f"option '{PREFIX}sasl.mechanism'",
                 f"exactly once works with {', '.join(_MECHANISMS)}, not with {mechanism}{instead}",
             )
     odd = [key for key in settings if key.startswith("ssl.") and key not in _TLS]
     if odd and protocol.endswith("ssl"):
-        raise PlanError(f"option '{_PREFIX}{odd[0]}'", f"exactly once works with {', '.join(_TLS)}{instead}")
+        raise PlanError(f"option '{PREFIX}{odd[0]}'", f"exactly once works with {', '.join(_TLS)}{instead}")
     if protocol not in _PROTOCOLS:
-        raise PlanError(f"option '{_PREFIX}security.protocol'", f"{protocol!r} is not one of {', '.join(_PROTOCOLS)}")
+        raise PlanError(f"option '{PREFIX}security.protocol'", f"{protocol!r} is not one of {', '.join(_PROTOCOLS)}")
 
 
 def _check_columns(schema: pa.Schema, *, has_topic: bool) -> None:

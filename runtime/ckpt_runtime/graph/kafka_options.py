@@ -30,7 +30,13 @@ KAFKA_SOURCE_OPTIONS = (
     Option("failOnDataLoss", bool, True),
     Option("maxOffsetsPerTrigger", int, None, minimum=1),
     Option("includeHeaders", bool, False),
+    Option("groupIdPrefix", default="ckpt"),
+    Option("minPartitions", int, None, minimum=1),
+    Option("kafkaConsumer.pollTimeoutMs", int, None, minimum=0),
+    Option("fetchOffset.numRetries", int, None, minimum=0),
+    Option("fetchOffset.retryIntervalMs", int, None, minimum=0),
 )
+"""The last four have no effect: they say how Spark divides its tasks and repeats requests."""
 
 _REFRESH = "topic.metadata.refresh.interval.ms"
 _OWN = (
@@ -44,7 +50,11 @@ _OF_JAVA = {
     "key.deserializer": "keys and values are bytes; cast them in the program",
     "value.deserializer": "keys and values are bytes; cast them in the program",
     "interceptor.classes": "interceptors are not supported",
-    "sasl.jaas.config": "use kafka.sasl.username and kafka.sasl.password",
+    "buffer.memory": "use kafka.queue.buffering.max.kbytes",
+    "default.api.timeout.ms": "leave it out, the source waits for brokers",
+    "fetch.max.wait.ms": "use kafka.fetch.wait.max.ms",
+    "max.block.ms": "leave it out, the sink waits while the client's queue is full",
+    "max.request.size": "use kafka.message.max.bytes",
     "ssl.truststore.location": "use kafka.ssl.ca.location, a PEM file of certificates",
     "ssl.keystore.location": "use kafka.ssl.certificate.location and kafka.ssl.key.location, which are PEM files",
 }
@@ -168,7 +178,7 @@ def consumer_settings(options: Mapping[str, Any]) -> dict[str, Any]:
         "isolation.level": "read_committed",
         "queued.max.messages.kbytes": 16_384,
         _REFRESH: 5_000,
-        "group.id": "ckpt",
+        "group.id": options["groupIdPrefix"],
         **given,
         "auto.offset.reset": "error" if options["failOnDataLoss"] else "earliest",
         "enable.auto.commit": False,
@@ -182,12 +192,44 @@ def client_properties(options: Mapping[str, Any], own: tuple[str, ...]) -> dict[
     given = {key[len(PREFIX) :].lower(): value for key, value in options[PREFIX].items()}
     if not given.get("bootstrap.servers"):
         raise PlanError("option 'kafka.bootstrap.servers'", "format 'kafka' needs it")
+    check_java(given)
     for key in given:
-        if key in _OF_JAVA:
-            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the Java client: {_OF_JAVA[key]}")
         if key in own:
             raise PlanError(f"option 'kafka.{key}'", "the engine sets it, because offsets are part of checkpoints")
-    return given
+    return with_credentials(given)
+
+
+def check_java(settings: Mapping[str, str]) -> None:
+    """Raises PlanError for a setting that only the Java client has; the message says what to do instead."""
+    for key in settings:
+        if key in _OF_JAVA:
+            raise PlanError(f"option 'kafka.{key}'", f"it belongs to the Java client: {_OF_JAVA[key]}")
+
+
+_JAAS = "sasl.jaas.config"
+_LOGIN = re.compile(
+    r"""\s*[\w.]*\.(?:Plain|Scram)LoginModule\s+\w+((?:\s+\w+\s*=\s*(?:"[^"]*"|'[^']*'|[^\s;"']+))*)\s*;\s*"""
+)
+_LOGIN_OPTION = re.compile(r"""(\w+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s;"']+))""")
+
+
+def with_credentials(settings: dict[str, str]) -> dict[str, str]:
+    """The settings of a client, with user and password instead of the Java client's line that has both.
+
+    Raises PlanError, without the line, for one of another login module than those of PLAIN and SCRAM.
+    """
+    if _JAAS not in settings:
+        return settings
+    login = _LOGIN.fullmatch(settings[_JAAS])
+    given = {name: "".join(values) for name, *values in _LOGIN_OPTION.findall(login[1])} if login else {}
+    if given.keys() != {"username", "password"}:
+        raise PlanError(
+            f"option '{PREFIX}{_JAAS}'",
+            "expected PlainLoginModule or ScramLoginModule with username and password; otherwise use the settings of "
+            "librdkafka, such as kafka.sasl.username, kafka.sasl.password, kafka.sasl.oauthbearer.config",
+        )
+    others = {key: value for key, value in settings.items() if key != _JAAS}
+    return {"sasl.username": given["username"], "sasl.password": given["password"], **others}
 
 
 _OF_CONNECTIONS = (

@@ -22,7 +22,8 @@ _FALSE = ("false", "0", "no", "off")
 class Option:
     """One option. ``kind`` is ``str``, ``int``, ``float`` or ``bool``; ``default`` None means "not set".
 
-    ``choices`` limits strings, ``minimum`` numbers (inclusive).
+    ``choices`` limits strings, whose case does not matter, ``minimum`` numbers (inclusive). ``alias`` is another name;
+    if both are given, ``key`` counts, as in Spark.
     """
 
     key: str
@@ -31,6 +32,7 @@ class Option:
     required: bool = False
     minimum: float | None = None
     choices: tuple[str, ...] = ()
+    alias: str = ""
 
 
 def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping[str, str]) -> dict[str, Any]:
@@ -38,7 +40,8 @@ def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping
 
     Raises PlanError for an unknown option, a missing required one, or a value that is not allowed.
     """
-    by_lower = {option.key.lower(): option for option in declared}
+    by_lower = {option.alias.lower(): option for option in declared if option.alias}
+    by_lower |= {option.key.lower(): option for option in declared}
     unknown = sorted(key for key in given if key.lower() not in by_lower)
     if unknown:
         allowed = ", ".join(option.key for option in declared) or "no options"
@@ -46,9 +49,9 @@ def parse_options(format_name: str, declared: tuple[Option, ...], given: Mapping
             f"option {unknown[0]!r}", f"format {format_name!r} does not know it; known options are {allowed}"
         )
     values = {option.key: option.default for option in declared}
-    for key, text in given.items():
+    for key in sorted(given, key=lambda key: key.lower() == by_lower[key.lower()].key.lower()):
         option = by_lower[key.lower()]
-        values[option.key] = parse_value(option, str(text))
+        values[option.key] = parse_value(option, str(given[key]))
     for option in declared:
         if option.required and values[option.key] in (None, ""):
             raise PlanError(f"option {option.key!r}", f"format {format_name!r} needs it")
@@ -64,8 +67,10 @@ def parse_value(option: Option, text: str) -> Any:
         return text.lower() in _TRUE
     if option.kind in (int, float):
         return _number(option, text, field)
-    if option.choices and text not in option.choices:
-        raise PlanError(field, f"{text!r} is not one of {', '.join(option.choices)}")
+    if option.choices:
+        if text.lower() not in option.choices:
+            raise PlanError(field, f"{text!r} is not one of {', '.join(option.choices)}")
+        return text.lower()
     return text
 
 

@@ -30,6 +30,7 @@ _INTEGERS = ("int2", "int4", "int8", "numeric")
 def check_postgres_sink(options: Mapping[str, Any], schema: pa.Schema) -> None:
     """Raises PlanError for options that contradict each other, a column without a type there, and a missing library."""
     server_of(options["url"])
+    check_table(options)
     keys, marker = key_columns(options), options["deleteColumn"]
     if options["mode"] == "upsert" and not keys:
         raise PlanError("option 'keys'", "mode upsert needs the columns of a unique index, separated by commas")
@@ -59,6 +60,15 @@ def server_of(url: str) -> str:
         if port is None or (port[1] and not (port[1].isdecimal() and 0 < int(port[1]) < 1 << 16)):
             raise PlanError("option 'url'", f"{host!r} is not a host with a port from 1 to 65535")
     return server
+
+
+def check_table(options: Mapping[str, Any]) -> None:
+    """Raises PlanError for a query in the place of a table's name, as JDBC takes it."""
+    if options["dbtable"].lstrip().startswith("("):
+        raise PlanError(
+            "option 'dbtable'",
+            f"{options['dbtable']!r} is a query; expected the name of a table, such as public.orders",
+        )
 
 
 def key_columns(options: Mapping[str, Any]) -> tuple[str, ...]:
@@ -123,6 +133,7 @@ POSTGRES_SOURCE_OPTIONS = (
 def postgres_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Schema:
     """The declared columns. Raises PlanError for options that contradict each other, and types that it cannot read."""
     server_of(options["url"])
+    check_table(options)
     if declared is None:
         raise PlanError("schema", "a stream of a table needs its schema: .schema('id BIGINT, name STRING, ...')")
     growing = options["growingColumn"]

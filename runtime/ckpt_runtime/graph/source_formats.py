@@ -71,7 +71,12 @@ _FILE_OPTIONS = (
     Option("pathGlobFilter"),
     Option("cleanSource", default="off", choices=("off", "archive", "delete")),
     Option("sourceArchiveDir"),
+    Option("inferSchema", bool, False),
+    Option("mergeSchema", bool, False),
+    Option("maxCachedFiles", int, 10_000, minimum=0),
+    Option("discardCachedInputRatio", float, 0.2, minimum=0),
 )
+"""The last four have no effect: two only matter when Spark infers a schema, two say what Spark keeps in memory."""
 
 
 FILE_METADATA = "_metadata"
@@ -108,6 +113,8 @@ def _file_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
     _check_patterns(options)
     if options["maxFilesPerTrigger"] and options["maxBytesPerTrigger"]:
         raise PlanError("option 'maxBytesPerTrigger'", "it cannot be set together with maxFilesPerTrigger, as in Spark")
+    if options.get("lineSep") == "":
+        raise PlanError("option 'lineSep'", "it is empty; leave it out for lines that end with LF, CR or both")
     duration_ms("maxFileAge", options["maxFileAge"], "ms")
     archive = options["sourceArchiveDir"]
     if options["cleanSource"] == "archive":

@@ -159,12 +159,17 @@ class WatermarkSpec:
 
     ``by_ranges``: it advances only when a range of a stream reader ends, as it does between Spark's batches.
     ``by_batches``: ranges follow each other without a pause, and the time of one takes effect behind the next one.
+    ``united``: several streams meet here, each of which has event time of the same column and delay. Their watermarks
+    only say when a batch ends: event time is that of all rows, as behind Spark's unions.
+    ``keeps_last``: the time of the last batch takes effect in the next run, as in Spark without batches of no data.
     """
 
     column: str
     delay_ms: int
     by_ranges: bool = False
     by_batches: bool = False
+    united: bool = False
+    keeps_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

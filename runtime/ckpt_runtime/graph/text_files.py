@@ -21,7 +21,14 @@ from ckpt_runtime.graph.bad_rows import BadLine, BadRecordError, by_mode, check_
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
 
-TEXT_OPTIONS = (Option("lineSep"), Option("encoding"), Option("charset"), Option("multiLine", bool, False))
+TEXT_OPTIONS = (
+    Option("lineSep"),
+    Option("encoding", alias="charset"),
+    Option("multiLine", bool, False),
+    Option("locale", default="en-us", choices=("en-us", "en_us")),
+    Option("samplingRatio", float, 1.0),
+)
+"""``samplingRatio``, and others that only matter when Spark infers a schema, have no effect on the rows."""
 
 _CODECS = {
     "utf-8": "utf-8",
@@ -44,7 +51,7 @@ def codec_of(options: Mapping[str, Any], *, plain: tuple[str, ...]) -> str:
     """Python's name of the encoding. ``plain`` are those whose lines can be found without ``lineSep``. Raises PlanError
     for an encoding that Spark does not have, or whose lines it cannot find.
     """
-    name = options["encoding"] or options["charset"] or "utf-8"
+    name = options["encoding"] or "utf-8"
     codec = _CODECS.get(name.lower())
     if codec is None:
         raise PlanError("option 'encoding'", f"{name!r} is not one of {_NAMES}")
@@ -63,7 +70,7 @@ def line_end(options: Mapping[str, Any]) -> bytes | None:
     given = options["lineSep"]
     if not given:
         return None
-    name = options.get("encoding") or options.get("charset") or "utf-8"
+    name = options.get("encoding") or "utf-8"
     return str(given).encode(_CODECS[name.lower()])
 
 
@@ -80,8 +87,7 @@ def detected(data: bytes) -> str:
 
 
 CSV_OPTIONS = (
-    Option("sep", default=","),
-    Option("delimiter"),
+    Option("sep", default=",", alias="delimiter"),
     Option("header", bool, False),
     Option("enforceSchema", bool, True),
     Option("quote", default='"'),
@@ -98,6 +104,7 @@ CSV_OPTIONS = (
     Option("mode", default="PERMISSIVE"),
     Option("columnNameOfCorruptRecord", default="_corrupt_record"),
     Option("columnPruning", bool, True),
+    Option("preferDate", bool, True),
     Option("dateFormat"),
     Option("timestampFormat"),
     Option("timestampNTZFormat"),
@@ -155,8 +162,16 @@ class CsvRows:
         return by_mode(*self.parsed(lines), self._mode)
 
     def parsed(self, lines: Sequence[bytes] | Sequence[Record]) -> tuple[pa.RecordBatch, dict[int, BadLine]]:
-        """Returns the rows of lines, bad ones too, and which are bad, by their places. Ignores the mode."""
+        """Returns the rows of lines, bad ones too, and which are bad, by their places. Ignores the mode.
+
+        Raises BadRecordError for a line that Spark would not read as one, or not read at all.
+        """
         given = [line if isinstance(line, Record) else decoded(line, self._codec) for line in lines]
+        for number, each in enumerate(given if len(self._options["lineSep"] or "") > 1 else ()):
+            if isinstance(each, str) and "\n" in each:
+                raise BadRecordError(
+                    number, "it has a line feed, at which Spark ends records, too, when lineSep has two characters"
+                )
         numbers = [at for at, each in enumerate(given) if isinstance(each, Record) or self._has_record(each)]
         records: Any = [given[number] for number in numbers]
         bad: dict[int, str] = {}
@@ -196,6 +211,9 @@ def _check(options: Mapping[str, Any], schema: pa.Schema) -> None:
 
 JSON_OPTIONS = (
     *TEXT_OPTIONS,
+    Option("primitivesAsString", bool, False),
+    Option("prefersDecimal", bool, False),
+    Option("dropFieldIfAllNull", bool, False),
     Option("mode", default="PERMISSIVE"),
     Option("columnNameOfCorruptRecord", default="_corrupt_record"),
     Option("dateFormat"),
@@ -210,15 +228,17 @@ _FORMATS = ("dateFormat", "timestampFormat", "timestampNTZFormat")
 class JsonRows:
     """Parses documents to rows. Raises PlanError for a type, mode or format that it cannot handle as Spark does.
 
-    A document is a line, or with ``multiLine`` a file. An array makes a row of each element, a blank text none.
+    A document is a line, or with ``multiLine`` a file. An array makes a row of each element, a blank text none. A
+    number, an object or an array as a text is what the document has; where ``copies`` is set, and in a document with a
+    named encoding, it is written again.
     """
 
-    def __init__(self, options: Mapping[str, Any], schema: pa.Schema) -> None:
+    def __init__(self, options: Mapping[str, Any], schema: pa.Schema, *, copies: bool = False) -> None:
         from pyspark.sql.pandas.types import from_arrow_schema
 
         self._mode = checked_mode(options)
         codec = codec_of(options, plain=("utf-8",))
-        named = options["encoding"] or options["charset"]
+        named = options["encoding"]
         self._is_named = bool(named)
         self._codec = None if options["multiLine"] and not named else codec
         self._schema = schema
@@ -229,7 +249,7 @@ class JsonRows:
         type_["fields"] = [field for field in type_["fields"] if field["name"] != self._corrupt]
         given = {key: options[key] for key in _FORMATS if options[key]}
         try:
-            self._read = record_reader(type_, options["timeZone"], given, exact=not named)
+            self._read = record_reader(type_, options["timeZone"], given, exact=not named and not copies)
             self._stored = pa.struct([pa.field(field.name, self._kind(field)) for field in schema])
         except UnsupportedExpressionError as error:
             raise PlanError("schema", f"format 'json': {error}") from error

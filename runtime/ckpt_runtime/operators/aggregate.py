@@ -25,7 +25,7 @@ from ckpt_runtime.operators.errors import OperatorError, output_schema_error
 from ckpt_runtime.operators.group_state import TIME, GroupStateOperator
 from ckpt_runtime.operators.groups import RUNNING, GroupOperator, check_form, normal_key
 from ckpt_runtime.operators.operator import Operator, OperatorContext, Output
-from ckpt_runtime.state.arrays import read_only
+from ckpt_runtime.state.arrays import distinct, read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy, decoded_type, int64_column
 from ckpt_runtime.state.kernels.group_kernels import merge_sessions
 from ckpt_runtime.state.states import AggregateColumn, KeyedAggregates
@@ -171,7 +171,7 @@ class SessionOperator(GroupOperator):
         self.store(columns, None, slots[of_session])
         merged = np.flatnonzero(starts[sessions[:known]] != bounds[0][:known])
         self._emit_removed([column.take(pa.array(merged)) for column in old.columns[: 2 + len(keys)]])
-        changed = pa.array(np.unique(sessions[known:]))
+        changed = pa.array(distinct(sessions[known:]))
         self._emit([column.take(changed) for column in columns])
 
     def _taken(self, slots: AnyArray, wanted: Sequence[int]) -> Rows:

@@ -9,9 +9,9 @@ as they need a socket to a JVM.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from pyspark.sql.streaming.stateful_processor import ListState, MapState, ValueState
 from pyspark.sql.types import Row
@@ -39,8 +39,12 @@ class KeyCursor:
 
 
 class HostedState:
-    """A state variable. It is unusable once ``deleteIfExists`` has deleted it."""
+    """A state variable. It is unusable once ``deleteIfExists`` has deleted it.
 
+    ``unusable`` are the beginnings of PySpark's messages then, by the names of the methods.
+    """
+
+    unusable: ClassVar[Mapping[str, str]]
     _cursor: KeyCursor
     _table: Any
 
@@ -49,21 +53,15 @@ class HostedState:
         return str(self._table.name)
 
     def delete(self) -> None:
-        """Deletes the state variable; every later use is an error."""
-        self._table = _DeletedState(self.name)
+        """Deletes the state variable: every later use is an error, but iterators have no elements, as in Spark."""
+        for method, message in self.unusable.items():
+            setattr(self, method, partial(_fail, f"{message}: state {self.name!r} is not initialized: deleteIfExists"))
+        for method in {"get", "keys", "values", "iterator"} - self.unusable.keys():
+            setattr(self, method, lambda: iter(()))
 
 
-class _DeletedState:
-    """Replaces the content of a deleted state."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __getattr__(self, operation: str) -> Any:
-        def refused(*_arguments: Any) -> Any:
-            raise ProcessorUsageError(f"state {self.name!r} is not initialized: deleteIfExists has removed it")
-
-        return refused
+def _fail(message: str, *_arguments: Any, **_named: Any) -> None:
+    raise ProcessorUsageError(f"{message} has removed it")
 
 
 def _refused(error: StateError) -> ProcessorTypeError | ProcessorValueError:
@@ -84,19 +82,20 @@ def _checked(coerce: Callable[[Any], Value]) -> Callable[[Any], Value]:
 class HostedValueState(HostedState, ValueState):
     """One tuple per key. Its methods are the hot path of user code, so the functions that they call are bound once."""
 
+    unusable: ClassVar = {
+        "exists": "Error checking value state exists",
+        "get": "Error getting value state",
+        "update": "Error updating value state",
+        "clear": "Error clearing value state",
+    }
+
     def __init__(self, cursor: KeyCursor, table: KeyedValues) -> None:
         self._cursor = cursor
         self._coerce = row_coercer(table.name, table.value_schema)
         self._copy = row_copier(table.value_schema)
-        self._bind(table)
-
-    def _bind(self, table: Any) -> None:
         self._table = table
         self._read: Callable[[Key], Value | None] = table.get
         self._write: Callable[[Key, Value], None] = table.put
-
-    def delete(self) -> None:
-        self._bind(_DeletedState(self.name))
 
     def exists(self) -> bool:
         return self._read(self._cursor.key or self._cursor.require()) is not None
@@ -118,6 +117,12 @@ class HostedValueState(HostedState, ValueState):
 
 class HostedListState(HostedState, ListState):
     """A list of tuples per key."""
+
+    unusable: ClassVar = {
+        "exists": "Error checking value state exists",
+        **dict.fromkeys(("put", "appendValue", "appendList"), "Error updating value state"),
+        "clear": "Error clearing value state",
+    }
 
     def __init__(self, cursor: KeyCursor, table: KeyedLists) -> None:
         self._cursor = cursor
@@ -160,6 +165,15 @@ class HostedListState(HostedState, ListState):
 
 class HostedMapState(HostedState, MapState):
     """A map from tuple to tuple per key. Iteration sees the map as it was at the first entry."""
+
+    unusable: ClassVar = {
+        "exists": "Error checking map state exists",
+        "getValue": "Error getting value",
+        "containsKey": "Error checking if map state contains key",
+        "updateValue": "Error updating map state value",
+        "removeKey": "Error removing key from map state",
+        "clear": "Error clearing map state",
+    }
 
     def __init__(self, cursor: KeyCursor, table: KeyedMaps) -> None:
         self._cursor = cursor

@@ -14,13 +14,14 @@ Late rows, whose event time the watermark has reached, are dropped before they t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ckpt_runtime.checkpoint.completed_checkpoint import OperatorStateMode
 from ckpt_runtime.checkpoint.measures import EventTimes, OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import PipelineOptions
@@ -87,6 +88,10 @@ class _Last(Struct):
     upto: NonNegative = 0
 
 
+def _latest(times: Iterable[int | None]) -> int | None:
+    return max((time for time in times if time is not None), default=None)
+
+
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1000), "ns": (1, 1_000_000)}
 
 
@@ -102,11 +107,12 @@ class WatermarkOperator(Operator):
     With ``pipeline.source.idle-timeout`` it notifies its consumers when no row has arrived for that time. The last
     watermark is sent again with the next row.
 
-    State: one SPLIT item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all
-    rows up to split "upto" and range "batch", "parallelism": of the operator}``, none before the first row or the end
-    of data. At another parallelism it starts without a watermark: rows may be from a slower subtask and must not be
-    late because of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint continues with new
-    data.
+    State: one item ``{"ms": last watermark, "next_ms": the one of all rows so far, "coming_ms": the one of all rows up
+    to split "upto" and range "batch", "parallelism": of the operator}``. Where ranges are batches, each subtask
+    continues with the times of all (UNION), unless the last one is left to the next run. Elsewhere there is none before
+    the first row, and an operator starts without a watermark at another parallelism: rows may be from a slower subtask
+    and must not be late because of that. MAX_WATERMARK is not kept: a job that is started from a drained savepoint
+    continues with new data.
     """
 
     requires_final_checkpoint = False
@@ -117,6 +123,8 @@ class WatermarkOperator(Operator):
         self._delay_ms = spec.delay_ms
         self._by_ranges = spec.by_ranges
         self._by_batches = spec.by_batches
+        self._united = spec.united and spec.by_batches
+        self._keeps_last = spec.keeps_last and spec.by_batches
         self._next: int | None = None
         self._coming: int | None = None
         self._ended = (0, 0)
@@ -130,17 +138,16 @@ class WatermarkOperator(Operator):
 
     def open(self, context: OperatorContext, output: Output) -> None:
         super().open(context, output)
-        for last in context.operator_state.restored(_STATE, _Last):
+        restored = context.operator_state.restored(_STATE, _Last)
+        if self._by_batches:
+            alone = self._keeps_last
+            self._continue_in_batch([each for each in restored if not alone or each.parallelism == context.parallelism])
+        for last in () if self._by_batches else restored:
             if last.parallelism == context.parallelism:
                 self._next = last.next_ms
-                if last.ms is not None:
-                    self._advance(last.ms)
-                if last.coming_ms is not None and self._by_batches:
-                    # Its source says again which range was the last one.
-                    self._coming, self._ended = last.coming_ms, (last.upto, last.batch)
-                    self.output.emit_coming_watermark(last.coming_ms, UNNUMBERED)
-                elif last.coming_ms is not None:
-                    self._advance(last.coming_ms)
+                for reached in (last.ms, last.coming_ms):
+                    if reached is not None:
+                        self._advance(reached)
         if not self._by_ranges:
             self._catch_up()
         timeout_ms = Configuration(context.configuration).get(PipelineOptions.IDLE_TIMEOUT)
@@ -148,6 +155,21 @@ class WatermarkOperator(Operator):
             self._look_ms = min(max(1, -(-timeout_ms // _LEAST_LOOKS)), _MOST_LOOK_MS)
             self._most_looks = -(-timeout_ms // self._look_ms)
             context.set_timer(context.now_ms() + self._look_ms)
+
+    def _continue_in_batch(self, restored: Sequence[_Last]) -> None:
+        """Continues where the slowest subtask was. The times of a batch are those of all rows that any of them read."""
+        self._ended = min(((last.upto, last.batch) for last in restored), default=(0, 0))
+        ahead = [(last.upto, last.batch) > self._ended for last in restored]
+        self._next = _latest(last.next_ms for last in restored)
+        self._coming = _latest(
+            last.ms if is_ahead else last.coming_ms for last, is_ahead in zip(restored, ahead, strict=True)
+        )
+        reached = _latest(last.ms for last, is_ahead in zip(restored, ahead, strict=True) if not is_ahead)
+        if reached is not None:
+            self._advance(reached)
+        if self._coming is not None:
+            # Its source says again which range was the last one.
+            self.output.emit_coming_watermark(self._coming, UNNUMBERED)
 
     def on_processing_time(self, now_ms: int) -> None:
         """Checks whether rows have arrived since the last check."""
@@ -163,9 +185,10 @@ class WatermarkOperator(Operator):
         last = {"ms": self._to_keep, "parallelism": self.context.parallelism, "next_ms": self._next}
         if self._by_batches:
             last |= {"coming_ms": self._coming, "upto": self._ended[0], "batch": self._ended[1]}
-        self.context.operator_state.put(
-            _STATE, [] if self._to_keep is None and self._next is None and self._coming is None else [last]
-        )
+            mode = OperatorStateMode.SPLIT if self._keeps_last else OperatorStateMode.UNION
+            self.context.operator_state.put(_STATE, [last], mode)
+        else:
+            self.context.operator_state.put(_STATE, [] if self._to_keep is None and self._next is None else [last])
 
     def process_batch(self, batch: pa.RecordBatch, input_index: int) -> None:
         self._looks = 0
@@ -201,24 +224,33 @@ class WatermarkOperator(Operator):
         return replace(super().measured(), event_times=times, watermark=self._to_keep)
 
     def process_end_of_range(self) -> None:
+        if self._united:
+            return
         if not self._by_batches:
             self._catch_up()
         else:
-            time = self.context.chain_time
-            if (time.upto, time.batch) > self._ended:
-                if self._coming is not None:
-                    self._advance(self._coming)
-                self._coming, self._ended = self._next or 0, (time.upto, time.batch)
-            self.output.emit_coming_watermark(self._coming or 0, time.batch)
+            self._end_batch(self.context.chain_time.upto, self.context.chain_time.batch)
         super().process_end_of_range()
 
     def process_coming_watermark(self, timestamp_ms: int, batch: int) -> None:
-        """Drops it, like the watermark itself."""
+        """Ends a batch where streams meet: all rows of it have arrived. The time is dropped, like a watermark."""
+        if self._united and batch != UNNUMBERED:
+            if batch == 0:
+                self._ended = (0, 0)  # a run begins, and with it the numbers
+            self._end_batch(0, batch)
+
+    def _end_batch(self, upto: int, batch: int) -> None:
+        if (upto, batch) > self._ended:
+            if self._coming is not None:
+                self._advance(self._coming)
+            self._coming, self._ended = self._next or 0, (upto, batch)
+        self.output.emit_coming_watermark(self._coming or 0, batch)
 
     def process_watermark(self, timestamp_ms: int) -> None:
         if timestamp_ms == MAX_WATERMARK:
             # The end of data ends the last range too. Without a row, event time is at its beginning.
-            self._catch_up()
+            if not self._keeps_last:
+                self._catch_up()
             if self._emitted is None:
                 self._advance(0)
             self._advance(timestamp_ms)

@@ -90,6 +90,7 @@ from ckpt_runtime.task.metrics import Activity
 from ckpt_runtime.task.output import BufferLimits, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import EdgeKeys, RestoredInput, check_schema, create_keyed_backend
 from ckpt_runtime.task.subtask import Subtask, SubtaskHost
+from ckpt_runtime.task.watermark_valve import InputTime
 
 # A lock wait is limited to threading.TIMEOUT_MAX, and a user's timer may be centuries away.
 LONGEST_SLEEP_S = 3600.0
@@ -390,10 +391,13 @@ class DeployedJob:
             finished_on_restore=descriptor.finished,
             restored=restored,
         )
-        subtask.valve.ended_hold = not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS)
         head = vertex.operators[0]
-        # A reader reports by itself which ranges it has read.
-        subtask.reports_batches = head.alignment_group == BATCHES and head.kind != "range_reader"
+        subtask.event_time = InputTime(
+            [channel.input_index for channel in self._gates[key].channels],
+            ended_hold=not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS),
+            # A reader reports by itself which ranges it has read.
+            in_step=(head.alignment_group or "").startswith(BATCHES) and head.kind != "range_reader",
+        )
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]

@@ -3,15 +3,14 @@
 A step never waits: it does one piece of work (a mail, a due timer, one input element or one poll of the source) and
 returns whether it did. The pure barrier handler contains the checkpointing protocol; this shell executes its decisions.
 
-The event time of a subtask is the minimum over its inputs: :class:`WatermarkValve` combines their watermarks.
+:class:`InputTime` combines the watermarks of its inputs.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Protocol
 
 import pyarrow as pa
@@ -45,7 +44,7 @@ from ckpt_runtime.task.metrics import Activity, SubtaskMetrics
 from ckpt_runtime.task.output import BatchSizer, CurrentBuffer
 from ckpt_runtime.task.restored_input import RestoredInput, RestoredRows, RestoredWatermark
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints, SubtaskSnapshot
-from ckpt_runtime.task.watermark_valve import WatermarkValve
+from ckpt_runtime.task.watermark_valve import InputTime
 
 logger = logging.getLogger(__name__)
 
@@ -102,8 +101,8 @@ class Subtask:
 
     ``finished_on_restore``: its operators had finished before the restored checkpoint; it only ends its outputs.
     ``restored`` is the in-flight data of that checkpoint, which is processed before data from the channels.
-    ``reports_batches``: its sources are in step. It tells the driver which range all inputs have ended, and watermarks
-    count from then on. ``debloating``, once set, adapts the size of the channels' buffers.
+    One in step tells the driver which batch all inputs have ended. ``debloating``, once set, adapts the size of the
+    channels' buffers.
     """
 
     def __init__(
@@ -137,11 +136,7 @@ class Subtask:
         self._poll_size = SliceSize() if self._source is not None and len(chain.operators) > 1 else None
         self._timers: list[_Timer | None] = [None] * len(chain.operators)
         self._next_timer: _Timer | None = None
-        self.valve = WatermarkValve([channel.input_index for channel in gate.channels])
-        self._coming: WatermarkValve | None = None
-        self._batches = WatermarkValve([channel.input_index for channel in gate.channels])
-        self.reports_batches = False
-        self._held: list[list[Watermark]] = [[] for _ in gate.channels]
+        self.event_time = InputTime([channel.input_index for channel in gate.channels])
         self._sizers = [BatchSizer() for _ in range(1 + max((c.input_index for c in gate.channels), default=-1))]
         self._work = CurrentBuffer(host.monotonic_ms)
         self._restored = restored
@@ -183,7 +178,7 @@ class Subtask:
     @property
     def input_watermark(self) -> int | None:
         """The event time that all inputs have reached; None before that, and for a source."""
-        return self.valve.current
+        return self.event_time.current
 
     # The task thread, from here on.
 
@@ -461,60 +456,16 @@ class Subtask:
                     self._restored = None
 
     def _advance_event_time(self, channel: int, watermark: Watermark) -> None:
-        time_ms, batch = watermark.timestamp_ms, watermark.batch
-        if self.reports_batches and time_ms not in (MAX_WATERMARK, IDLE_WATERMARK):
-            # One source may have ended a batch of which others still send rows: its time must not make those late.
-            self._held[channel].append(watermark)
-            if batch is not None and batch >= 0 and self._batches.advance(channel, batch):
-                self._end_batch()
-            return
-        if batch is None:
-            moved = self._apply_held(channel, len(self._held[channel])) if time_ms == MAX_WATERMARK else []
-            self._process_watermarks(moved + self.valve.advance(channel, time_ms))
-        elif self._coming is None:
-            # Few jobs have coming watermarks. Every watermark of a channel is at least as early as its coming one.
-            self._coming = deepcopy(self.valve)
-        coming_moved = self._coming is not None and bool(self._coming.advance(channel, time_ms))
-        number = MAX_WATERMARK if time_ms == MAX_WATERMARK else batch
-        # Without a number, a batch of one source ends.
-        if (number is not None and self._batches.advance(channel, number)) or (coming_moved and (batch or 0) <= 0):
-            self._end_batch()
-
-    def _process_watermarks(self, combined: Sequence[int]) -> None:
-        for time_ms in combined:
-            take = self.chain.end.emit_watermark if time_ms == IDLE_WATERMARK else self.chain.head.process_watermark
-            take(time_ms)
-
-    def _apply_held(self, channel: int, count: int) -> list[int]:
-        """Returns the new combined watermarks, to which the first watermarks that a channel holds lead."""
-        moved = []
-        for watermark in self._held[channel][:count]:
-            if watermark.batch is None:
-                moved += self.valve.advance(channel, watermark.timestamp_ms)
+        for moved in self.event_time.advance(channel, watermark):
+            time_ms, batch = moved.timestamp_ms, moved.batch
+            if batch is not None:
+                self.chain.head.process_coming_watermark(time_ms, batch)
+                if self.event_time.in_step:
+                    self._host.source_progress(self, Progress(batch))
+            elif time_ms == IDLE_WATERMARK:
+                self.chain.end.emit_watermark(time_ms)
             else:
-                self._coming = self._coming or deepcopy(self.valve)
-                self._coming.advance(channel, watermark.timestamp_ms)
-        del self._held[channel][:count]
-        return moved
-
-    def _end_batch(self) -> None:
-        """A range of all inputs has ended, or the data has."""
-        batch = self._batches.current
-        if batch is None or batch == MAX_WATERMARK:
-            return
-        moved = []
-        for channel, held in enumerate(self._held):
-            ended = [at for at, each in enumerate(held, start=1) if each.batch is not None and 0 <= each.batch <= batch]
-            moved += self._apply_held(channel, max(ended, default=0))
-        self._process_watermarks(moved[-1:])
-        coming = None if self._coming is None else self._coming.current
-        if coming is None and self.reports_batches:
-            coming = self.valve.current or 0  # after a restore, when one source has already ended the next batch
-        if coming is None or coming == MAX_WATERMARK:
-            return
-        self.chain.head.process_coming_watermark(coming, batch)
-        if self.reports_batches:
-            self._host.source_progress(self, Progress(batch))
+                self.chain.head.process_watermark(time_ms)
 
     # The services that the checkpoints need from this subtask.
 

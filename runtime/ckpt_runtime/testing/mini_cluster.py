@@ -217,6 +217,15 @@ class MiniCluster:
 
         return self.call(found())
 
+    def upload(self, pipeline: Path) -> str:
+        """Upload a pipeline, a file or a directory; returns its id."""
+        name, archive = pack_pipeline(pipeline)
+
+        async def content() -> AsyncIterator[bytes]:
+            yield archive
+
+        return self.call(self.dispatcher.store_pipeline(name, content())).id
+
     def submit(
         self,
         pipeline: Path,
@@ -231,9 +240,8 @@ class MiniCluster:
         fork: bool = False,
     ) -> str:
         """Upload and run a pipeline, a file or a directory; returns the job id."""
-        stored = self.call(self.dispatcher.store_pipeline(*_upload(pipeline)))
         request = RunRequest(
-            pipeline_id=stored.id,
+            pipeline_id=self.upload(pipeline),
             entry_point=entry,
             arguments=tuple(arguments),
             configuration=dict(configuration or {}),
@@ -356,21 +364,14 @@ class MiniCluster:
 
     @classmethod
     def wait_until(cls, condition: Callable[[], bool], what: str, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError."""
+        """Poll every few milliseconds, and less often as time passes. Raises ClusterTimeoutError.
+
+        A condition that reads files may take as long as a pause: the pauses are at least four times as long.
+        """
         begun, is_over = time.monotonic(), cls.deadline(timeout_s)
-        pause_s = _FIRST_PAUSE_S
+        pause_s, used_s = _FIRST_PAUSE_S, time.thread_time()
         while not condition():
             if is_over():
                 raise ClusterTimeoutError(f"timed out after {time.monotonic() - begun:.0f} s waiting for {what}")
-            time.sleep(pause_s)
-            pause_s = min(_LONGEST_PAUSE_S, pause_s * 1.1)
-
-
-def _upload(pipeline: Path) -> tuple[str, AsyncIterator[bytes]]:
-    """File name and content in the form that the dispatcher takes for an upload."""
-    name, archive = pack_pipeline(pipeline)
-
-    async def content() -> AsyncIterator[bytes]:
-        yield archive
-
-    return name, content()
+            time.sleep(max(pause_s, 4 * (time.thread_time() - used_s)))
+            pause_s, used_s = min(_LONGEST_PAUSE_S, pause_s * 1.1), time.thread_time()

@@ -202,3 +202,56 @@ def paced(spark: SparkSession, name: str, directory: str, output: str) -> None:
     rows = spark.readStream.schema(made.schemas["rows"]).option("maxFilesPerTrigger", 1).json(f"{directory}/rows")
     writer = made.build(rows=rows.hint("uid", "rows")).writeStream.outputMode(made.mode).trigger(availableNow=True)
     writer.foreachBatch(written_to(Path(output))).option("checkpointLocation", f"{output}-checkpoint").start()
+
+
+UNITED = {"rows": ([1, 12, None], [5, 25], [8, 31], [70]), "others": ([2, 3], [40, 4], [39, 30, 28])}
+"""A stream with more batches than the other, whose rows are late by those of the other one."""
+WITHOUT_EMPTY_BATCHES = {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
+
+
+@program("append", suite=True, **UNITED)
+def windows_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows.union(others), "10 seconds")
+    return both.groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
+
+
+@program("update", keys="start", **UNITED)
+def windows_of_a_union_with_one_watermark_in_update_mode(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows.union(others.where("v > 2")), "10 seconds")
+    return both.groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
+
+
+@program("append", **UNITED)
+def windows_of_a_stream_united_with_itself_and_another(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows.union(rows.where("v > 5")).unionByName(others), "0 seconds")
+    return both.groupBy(F.window("t", "10 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
+
+
+@program("append", **UNITED)
+def duplicates_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows.union(others), "10 seconds").withColumn("k", F.expr("v % 2"))
+    return both.dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+
+
+@program("append", **UNITED)
+def join_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    both = timed(rows.union(others).where("v > 0"), "10 seconds").alias("b")
+    late = timed(rows.selectExpr("v + 1 AS v"), "5 seconds").alias("l")
+    return both.join(late, F.expr("b.t = l.t"), "left_outer").selectExpr("b.v", "l.v AS w")
+
+
+@program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)
+def windows_without_empty_batches(rows: DataFrame) -> DataFrame:
+    return timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+
+
+@program("append", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)
+def windows_of_windows_without_empty_batches(rows: DataFrame) -> DataFrame:
+    small = timed(rows).groupBy(F.window("t", "5 seconds"), "k").count()
+    return small.groupBy(F.window("window", "20 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
+
+
+@program("append", settings=WITHOUT_EMPTY_BATCHES, differs="The engine refuses it: its streams end apart.", **UNITED)
+def left_join_without_empty_batches(rows: DataFrame, others: DataFrame) -> DataFrame:
+    left, right = timed(rows.where("v > 0")).alias("l"), timed(others).alias("r")
+    return left.join(right, F.expr("l.t = r.t"), "left_outer").selectExpr("l.v", "r.v AS w")

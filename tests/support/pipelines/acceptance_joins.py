@@ -169,7 +169,6 @@ def _register(name: str, condition: str, how: str) -> None:
     program(
         "append",
         schemas=RANGES,
-        suite=(name, how) == ("long_casts", "left_outer"),
         differs="The engine reads this bound." if name in _READ_BY_THE_ENGINE and how != "inner" else "",
         **RANGED,
     )(build)
@@ -455,7 +454,7 @@ def windows_by_window_time(rows: DataFrame) -> DataFrame:
     return timed_again.groupBy(F.window("at", "10 seconds")).agg(F.sum("count").alias("n")).selectExpr(*seconds(), "n")
 
 
-@program("append", suite=True, rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
+@program("append", rows=([10, 11, 12, 13, 14, 15], [20, 25], [31], [60]))
 def windows_in_added_columns(rows: DataFrame) -> DataFrame:
     small = timed(rows, "0 seconds").withColumn("small", F.window("t", "5 seconds")).groupBy("small").count()
     timed_again = small.withColumn("at", F.window_time("small"))

@@ -332,7 +332,6 @@ def duplicates_of_a_union_with_two_delays(rows: DataFrame, others: DataFrame) ->
 
 @program(
     "append",
-    differs="The engine refuses it: it cannot know when a batch of two streams is complete.",
     schemas={**PAIRS, "others": "k STRING, v INT"},
     rows=EVENTS,
     others=([("a", 3)], [("z", 20)], [("a", 90)]),

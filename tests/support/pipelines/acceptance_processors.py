@@ -254,6 +254,18 @@ def processor_with_an_initial_state(rows: DataFrame) -> DataFrame:
 
 
 @program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
+def processor_with_an_initial_state_of_more_keys(rows: DataFrame) -> DataFrame:
+    before = rows.sparkSession.createDataFrame([("a", 10)], "k STRING, n LONG").groupBy("k", "n")
+    return rows.groupBy("k").transformWithState(Started(), COUNTED, "Update", "None", before)
+
+
+@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses keys that are structs.")
+def processor_of_struct_keys(rows: DataFrame) -> DataFrame:
+    keyed = rows.withColumn("k", F.struct(F.col("k").alias("of")))
+    return keyed.groupBy("k").transformWithState(RowsOfACall(), "k STRUCT<of: STRING>, n LONG", "Append", "None")
+
+
+@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
 def processor_that_deletes_a_state(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithState(Deleting(), COUNTED, "Update", "None")
 

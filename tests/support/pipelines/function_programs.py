@@ -35,13 +35,14 @@ ODD_JSON = (
 )
 
 
-def pipeline(spark: SparkSession, source: str, path: str, output: str) -> None:
-    """Starts all queries below."""
+def pipeline(spark: SparkSession, source: str, path: str, output: str, *names: str) -> None:
+    """Starts the queries below that are named, or all of them."""
     rows = spark.readStream.format(source).schema(SCHEMA).load(path)
     spark.udf.register("doubled", lambda number: None if number is None else number * 2, "long")
     rows.createOrReplaceTempView("rows")
-    for name, frame in queries(spark, rows).items():
-        frame.writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
+    known = queries(spark, rows)
+    for name in names or known:
+        known[name].writeStream.format("parquet").queryName(name).start(f"{output}/{name}")
 
 
 def queries(spark: SparkSession, rows: DataFrame) -> dict[str, DataFrame]:

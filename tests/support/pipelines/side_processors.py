@@ -154,16 +154,23 @@ class Deleted(Talker):
         super().init(handle)
         self.kept = handle.getValueState("kept", "n INT", 0)
         self.gone = handle.getValueState("gone", "n INT")
-        handle.deleteIfExists("gone")
+        self.list, self.map = handle.getListState("list", "n INT"), handle.getMapState("map", "k STRING", "n INT")
+        for state in ("gone", "list", "map"):
+            handle.deleteIfExists(state)
         handle.deleteIfExists("never")
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         self.kept.update((sum(1 for _ in rows),))
         yield self.say(key, "kept", self.kept.get())
-        try:
-            self.gone.get()
-        except PySparkRuntimeError as error:
-            yield self.say(key, "gone", "not initialized" in str(error))
+        for use in (
+            *(self.gone.exists, self.gone.get, lambda: self.gone.update((1,)), self.gone.clear),
+            *(self.list.exists, lambda: list(self.list.get()), lambda: self.list.appendValue((1,)), self.list.clear),
+            *(self.map.exists, lambda: list(self.map.keys()), lambda: self.map.getValue(("a",)), self.map.clear),
+        ):
+            try:
+                yield self.say(key, "gone", use())
+            except PySparkRuntimeError as error:
+                yield self.say(key, "gone", str(error).partition(":")[0])
 
 
 class Habits(Talker):

@@ -8,10 +8,12 @@ from pyspark.sql import functions as F
 SCHEMA = "country STRING, amount DOUBLE, quantity INT, price DECIMAL(10,2), tags ARRAY<STRING>, placed_at TIMESTAMP"
 
 
-def pipeline(spark: SparkSession, source: str, path: str, output: str, rate: str = "0") -> None:
-    """Starts all queries below."""
+def pipeline(spark: SparkSession, source: str, path: str, output: str, rate: str = "0", *names: str) -> None:
+    """Starts the queries below that are named, or all of them."""
     rows = spark.readStream.format(source).option("rowsPerSecond", rate).schema(SCHEMA).load(path)
-    for name, (frame, mode) in queries(rows).items():
+    known = queries(rows)
+    for name in names or known:
+        frame, mode = known[name]
         writer = frame.hint("uid", f"{name}_rows").writeStream.format("parquet").outputMode(mode).queryName(name)
         writer.option("checkpointLocation", f"{output}/checkpoint-{name}").start(f"{output}/{name}")
 

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from ckpt_runtime.state.arrays import read_only
+from ckpt_runtime.state.arrays import distinct, read_only
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.kernels.aggregate_kernels import first_touches, gather, mark, marked
 from ckpt_runtime.state.kernels.hash_kernels import scatter
@@ -167,4 +167,4 @@ def union(found: Sequence[Changed | None]) -> Changed | None:
         return some[0] if some else NOTHING
     if isinstance(some[0], frozenset):
         return frozenset().union(*(changed for changed in some if isinstance(changed, frozenset)))
-    return np.unique(np.concatenate([changed for changed in some if isinstance(changed, np.ndarray)]))
+    return distinct(np.concatenate([changed for changed in some if isinstance(changed, np.ndarray)]))

@@ -5,8 +5,8 @@ are gone. So a key's rows are in the newest part that names the key. A join's ro
 by the row's number beside its key.
 
 A part is a run of Arrow IPC record batch messages, as in ``pages.py``, and a footer in JSON, its length (8 bytes,
-little endian) and :data:`MAGIC`. The footer has a *section* for each state with the places of its batches. The rows of
-a batch are in key-group order, of any number of key groups: small increments are a few batches.
+little endian) and :data:`MAGIC`. The footer has a *section* for each state with the places of its batches. Rows that
+fill several batches are in key-group order. A batch has any number of key groups: small increments are a few batches.
 Parts never change; an operator's snapshot lists them, each with the key groups for which it counts, because after a
 rescaling it consists of parts of several subtasks, or shares them with others.
 """
@@ -107,6 +107,10 @@ class PartWriter:
         self._write(self.footer.sections[-1].removed, table, groups, owned)
 
     def _write(self, runs: list[Run], table: pa.Table, groups: AnyArray, owned: KeyGroupRange) -> None:
+        if 0 < len(groups) <= ROWS_WRITTEN:  # one batch, whose order would save no reader anything
+            first, last = int(groups.min()), int(groups.max())
+            runs.extend(self._written(batch, first, last) for batch in table.combine_chunks().to_batches())
+            return
         order = np.empty(len(groups), dtype=np.int64)
         order_by_group(read_only(groups), owned.first, np.zeros(len(owned), dtype=np.int64), order)
         table = table.combine_chunks()  # each call that takes rows would do it

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows
-from ckpt_runtime.state.arrays import read_only
+from ckpt_runtime.state.arrays import distinct, read_only
 from ckpt_runtime.state.columns import (
     AnyArray,
     arrow_from_numpy,
@@ -329,7 +329,7 @@ class RowBuffer:
                 yield probes[:pairs], rows[:pairs]
 
     def accept(self, rows: AnyArray) -> AnyArray:
-        rows = np.unique(rows)
+        rows = distinct(rows)
         rows = rows[self._flags[rows] & kernels.ALIVE != 0]
         if self.spec.keeps_matched:
             self._flags[rows] |= kernels.MATCHED
@@ -451,12 +451,12 @@ class FrozenRows:
         alive = (flags & kernels.ALIVE).astype(bool)
         name = self._spec.name
         if alive.any():
-            rows = segment.take(arrow_from_numpy(pa.int64(), numbers[alive] - start))
+            rows = _rows_at(segment, numbers[alive] - start)
             stored = to_stored(self._spec, rows, (flags[alive] & kernels.MATCHED) >> 1)
             numbered = stored.append_column(ROW, arrow_from_numpy(pa.int64(), numbers[alive]))
             writer.write_rows(name, pa.Table.from_batches([numbered]), owned, max_parallelism)
         if removed and not alive.all():
-            rows = segment.take(arrow_from_numpy(pa.int64(), numbers[~alive] - start)).select(self._spec.keys)
+            rows = _rows_at(segment.select(self._spec.keys), numbers[~alive] - start)
             schema = pa.schema(stored_rows.prefixed(self._spec.key_schema, stored_rows.KEY_PREFIX))
             gone = pa.RecordBatch.from_arrays(rows.columns, schema=schema)
             gone = gone.append_column(ROW, arrow_from_numpy(pa.int64(), numbers[~alive]))
@@ -465,6 +465,14 @@ class FrozenRows:
     def release(self) -> None:
         """Releases the columns."""
         self._segments = ()
+
+
+def _rows_at(segment: pa.RecordBatch, places: AnyArray) -> pa.RecordBatch:
+    """Rows at ascending places. They are not copied if they follow each other, as new rows do."""
+    first, rows = int(places[0]), len(places)
+    if int(places[-1]) - first == rows - 1:
+        return segment.slice(first, rows)
+    return segment.take(arrow_from_numpy(pa.int64(), places))
 
 
 class RowBuffers:

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
+from ckpt_runtime.state.arrays import distinct
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError
 from ckpt_runtime.state.rocksdb.database import Database
@@ -63,7 +64,7 @@ class SpilledRows:
     def _count(self, groups: AnyArray, rows: AnyArray) -> None:
         places = groups - self._first
         np.add.at(self._counts, places, rows)
-        self._changed.update(np.unique(places).tolist())
+        self._changed.update(distinct(places).tolist())
         self._rows += int(rows.sum())
 
     def put(self, rows: pa.RecordBatch, starts: AnyArray, times: AnyArray) -> None:

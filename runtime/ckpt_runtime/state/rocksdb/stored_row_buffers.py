@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 from ckpt_runtime.graph.key_groups import KeyGroupRange
-from ckpt_runtime.state.arrays import read_only
+from ckpt_runtime.state.arrays import distinct, read_only
 from ckpt_runtime.state.columns import AnyArray, arrow_from_numpy
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
 from ckpt_runtime.state.kernels.row_buffer_kernels import ALIVE, MATCHED
@@ -159,7 +159,7 @@ class StoredRowBuffer(RowBuffer):
         """Finds the rows in the database that have matched or were removed since the last call."""
         rows = self._rows.rows
         changed = np.flatnonzero((self._flags[:rows] != self._noted[:rows]) & (self._homes[:rows] != _NEW))
-        self._touched.update(np.unique(self._homes[changed]).tolist())
+        self._touched.update(distinct(self._homes[changed]).tolist())
         self._end(self._homes[changed[self._flags[changed] & ALIVE == 0]])
         self._noted[changed] = self._flags[changed]
 

@@ -9,6 +9,8 @@ from uuid import uuid4
 
 import pytest
 
+from ckpt_runtime.connectors.kafka_source import KafkaSource
+from ckpt_runtime.graph.kafka_options import kafka_columns
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.kafka_log import KafkaLogs, Log, kafka_logs
 from tests.unit.runtime.connectors.split_jobs import Job, States, moved
@@ -109,6 +111,27 @@ def test_records_that_compaction_has_left_are_read_once_whatever_gaps_are_around
     assert sorted(rows) == [1, 1, 2, 2, 3, 3]
     logs.logs["t"][2].add(4)
     assert read_now(logs, state)[0] == [4]
+
+
+def test_available_records_are_read_in_batches_of_a_number_of_offsets_that_spark_would_read(logs: KafkaLogs) -> None:
+    """Dealt out by what is left of each partition, also behind a restore, up to the ends that were there at first."""
+    *logs_with_records, empty = logs.topic("t", 4)
+    for log, records in zip(logs_with_records, (50, 7, 1), strict=True):
+        log.add(*range(records))
+    given = {"kafka.bootstrap.servers": logs.servers, "subscribe": "t", "startingOffsets": "earliest"}
+    source = KafkaSource({**given, "maxOffsetsPerTrigger": "10", "availableNow": "true"})
+    state, batches = None, []
+    for most in (3, 9):
+        with closing(source.open_enumerator(kafka_columns(headers=False), state, bounded=True)) as enumerator:
+            while len(batches) < most and (found := enumerator.discover()):
+                assert len({split.id for split in found}) == len(found)
+                ranges = [(each.description["begin"], each.description["end"]) for each in found]
+                batches.append(ranges)
+                if len(batches) == 5:
+                    empty.add(1)
+            state = enumerator.snapshot()
+    first = [[(0, 8), (0, 1), (0, 1)], [(8, 16), (1, 2)], [(16, 24), (2, 3)]]
+    assert batches == [*first, [(24, 32), (3, 4)], [(32, 40), (4, 5)], [(40, 48), (5, 6)], [(48, 50), (6, 7)]]
 
 
 def test_times_are_those_of_the_log_if_it_sets_them_and_lead_to_the_first_record(logs: KafkaLogs) -> None:

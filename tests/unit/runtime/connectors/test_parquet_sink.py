@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ckpt_runtime.checkpoint.sink_state import PENDING, SINK_ID, SinkLineage
-from ckpt_runtime.connectors.file_sink import FileSink
+from ckpt_runtime.connectors.file_sink import FileSink, _partitioned
 from ckpt_runtime.connectors.part_directory import CommitError, PartDirectory
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.storage.errors import InvalidLocationError, NotFoundError, StorageError
@@ -90,7 +90,7 @@ def test_a_finished_sink_commits_its_last_rows_with_the_final_checkpoint(tmp_pat
 
 
 def test_files_are_split_by_rows_and_empty_epochs_make_none(tmp_path: Path) -> None:
-    writer = sink(tmp_path, maxRowsPerFile=4)
+    writer = sink(tmp_path, maxRecordsPerFile=4)
     opened(writer, context())
     writer.process_batch(rows(0, 10), 0)
     writer.snapshot(1)
@@ -101,7 +101,7 @@ def test_files_are_split_by_rows_and_empty_epochs_make_none(tmp_path: Path) -> N
     assert visible(tmp_path) == list(range(10))
 
 
-@pytest.mark.parametrize("compression", ["snappy", "zstd", "lz4", "gzip", "none"])
+@pytest.mark.parametrize("compression", ["snappy", "ZSTD", "lz4", "lz4_raw", "gzip", "none", "uncompressed"])
 def test_compressions(tmp_path: Path, compression: str) -> None:
     writer = sink(tmp_path, compression=compression)
     opened(writer, context())
@@ -110,7 +110,17 @@ def test_compressions(tmp_path: Path, compression: str) -> None:
     writer.notify_complete(1)
     [file] = tmp_path.iterdir()
     found = pq.read_metadata(file).row_group(0).column(0).compression.lower()
-    assert found == {"none": "uncompressed"}.get(compression, compression)
+    assert found == {"none": "uncompressed", "lz4_raw": "lz4"}.get(compression, compression.lower())
+
+
+def test_rows_of_many_partition_values_are_told_apart_beyond_64_bits() -> None:
+    """The product of the numbers of values of five columns is 2 ** 65."""
+    values = list(range(8192))
+    columns = [[*values, 0, 4096], *[[*values, 7, 7]] * 4]
+    names = [*"abcde"]
+    batch = pa.record_batch([*columns, list(range(8194))], names=[*names, "n"])
+    found = list(_partitioned(batch, {name: lambda column: column.cast(pa.string()) for name in names}))
+    assert [part.num_rows for _, part in found] == [1] * 8194
 
 
 def crashed_attempt(path: Path) -> tuple[Any, ...]:

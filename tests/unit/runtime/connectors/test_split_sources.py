@@ -63,7 +63,7 @@ def ids(rows: Sequence[dict[str, Any]]) -> Counter[int]:
 
 
 def test_source_in_step_with_others_waits_until_its_range_has_been_processed(tmp_path: Path) -> None:
-    """Behind its data it takes part in one more batch."""
+    """Behind its data it takes part in one more batch, which has the same number in each attempt."""
     for number in range(2):
         write(tmp_path, "text", str(number), number, 1)
     options = {"path": str(tmp_path), "availableNow": "true", "maxFilesPerTrigger": "1"}
@@ -87,7 +87,12 @@ def test_source_in_step_with_others_waits_until_its_range_has_been_processed(tmp
         each.align(3)
         assert each.poll() is SourceStatus.END_OF_INPUT
     assert (output.ranges, sent.ranges) == ([1, 2, 3], [2, 3])
-    _, later = enumerator("the next run", snapshot_of(source, 2))
+    third, sent = enumerator("job", snapshot_of(source, 2))
+    third.align(2)
+    assert third.poll() is SourceStatus.NOTHING_AVAILABLE
+    third.align(3)
+    assert (third.poll(), sent.ranges) == (SourceStatus.END_OF_INPUT, [2, 3])
+    _, later = enumerator("the next run", snapshot_of(source, 3))
     assert later.ranges == [0]
 
 

@@ -320,22 +320,42 @@ def test_batches_follow_each_other_where_a_source_of_spark_ends_with_what_is_the
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_sources_whose_batches_meet_are_in_step(ends: bool) -> None:
-    """One that meets no other stream with batches runs by itself, and so do all that do not end."""
+@pytest.mark.parametrize("united", [True, False])
+def test_sources_whose_batches_or_subtasks_meet_are_in_step_by_query(ends: bool, united: bool) -> None:
+    """One whose subtasks meet no others runs by itself, and so do all that do not end.
+
+    Where they are ``united``, event time is that of the rows of both; it needs batches.
+    """
     plan = LogicalPlan("job")
     spec = SourceSpec(FakeDataSource, {"availableNow": str(ends)})
-    first, second, alone = (
-        watermark(plan, plan.add(LogicalNode(spec, (), SCHEMA, uid)), uid=f"{uid}-time") for uid in ("a", "b", "alone")
+    first, second, third, alone, last = (
+        watermark(plan, plan.add(LogicalNode(spec, (), SCHEMA, uid)), uid=f"{uid}-time") for uid in "bacde"
     )
     met = operator(plan, first, second, uid="met")
+    if united:
+        met.spec = WatermarkSpec("t", 1000, united=True)
+    last.spec = replace(last.spec, keeps_last=True)
     sink(plan, aggregate(plan, met, "counted"), uid="one")
-    sink(plan, aggregate(plan, alone, "by-itself"), uid="other")
+    sink(plan, aggregate(plan, third, "other"), uid="two")
+    sink(plan, operator(plan, alone, uid="kept"), uid="three")
+    sink(plan, aggregate(plan, last, "without-last"), uid="four")
+    if united and not ends:
+        with pytest.raises(PlanError, match="because several streams meet at operator 'met': event time would advance"):
+            compile_plan(plan)
+        return
     compiled = compile_plan(plan)
+    if ends:
+        first.spec = replace(first.spec, keeps_last=True)
+        with pytest.raises(PlanError, match="where streams meet"):
+            compile_plan(plan)
+    assert not united or compiled.specs["met"] == replace(met.spec, by_ranges=True, by_batches=True)
     in_step = [uid for uid, each in compiled.specs.items() if isinstance(each, EnumeratorSpec) and each.in_step]
-    assert in_step == (["a", "b"] if ends else [])
+    assert in_step == (["b", "a", "c"] if ends else [])
     heads = {vertex.id: vertex.operators[0].uid for vertex in compiled.job_graph.vertices}
-    members = [(heads[vertex], index) for vertex, index in compiled.job_graph.alignment_groups.get(BATCHES, [])]
-    assert sorted(members) == ([("a", 0), ("b", 0), ("counted", 0), ("met", 0)] if ends else [])
+    groups = compiled.job_graph.alignment_groups.items()
+    found = {group: sorted(heads[vertex] for vertex, _ in members) for group, members in groups}
+    queries = {f"{BATCHES}a": ["a", "b", "counted", "met"], f"{BATCHES}c": ["c", "other"]}
+    assert found == (queries if ends else {})
 
 
 @pytest.mark.parametrize(
@@ -364,7 +384,7 @@ def test_function_is_called_with_each_batch_of_limited_files(
         assert bool(found) == (len(marked) > len(found))
         heads = [each.operators[0].uid for each in compiled.job_graph.vertices]
         of_group = [heads.index(uid) for uid in found]
-        members = {vertex for vertex, _ in compiled.job_graph.alignment_groups.get(BATCHES, [])}
+        members = {vertex for group in compiled.job_graph.alignment_groups.values() for vertex, _ in group}
         assert members == {compiled.job_graph.vertices[at].id for at in of_group}
         return found
 

@@ -11,6 +11,8 @@ import pytest
 
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.formats import check_sink, source_options, source_schema
+from ckpt_runtime.graph.kafka_columns import producer_settings
+from ckpt_runtime.graph.kafka_options import consumer_settings
 from ckpt_runtime.graph.options import Option, parse_options
 from ckpt_runtime.graph.postgres_options import server_of
 
@@ -44,6 +46,17 @@ def test_required_options_and_choices() -> None:
         parse_options("x", declared, {})
     with pytest.raises(PlanError, match="option 'mode': 'c' is not one of a, b"):
         parse_options("x", declared, {"path": "/p", "mode": "c"})
+    assert parse_options("x", declared, {"path": "/p", "mode": "B"})["mode"] == "b"
+
+
+def test_option_has_its_own_name_and_another_one_of_which_its_own_counts() -> None:
+    declared = (Option("sep", default=",", alias="delimiter"),)
+    assert parse_options("x", declared, {}) == {"sep": ","}
+    assert parse_options("x", declared, {"Delimiter": "|"}) == {"sep": "|"}
+    assert parse_options("x", declared, {"SEP": ";", "delimiter": "|"}) == {"sep": ";"}
+    assert parse_options("x", declared, {"delimiter": "|", "sep": ";"}) == {"sep": ";"}
+    with pytest.raises(PlanError, match="known options are sep$"):
+        parse_options("x", declared, {"separator": "|"})
 
 
 def test_the_numbers_schema_follows_the_options() -> None:
@@ -180,3 +193,35 @@ def test_sink_that_could_never_write_is_refused(
 @pytest.mark.parametrize("host", ["", "db", "db:5432", "[::1]:5432", "a:1,b:2", "me:p%40ss:x@db:5432", "%2Fvar%2Frun"])
 def test_url_of_a_server_may_have_every_form_of_a_host(host: str) -> None:
     assert server_of(f"jdbc:postgresql://{host}/x?a=b:c") == f"postgresql://{host}/x?a=b:c"
+
+
+LOGINS = {
+    'x.plain.PlainLoginModule required username="$ConnectionString" password=\'a;="b\';': (
+        "$ConnectionString",
+        'a;="b',
+    ),
+    "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule required\n password = x1 username=me ;": (
+        "me",
+        "x1",
+    ),
+    "org.apache.kafka.common.security.plain.PlainLoginModule required username=me;": None,
+    "org.apache.kafka.common.security.scram.ScramLoginModule required username=a password=b tokenauth=true;": None,
+    "com.sun.security.auth.module.Krb5LoginModule required username=a password=b;": None,
+    "org.apache.kafka.common.security.plain.PlainLoginModule required username=a password=b": None,
+}
+
+
+@pytest.mark.parametrize("line", LOGINS)
+def test_login_of_the_java_client_is_the_user_and_password_of_each_client(line: str) -> None:
+    given = {"kafka.bootstrap.servers": "x:1", "kafka.SASL.jaas.config": line, "kafka.sasl.mechanism": "PLAIN"}
+    subscribed = {**given, "subscribe": "a", "kafka.security.protocol": "sasl_plaintext"}
+    wanted = LOGINS[line]
+    if wanted is None:
+        with pytest.raises(PlanError, match=r"kafka\.sasl\.jaas\.config") as caught:
+            source_schema("kafka", subscribed, None)
+        assert line not in str(caught.value)
+        return
+    source_schema("kafka", subscribed, None)
+    for settings in (consumer_settings(source_options("kafka", subscribed)), producer_settings(given)):
+        assert (settings["sasl.username"], settings["sasl.password"]) == wanted
+        assert "sasl.jaas.config" not in settings

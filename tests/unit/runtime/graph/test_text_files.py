@@ -63,6 +63,13 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
     assert caught.value.line == 2
 
 
+def test_line_feed_within_a_record_fails_where_spark_would_end_the_record() -> None:
+    assert [row["name"] for row in rows_of(["1,a\nb"], lineSep=";")] == ["a\nb"]
+    with pytest.raises(BadRecordError, match="it has a line feed, at which Spark ends records") as caught:
+        rows_of(["1,a", "2,a\nb"], lineSep="\r\n")
+    assert caught.value.line == 1
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
@@ -79,7 +86,9 @@ def test_bad_records_are_marked_dropped_or_fail_as_the_mode_says() -> None:
         ({"encoding": "UTF-16LE"}, "UTF-16LE needs option lineSep, or multiLine"),
         ({"ignoreTrailingWhiteSpace": "true"}, "set ignoreLeadingWhiteSpace"),
         ({"dateFormat": "e"}, "does not know the letters"),
-        ({"inferSchema": "true"}, "does not know it"),
+        ({"lineSep": ""}, "'lineSep': it is empty"),
+        ({"locale": "de-DE"}, "'de-DE' is not one of en-us"),
+        ({"inferSchemas": "true"}, "does not know it"),
     ],
 )
 def test_options_that_cannot_be_read_as_in_spark_are_refused(options: dict[str, str], problem: str) -> None:

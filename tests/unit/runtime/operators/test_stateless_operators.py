@@ -212,6 +212,67 @@ def test_the_announced_time_is_kept_in_a_snapshot_and_comes_again_with_the_range
     assert end_of_batch(older, 5) == [("coming", 19_000, 5)]
 
 
+def test_subtasks_continue_with_the_times_of_the_slowest_ones_batch_and_of_all_rows(harness: type[Harness]) -> None:
+    """The first one has ended batch 2, the second one reads it, and the third one has had no row."""
+    runs = [harness(by_ranges(by_batches=True)) for _ in range(3)]
+    for batch in (1, 2):
+        runs[0].process(at(10 * batch))
+        end_of_batch(runs[0], batch)
+    runs[1].process(at(15))
+    for run in runs[1:]:
+        end_of_batch(run, 1)
+    runs[1].process(at(30))
+    (first,), *others = [run.lists() for run in runs]
+    items = [*first.items, *(item for (state,) in others for item in state.items)]
+    assert first.mode is OperatorStateMode.UNION
+    together = (OperatorListState(first.name, first.mode, tuple(items)),)
+    restored = harness(by_ranges(by_batches=True), lists=together)
+    assert restored.take() == [("coming", 14_000, -1)]
+    restored.process(at(25))
+    assert end_of_batch(restored, 2) == [("watermark", 14_000), ("coming", 29_000, 2)]
+
+
+def test_event_time_of_united_streams_is_that_of_all_rows_and_moves_when_all_have_ended_a_batch(
+    harness: type[Harness],
+) -> None:
+    spec = WatermarkSpec("t", 1000, by_ranges=True, by_batches=True, united=True)
+
+    def end_of_batch(run: Harness, batch: int) -> list[Any]:
+        run.operator.process_coming_watermark(0, batch)
+        return run.take()
+
+    run = harness(WatermarkOperator(spec))
+    run.process(at(10))
+    assert run.end_of_range() == run.watermark(3000) == []  # those of one stream
+    run.process(at(20))
+    assert end_of_batch(run, 1) == [("coming", 19_000, 1)]
+    run.process(at(5))
+    restored = harness(WatermarkOperator(spec), lists=run.lists())
+    assert restored.take() == [("coming", 19_000, -1)]
+    assert end_of_batch(restored, -1) == []
+    assert end_of_batch(restored, 1) == [("coming", 19_000, 1)]
+    assert end_of_batch(restored, 2) == [("watermark", 19_000), ("coming", 19_000, 2)]
+    later = harness(WatermarkOperator(spec), lists=restored.lists())
+    assert later.take() == [("watermark", 19_000), ("coming", 19_000, -1)]
+    assert end_of_batch(later, 0) == [("coming", 19_000, 0)]  # the numbers of the next run
+    later.process(at(50))
+    assert end_of_batch(later, 1) == [("coming", 49_000, 1)]
+    restored.process(at(40))
+    assert restored.watermark(MAX_WATERMARK) == [("watermark", 39_000), ("watermark", MAX_WATERMARK)]
+
+
+def test_the_time_of_the_last_batch_is_left_to_the_next_run(harness: type[Harness]) -> None:
+    """As in Spark without batches that have no data."""
+    spec = WatermarkSpec("t", 1000, by_ranges=True, by_batches=True, keeps_last=True)
+    run = harness(WatermarkOperator(spec))
+    run.process(at(10))
+    end_of_batch(run, 1)
+    run.process(at(20))
+    assert end_of_batch(run, 2) == [("watermark", 9000), ("coming", 19_000, 2)]
+    assert run.watermark(MAX_WATERMARK) == [("watermark", MAX_WATERMARK)]
+    assert harness(WatermarkOperator(spec), lists=run.lists()).take() == [("watermark", 9000), ("coming", 19_000, -1)]
+
+
 def test_the_end_of_data_ends_the_last_range(harness: type[Harness]) -> None:
     run = harness(by_ranges())
     run.process(at(10))

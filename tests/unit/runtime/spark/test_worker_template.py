@@ -50,7 +50,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_workers_share_a_template_and_live_and_die_by_themselves(
+async def test_workers_share_a_template_live_and_die_by_themselves_and_outlive_it(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, "secret")
@@ -74,6 +74,16 @@ async def test_workers_share_a_template_and_live_and_die_by_themselves(
         (again,) = await driver.started("w4")
         assert again in children(template())
         await until(lambda: len(os.listdir(directory)) == 1)
+
+        old = template()
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: not living([old]))
+        assert living([again]) == [again]
+        driver.send(KillWorker("w4"))
+        assert await driver.code_of("w4") is None
+        driver.send(SpawnWorker("w5"))
+        await until(lambda: "w5" in driver.workers)
+        assert template() != old
     assert not list(directory.iterdir())
 
 
@@ -97,20 +107,6 @@ async def test_an_agent_that_ends_while_its_template_starts_leaves_nothing(direc
         driver.send(SpawnWorker("w1"))
         await until(lambda: any(command_name(pid) == handles.TEMPLATE for pid in children(os.getpid())))
     assert not list(directory.iterdir())
-
-
-async def test_workers_outlive_their_template_and_the_next_one_comes_when_it_is_needed() -> None:
-    async with opened() as driver:
-        pids = await driver.started("w1", "w2")
-        old = template()
-        os.kill(old, signal.SIGKILL)
-        await until(lambda: not living([old]))
-        assert living(pids) == pids
-        driver.send(KillWorker("w1"))
-        assert await driver.code_of("w1") is None
-        driver.send(SpawnWorker("w3"))
-        await until(lambda: "w3" in driver.workers)
-        assert template() != old
 
 
 @pytest.mark.long

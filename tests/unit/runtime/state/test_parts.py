@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from msgspec import structs
@@ -14,7 +16,7 @@ from ckpt_runtime.checkpoint.completed_checkpoint import IncrementalKeyedStateHa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError
 from ckpt_runtime.state.memory.backend import MemoryKeyedStateBackend
-from ckpt_runtime.state.memory.parts import MAGIC
+from ckpt_runtime.state.memory.parts import MAGIC, ROWS_WRITTEN, PartWriter
 from ckpt_runtime.state.registry import described_states
 from tests.support.inline_snapshots import handles_of, restore
 
@@ -47,6 +49,18 @@ def test_a_state_is_restored_from_its_parts_and_described_without_them(handle: I
     assert restored(handle) == [(2,), *[(1,)] * 19]
     assert len(handle.files) == 2
     assert described_states("hashmap", "op", handle.description)["s"]["kind"] == "value"
+
+
+def test_rows_of_several_batches_are_in_key_group_order_and_one_batch_says_which_groups_it_has() -> None:
+    keys = np.arange(2 * ROWS_WRITTEN)
+    written = PartWriter(io.BytesIO())
+    for name, rows in (("large", keys), ("small", keys[:100])):
+        written.begin(name, whole=True)
+        written.write_rows(name, pa.table({"key.k": rows}), ALL, 8)
+    large, small = ([(run.first, run.last) for run in section.rows] for section in written.footer.sections)
+    assert len(large) == 2
+    assert large[0][0] == 0 < large[0][1] <= large[1][0] < large[1][1] == 7
+    assert small == [(0, 7)]
 
 
 def footer(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:

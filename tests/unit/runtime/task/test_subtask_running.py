@@ -10,7 +10,8 @@ import pytest
 from ckpt_runtime.checkpoint.executions import TaskState
 from ckpt_runtime.network.elements import EndOfData, EndOfPartition, EndOfRange, Watermark
 from ckpt_runtime.network.output_queue import EncodedRows
-from ckpt_runtime.operators.operator import MAX_WATERMARK, UNNUMBERED, SourceStatus
+from ckpt_runtime.operators.operator import MAX_WATERMARK, SourceStatus
+from ckpt_runtime.task.watermark_valve import InputTime
 from tests.unit.runtime.task.conftest import TaskKit
 
 
@@ -64,29 +65,13 @@ def test_watermarks_of_all_channels_are_combined(kit: TaskKit) -> None:
     assert bench.called("watermark") == [(4,), (10,)]
 
 
-def test_times_of_sources_in_step_count_when_all_have_ended_their_batch(kit: TaskKit) -> None:
-    """The first one ends batch 2 while the second one still sends rows of it, which are late by the times before."""
+def test_subtask_whose_sources_are_in_step_reports_the_batches_that_all_have_ended(kit: TaskKit) -> None:
     bench = kit.Bench(channels=2).open()
-    bench.subtask.reports_batches = True
+    bench.subtask.event_time = InputTime([0, 1], in_step=True)
     bench.put(0, Watermark(30, batch=1)).put(1, Watermark(90, batch=1)).run()
-    assert (bench.called("watermark"), bench.called("coming")) == ([], [(30, 1)])
-    bench.put(0, Watermark(30), Watermark(70, batch=2)).put(1, Watermark(90)).run()
-    assert (bench.called("watermark"), bench.called("coming")) == ([], [(30, 1)])
-    bench.put(1, Watermark(95, batch=2)).run()
+    bench.put(0, Watermark(30), Watermark(70, batch=2)).put(1, Watermark(90), Watermark(95, batch=2)).run()
     assert (bench.called("watermark"), bench.called("coming")) == ([(30,)], [(30, 1), (70, 2)])
     assert [progress.event_time for progress in bench.host.progress] == [1, 2]
-
-
-def test_after_a_restore_a_source_that_is_a_batch_ahead_waits_for_the_others(kit: TaskKit) -> None:
-    bench = kit.Bench(channels=2).open()
-    bench.subtask.reports_batches = True
-    bench.put(0, Watermark(70), Watermark(80, UNNUMBERED), Watermark(80, batch=3))
-    bench.put(1, Watermark(20), Watermark(90, UNNUMBERED), Watermark(90, batch=2)).run()
-    assert (bench.called("watermark"), bench.called("coming")) == ([], [(0, 2)])
-    bench.put(1, Watermark(90), Watermark(95, batch=3)).run()
-    assert (bench.called("watermark"), bench.called("coming")) == ([(70,)], [(0, 2), (80, 3)])
-    bench.put(0, Watermark(80), Watermark(MAX_WATERMARK)).run()
-    assert bench.called("watermark")[-1] == (90,)
 
 
 def test_end_of_a_range_passes_the_chain_between_its_rows_and_the_next_ones(kit: TaskKit) -> None:

@@ -1,4 +1,4 @@
-"""Event time of a subtask is the least of its inputs', and never goes back."""
+"""Event time of a subtask is the least of its inputs', and never goes back; of batches, it is that of all subtasks."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK
-from ckpt_runtime.task.watermark_valve import WatermarkValve
+from ckpt_runtime.network.elements import Watermark
+from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, UNNUMBERED
+from ckpt_runtime.task.watermark_valve import InputTime, WatermarkValve
 
 
 def test_watermark_is_unknown_until_every_channel_has_sent_one() -> None:
@@ -99,9 +100,66 @@ def test_event_time_does_not_wait_for_idle_channels(
 def test_event_time_waits_for_gates_that_have_ended_if_it_does_not_end_with_the_data(
     gates: list[int], advances: list[tuple[int, int]], expected: list[int]
 ) -> None:
-    valve = WatermarkValve(gates)
-    valve.ended_hold = True
+    valve = WatermarkValve(gates, ended_hold=True)
     assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        # Subtasks of one stream, of which one has had no row, or old ones only.
+        ([0, 0], [(0, 9), (1, 5), (1, 12), (0, MAX_WATERMARK)], [9, 12]),
+        ([0, 0], [(0, 9), (0, MAX_WATERMARK), (1, 5), (1, MAX_WATERMARK)], [9, MAX_WATERMARK]),
+        ([0, 0], [(1, 5), (0, 9), (0, IDLE_WATERMARK), (1, 7), (1, 10)], [5, 9, 10]),
+        # Two streams: the one that lags behind counts.
+        ([0, 0, 1, 1], [(0, 9), (2, 3), (1, 20), (3, 15), (2, 40)], [3, 15, 20]),
+        ([0, 0, 1, 1], [(0, 9), (2, 3), *((n, MAX_WATERMARK) for n in (2, 3)), (1, 20)], [3]),
+    ],
+)
+def test_event_time_of_batches_is_that_of_the_subtask_that_has_come_furthest(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int]
+) -> None:
+    valve = WatermarkValve(gates, by_gate=True, ended_hold=True)
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
+class TestSourcesInStep:
+    """What channels send, and what it leads to: (watermark, None), or (the coming one, batch that has ended)."""
+
+    @staticmethod
+    def moved(time: InputTime, channel: int, *sent: tuple[int, int | None]) -> list[tuple[int, int | None]]:
+        found = [each for watermark in sent for each in time.advance(channel, Watermark(*watermark))]
+        return [(each.timestamp_ms, each.batch) for each in found]
+
+    def test_times_count_when_all_have_ended_their_batch(self) -> None:
+        """The first one ends batch 2 while the second one still sends rows of it, which are late by earlier times."""
+        time = InputTime([0, 1], in_step=True)
+        assert self.moved(time, 0, (30, 1)) == []
+        assert self.moved(time, 1, (90, 1)) == [(30, 1)]
+        assert self.moved(time, 0, (30, None), (70, 2)) == self.moved(time, 1, (90, None)) == []
+        assert self.moved(time, 1, (95, 2)) == [(30, None), (70, 2)]
+        assert time.current == 30
+
+    def test_one_that_is_a_batch_ahead_after_a_restore_waits_for_the_others(self) -> None:
+        time = InputTime([0, 1], in_step=True)
+        assert self.moved(time, 0, (70, None), (80, UNNUMBERED), (80, 3)) == []
+        assert self.moved(time, 1, (20, None), (90, UNNUMBERED), (90, 2)) == [(0, 2)]
+        assert self.moved(time, 1, (90, None), (95, 3)) == [(70, None), (80, 3)]
+        assert self.moved(time, 0, (80, None), (MAX_WATERMARK, None)) == [(80, None), (90, None), (95, 3)]
+
+    def test_subtasks_of_one_source_have_the_time_of_all_rows_of_a_batch(self) -> None:
+        time = InputTime([0, 0], in_step=True)
+        assert self.moved(time, 0, (0, 1)) == []
+        assert self.moved(time, 1, (50, 1)) == [(50, 1)]
+        assert self.moved(time, 1, (50, None), (60, 2)) == []
+        assert self.moved(time, 0, (0, None), (40, 2)) == [(50, None), (60, 2)]
+
+    def test_one_that_ends_earlier_holds_event_time_and_no_batch(self) -> None:
+        time = InputTime([0, 1], in_step=True, ended_hold=True)
+        assert self.moved(time, 0, (30, 1), (30, None), (30, 2)) == []
+        assert self.moved(time, 1, (50, 1), (50, None), (90, 2)) == [(30, 1), (30, None), (30, 2)]
+        assert self.moved(time, 0, (MAX_WATERMARK, None)) == []
+        assert self.moved(time, 1, (90, None), (95, 3)) == [(30, 3)]
 
 
 @given(st.integers(1, 4).flatmap(lambda n: st.tuples(

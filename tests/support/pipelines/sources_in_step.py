@@ -1,0 +1,99 @@
+"""Queries in which two streams of files meet, each batch a file of both, with slow functions behind them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+SCHEMA = "k STRING, v DOUBLE, n LONG"
+
+
+def write_batches(directory: Path, *, batches: Mapping[str, int], rows: int, seed: int = 1) -> None:
+    """Writes files whose rows reach back over the last three batches, so that some are late by one or two of them."""
+    choice = Random(seed)
+    for stream, count in batches.items():
+        (directory / stream).mkdir(parents=True)
+        for at in range(count):
+            latest = 100 * (at + 1) + choice.randrange(40)
+            times = [choice.randrange(max(0, latest - 300), latest) + 0.5 for _ in range(rows - 1)] + [latest]
+            records = [{"k": choice.choice("abcd"), "v": time, "n": number} for number, time in enumerate(times)]
+            path = directory / stream / f"{at}.json"
+            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+            os.utime(path, (1_700_000_000 + at,) * 2)
+
+
+def timed(rows: DataFrame, time: str = "t", delay: str = "10 seconds") -> DataFrame:
+    return rows.withColumn(time, F.timestamp_seconds("v")).withWatermark(time, delay)
+
+
+def windowed(rows: DataFrame, length: str) -> DataFrame:
+    counted = rows.groupBy(F.window("t", length), "k").agg(F.count("*").alias("c"), F.sum("n").alias("s"))
+    return counted.select(F.col("window.end").cast("long").alias("end"), "k", "c", "s")
+
+
+def union(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    both = timed(left).union(timed(right, delay="20 seconds")).repartition("k")
+    return windowed(both.withColumn("n", slowly(slow)("n")), "7 seconds")
+
+
+def join(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    ours = timed(left, "lt").select("k", "lt", F.col("v").alias("lv"), F.col("n").alias("ln"))
+    theirs = timed(right, "rt").select(F.col("k").alias("r"), "rt", F.col("v").alias("rv"), F.col("n").alias("rn"))
+    on = F.expr("k = r AND rt BETWEEN lt AND lt + INTERVAL 1 SECONDS")
+    return ours.join(theirs, on, "full_outer").select("k", "r", "lv", "rv", slowly(slow)("ln").alias("ln"), "rn")
+
+
+def windows(slow: str, left: DataFrame, right: DataFrame) -> DataFrame:
+    """Windows of windows of a union."""
+    both = timed(left).union(timed(right)).repartition("k")
+    counted = (
+        both.withColumn("n", slowly(slow)("n")).groupBy(F.window("t", "5 seconds"), "k").agg(F.sum("n").alias("n"))
+    )
+    longer = counted.groupBy(F.window(F.window_time("window"), "20 seconds")).agg(F.sum("n").alias("s"), F.count("*"))
+    return longer.select(F.col("window.end").cast("long").alias("end"), "s", "count(1)")
+
+
+def slowly(slow: str):  # type: ignore[no-untyped-def]
+    """The identity, which takes a millisecond while the file ``slow`` is there."""
+
+    @F.udf("long")
+    def same(n: int | None) -> int | None:
+        if os.path.exists(slow):
+            time.sleep(0.001)
+        return n
+
+    return same
+
+
+QUERIES = {"union": union, "join": join, "windows": windows}
+
+
+def pipeline(spark: SparkSession, directory: str, output: str, names: str, continues: str) -> None:
+    started(spark, directory, output, names, continues)
+
+
+def started(spark: SparkSession, directory: str, output: str, names: str, continues: str) -> list[StreamingQuery]:
+    """Starts queries ``names``; those after the first one read streams whose names end with their number.
+
+    Unless ``continues`` is empty, each has a location in which its next run continues.
+    """
+    queries = []
+    for number, name in enumerate(names.split(",")):
+        left, right = (
+            spark.readStream.schema(SCHEMA).option("maxFilesPerTrigger", 1).json(f"{directory}/{stream}{number or ''}")
+            for stream in ("left", "right")
+        )
+        writer = QUERIES[name](f"{directory}/slow", left, right).writeStream.queryName(f"{name}{number or ''}")
+        writer = writer.trigger(availableNow=True)
+        if continues:
+            writer = writer.option("checkpointLocation", f"{output}/state-of-{name}{number}")
+        queries.append(writer.format("parquet").start(f"{output}/{number}"))
+    return queries
