@@ -545,7 +545,7 @@ def test_hidden_column_describes_the_file_of_each_row_and_its_place_in_a_parquet
         ({"path": "/a/b", "basePath": "/a"}, NUMBERS, "is no pattern, and is the base itself"),
         ({"path": "/a", "maxBytesPerTrigger": "9", "maxFilesPerTrigger": "1"}, NUMBERS, "cannot be set together"),
         ({"path": "/a"}, None, "needs its schema"),
-        ({"path": "/a", "mergeSchema": "true"}, NUMBERS, "does not know it"),
+        ({"path": "/a", "mergesSchema": "true"}, NUMBERS, "does not know it"),
         ({"path": "/a", "maxFilesPerTrigger": "0"}, NUMBERS, "less than the minimum"),
         ({"path": "/a", "maxFileAge": "soon"}, NUMBERS, "not a duration"),
         ({"path": "/a", "maxFileAge": "100001d"}, NUMBERS, "longer than 100000d"),
