@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import BenchmarkError, BenchmarkJob, emit, parser_for, positive_int, progress, run_main, session
-from benchmarks.nexmark.flink.peer import distribution
 from benchmarks.pipelines.latency import BUCKETS_PER_DECADE, DECADES
 
 NAME = "latency"
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--buffer-timeout", default="", help="execution.buffer-timeout.interval; the default if empty")
     parser.add_argument("--flink-dir", help="a Flink distribution, to measure Flink, too")
     options = parser.parse_args()
-    flink = distribution(options.flink_dir) if options.flink_dir else None
+    flink = _distribution(options.flink_dir) if options.flink_dir else None
     configuration = {"restart-strategy.type": "none"}
     if options.interval_ms:
         configuration["execution.checkpointing.interval"] = f"{options.interval_ms} ms"
@@ -62,6 +61,13 @@ def _measured(job: BenchmarkJob, options: argparse.Namespace) -> dict[str, float
     if len(documents) != options.parallelism:
         raise BenchmarkError(f"{len(documents)} of {options.parallelism} subtasks have measured ages")
     return _figures(documents, rate, options)
+
+
+def _distribution(directory: str) -> Path:
+    # Imports the queries of Nexmark, which takes seconds.
+    from benchmarks.nexmark.flink.peer import distribution
+
+    return distribution(directory)
 
 
 def _in_flink(flink: Path, configuration: dict[str, str], options: argparse.Namespace) -> dict[str, float]:

@@ -41,6 +41,7 @@ NAMES = (
     "scale",
     "sink",
     "spark_peer",
+    "state_processor",
     "triggers",
     "windows",
 )
@@ -63,10 +64,11 @@ COMMANDS = (
     "triggers --waiting 500",
     "expressions --rows 20000000 --spark",
     "windows --rows 20000000 --keys 100000 --spark",
-    "nexmark --query all|q0 --events 20000000 --peer none|flink|spark",
+    "planning --operators 10",
     "scale --subtasks 10,100,1000",
+    "state_processor --state-mb 1000 --format native|canonical",
 )
-"""What people run; alternatives stand side by side."""
+"""What people run; alternatives stand side by side. Nexmark is left out: its imports take seconds."""
 SMALL_TOPOLOGY = ("--parallelism", "2", "--interval-ms", "200", "--conf", "taskmanager.network.buffer.max-rows=256")
 """Few rows under way: an aligned checkpoint behind a sleeping map takes tenths of a second."""
 
@@ -246,6 +248,20 @@ def test_end_of_data_measures_and_checks_itself() -> None:
     assert all(document[key] > 0 for key in tails | rates)
 
 
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.spark
+@pytest.mark.row("203.9")
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("form", ["native", "canonical"])
+def test_state_processor_measures_and_checks_itself(form: str) -> None:
+    document, said = measured("benchmarks.state_processor", "--state-mb", "5", "--format", form)
+    rates = {"read_rows_per_s", "write_rows_per_s"}
+    assert set(document) == COMMON_KEYS | rates
+    assert all(document[key] > 0 for key in rates)
+    assert "continued from what Spark wrote" in said
+
+
 def test_coordinator_reads_back_what_it_wrote() -> None:
     document, _ = measured("benchmarks.coordinator", "--subtasks", "10,40", "--shared-files", "200")
     assert set(document) == COMMON_KEYS | {"runs"}
@@ -311,7 +327,7 @@ def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(ArgumentParser, "parse_args", stop)
     name, *parts = command.split()
     alternatives = [part.split("|") for part in parts]
-    main = importlib.import_module(f"benchmarks.{'nexmark.__main__' if name == 'nexmark' else name}").main
+    main = importlib.import_module(f"benchmarks.{name}").main
     for number in range(max(map(len, alternatives))):
         arguments = [values[number % len(values)] for values in alternatives]
         monkeypatch.setattr(sys, "argv", [name, *arguments])
