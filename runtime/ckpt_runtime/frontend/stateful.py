@@ -211,9 +211,14 @@ class _Grouping:
         return operators.apply(result, grouped, outcome, None)
 
     def _running(self, mode: str) -> tuple[specs.AggregateSpec, pa.Schema] | None:
-        """Returns equivalent running aggregates, which cost less; None when there are none."""
+        """Returns equivalent running aggregates, which cost less; None when there are none.
+
+        They emit keys as they come, where Spark's groups have ``0.0`` for ``-0.0``.
+        """
         node = self._node
         if mode != "update" or node.event_time is not None or not node.keys:
+            return None
+        if any(pa.types.is_floating(self._schema.field(key).type) for key in self._keys):
             return None
         aggregates = []
         names = _UniqueNames(self._keys)

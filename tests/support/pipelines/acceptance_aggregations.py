@@ -192,6 +192,11 @@ def keys_that_are_floats(rows: DataFrame) -> DataFrame:
     return rows.groupBy((F.col("d") * 1).alias("d")).count()
 
 
+@program("update", keys="d", schemas={"rows": "d DOUBLE"}, rows=([-0.0, 0.0, 1.5], [None, 0.0], [-0.0]))
+def keys_that_are_floats_as_text(rows: DataFrame) -> DataFrame:
+    return rows.groupBy("d").count().select(F.col("d").cast("string").alias("d"), "count")
+
+
 @program("complete", rows=COUNTED)
 def keys_that_are_dates_and_binaries(rows: DataFrame) -> DataFrame:
     day = F.date_add(F.lit("2026-01-01").cast("date"), F.col("v"))
