@@ -21,7 +21,7 @@ def test_savepoints_are_catalogued_when_they_are_taken(
 ) -> None:
     directory = job.directory / "savepoints"
     job.start(configuration=fast(execution__checkpointing__savepoint_dir=str(directory)))
-    job.running()
+    job.has_rows()
     with pytest.raises(BadRequest, match=r"name one, or set execution.checkpointing.savepoint-dir"):
         client.list_savepoints()
     with pytest.raises(NotFound, match="there is no directory"):

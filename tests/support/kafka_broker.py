@@ -168,10 +168,10 @@ class Log:
     """Committed batches behind the first message of an open transaction: readers see them when that one ends."""
     _at: int = 0
 
-    def read(self) -> int:
-        """Reads what follows; returns how many offsets are left to the end that the log has now."""
+    def read(self, wait_ms: int = 10) -> bool:
+        """Reads what comes within that time; returns whether nothing came and the log has no more."""
         name = self.topic.encode()
-        request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, 10, 0, 1 << 24, 0)
+        request = struct.pack(">hhihiiiib", 1, 4, 1, -1, -1, wait_ms, 0, 1 << 24, 0)
         request += struct.pack(">ih", 1, len(name)) + name + struct.pack(">iiqi", 1, self.partition, self._at, 1 << 24)
         self._connection.sendall(struct.pack(">i", len(request)) + request)
         answer = _exactly(self._connection, struct.unpack(">i", _exactly(self._connection, 4))[0])
@@ -179,6 +179,7 @@ class Log:
         code, high, _, aborted = struct.unpack_from(">hqqi", answer, start + 4)
         assert code == 0, f"{self.topic!r} cannot be read: error {code}"
         records = memoryview(answer)[start + 26 + 16 * max(aborted, 0) + 4 :]
+        at_end = not records and self._at >= high
         while records:
             offset, size = struct.unpack_from(">qi", records)
             self._at = offset + struct.unpack_from(">i", records, 23)[0] + 1
@@ -188,7 +189,7 @@ class Log:
         for _, rows in sorted(batch for batch in self._behind if batch[0] < stable):
             self.committed += rows
         self._behind = [batch for batch in self._behind if batch[0] >= stable]
-        return int(high) - self._at
+        return at_end
 
     def close(self) -> None:
         self._connection.close()
@@ -217,8 +218,8 @@ class Log:
 def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
     """A partition's log, read to its end."""
     log, deadline = Log(broker, topic, partition), time.monotonic() + patient(60)
-    while left := log.read():
-        assert time.monotonic() < deadline, f"{topic!r} is not read to its end: {left} offsets are left"
+    while not log.read(wait_ms=100):
+        assert time.monotonic() < deadline, f"{topic!r} is not read to its end"
     log.close()
     return log
 

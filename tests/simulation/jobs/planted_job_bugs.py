@@ -34,8 +34,9 @@ from ckpt_runtime.task.in_flight import PersistedBuffers
 from ckpt_runtime.task.output import CurrentBuffer, LocalSubpartition, ResultPartition
 from ckpt_runtime.task.restored_input import RestoredInput
 from ckpt_runtime.task.snapshot_files import NewFiles
-from ckpt_runtime.task.subtask import Subtask, WatermarkValve
+from ckpt_runtime.task.subtask import Subtask
 from ckpt_runtime.task.subtask_checkpoints import SubtaskCheckpoints
+from ckpt_runtime.task.watermark_valve import WatermarkValve
 from tests.simulation.jobs import world
 from tests.simulation.planted import registry
 from tests.simulation.planted.registry import PlantedBug, nothing
