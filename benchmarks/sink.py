@@ -49,6 +49,10 @@ from ckpt_runtime.testing.mini_cluster import MiniCluster
 
 NAME = "sink"
 ROWS = {"parquet": 6_000_000, "delta": 6_000_000, "foreachBatch": 3_000_000, "postgresql": 300_000, "kafka": 300_000}
+_SETTLED_S = 1.0
+"""Rows that are not older than a checkpoint interval and this have not waited for the job's start. Latency is measured
+when all rows have been so for twice this time."""
+_SETTLES_S = 120.0
 _AT_LEAST = "at_least_once"
 _EXACTLY = "exactly_once"
 
@@ -300,7 +304,8 @@ class Runs:
         from confluent_kafka import Consumer, TopicPartition
 
         settings = {"bootstrap.servers": self._target.server.servers, "fetch.wait.max.ms": FETCH_WAIT_MS}
-        consumer = Consumer({**settings, "group.id": "latency", "enable.auto.commit": False})
+        settings |= {"isolation.level": "read_uncommitted", "enable.auto.commit": False}
+        consumer = Consumer({**settings, "group.id": "latency"})
         consumer.assign([TopicPartition(self._target.place, partition, 0) for partition in range(2)])
 
         def look() -> list[tuple[float, int]]:
@@ -331,13 +336,20 @@ class Runs:
         return self._ages(look)
 
     def _ages(self, look: Callable[[], list[tuple[float, int]]]) -> list[float]:
-        """Looks for the given time, and leaves out the rows that were due while the job was starting."""
+        """Looks for the given time, from when the rows that have waited for the job's start are through."""
         ages: list[float] = []
-        first = time.monotonic() + 3.0
-        while time.monotonic() < first + self._options.latency_s:
-            seen = look()
-            if time.monotonic() >= first:
-                ages += [(at - due / 1e6) * 1000 for at, due in seen]
+        begun = late = time.monotonic()
+        least, first = self._options.interval_ms + _SETTLED_S * 1000, None
+        while first is None or time.monotonic() < first + self._options.latency_s:
+            seen, now = [(at - due / 1e6) * 1000 for at, due in look()], time.monotonic()
+            if first is not None:
+                ages += seen
+            elif now > begun + _SETTLES_S:
+                raise BenchmarkError(f"after {_SETTLES_S:g} s there still are rows that are older than {least:g} ms")
+            elif max(seen, default=0.0) >= least:
+                late = now
+            elif seen and now > late + 2 * _SETTLED_S:
+                first = now
         return ages
 
     def _configuration(self) -> dict[str, str]:
