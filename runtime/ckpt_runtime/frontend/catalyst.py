@@ -165,6 +165,9 @@ class ExpressionReader:
         if name in _TRANSPARENT or "replacement" in node:
             # A function that Spark itself replaces by others is read as its replacement, which is its only child.
             return children[0], end
+        if name == "AttributeReference" and node["exprId"]["id"] in self._columns:
+            # Its text says everything, and questions to the JVM take most of the time of planning.
+            return self._column(node, _type_of(node)), end
         if name == "With":
             definitions = dict(self._definitions[1 - len(children) :])
             del self._definitions[1 - len(children) :]
@@ -244,7 +247,16 @@ def _place_of(jvm: Any) -> str:
 
 def spark_type(jvm: Any) -> SparkType:
     """Returns a data type of the JVM in JSON form, without the default collation that Spark adds to some strings."""
-    type_: SparkType = json.loads(str(jvm.json()).replace('"string collate UTF8_BINARY"', '"string"'))
+    return _without_default(str(jvm.json()))
+
+
+def _type_of(node: Mapping[str, Any]) -> SparkType:
+    """Returns the type of a node of an expression's JSON text."""
+    return _without_default(json.dumps(node["dataType"]))
+
+
+def _without_default(text: str) -> SparkType:
+    type_: SparkType = json.loads(text.replace('"string collate UTF8_BINARY"', '"string"'))
     return type_
 
 
@@ -325,8 +337,9 @@ def output(attributes: Any) -> tuple[tuple[TypedColumn, ...], tuple[int, ...]]:
     """The typed columns of a plan's output, and Spark's ids of them."""
     columns, ids = [], []
     for attribute in items(attributes):
-        columns.append(TypedColumn(attribute.name(), spark_type(attribute.dataType()), attribute.nullable()))
-        ids.append(int(attribute.exprId().id()))
+        [node] = json.loads(attribute.toJSON())
+        columns.append(TypedColumn(node["name"], _type_of(node), node["nullable"]))
+        ids.append(int(node["exprId"]["id"]))
     return tuple(columns), tuple(ids)
 
 
