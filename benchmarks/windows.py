@@ -89,9 +89,7 @@ def beside_spark(
         with MiniCluster() as cluster:
             in_engine(cluster, program, directory / "warm", directory / "engine-warm", options.parallelism)
             with CpuTime() as engine_cpu:
-                engine_s = in_engine(
-                    cluster, program, directory / "rows", directory / "engine-rows", options.parallelism
-                )
+                engine_s = in_engine(cluster, program, rows, directory / "engine-rows", options.parallelism)
         progress(f"engine: {options.rows / engine_s:,.0f} rows/s")
     finally:
         spark.stop()

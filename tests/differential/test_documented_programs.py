@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +15,9 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.docs.markdown import ROOT, Block, blocks
 from tests.support.jobs import fast
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,16 +54,21 @@ def arguments(block: Block, orders: Path, output: Path) -> list[str]:
     return [str(known.get(argument.arg, orders)) for argument in function.args.args[1:]]
 
 
+def ended_by_its_data(block: Block) -> str:
+    """The text of a program that ends when it has read all files, instead of waiting for more."""
+    return block.text.replace(".writeStream", ".writeStream.trigger(availableNow=True)")
+
+
 @pytest.fixture(scope="module")
 def outputs(
     cluster: MiniCluster, documented_orders: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each pipeline, which ends when it has read all files instead of waiting for more."""
+    """The rows of each pipeline."""
     directory = tmp_path_factory.mktemp("programs")
     found = {}
     for number, block in enumerate(PROGRAMS):
         program, output = directory / f"example_{number}.py", directory / f"output-{number}"
-        program.write_text(block.text.replace(".writeStream", ".writeStream.trigger(availableNow=True)"))
+        program.write_text(ended_by_its_data(block))
         given = arguments(block, documented_orders, output)
         job = cluster.submit(program, arguments=given, configuration=fast())
         cluster.wait_for_status(job, JobStatus.FINISHED)
@@ -98,6 +106,22 @@ def test_windows_that_have_ended_are_exact(outputs: dict[str, list[dict[str, Any
         for number, country in enumerate(COUNTRIES)
     ]
     assert totals == sorted(expected)
+
+
+def test_program_of_the_readme_runs_in_spark_with_a_checkpoint_location(
+    spark: SparkSession, outputs: dict[str, list[dict[str, Any]]], documented_orders: Path, tmp_path: Path
+) -> None:
+    [block] = [block for block in PROGRAMS if block.page == ROOT / "README.md"]
+    session = spark.newSession()
+    session.conf.set("spark.sql.streaming.checkpointLocation", str(tmp_path / "checkpoints"))
+    session.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "true")
+    module: dict[str, Any] = {}
+    exec(compile(ended_by_its_data(block), str(block), "exec"), module)
+    module["pipeline"](session, str(documented_orders), str(tmp_path / "output"))
+    for query in session.streams.active:
+        query.awaitTermination()
+    rows = session.read.parquet(str(tmp_path / "output")).toArrow().to_pylist()
+    assert sorted(map(str, rows)) == sorted(map(str, outputs[str(block)]))
 
 
 def test_every_order_belongs_to_one_visit(outputs: dict[str, list[dict[str, Any]]]) -> None:

@@ -113,6 +113,14 @@ class Run:
 NAMES = ("union", "join", "windows")
 
 
+def slow_run(cluster: MiniCluster, directory: Path, name: str, continues: str = "yes") -> Run:
+    """A query whose streams have batches of unequal number, which goes slowly until its rows are compared."""
+    sources_in_step.write_batches(directory, batches=UNEQUAL, rows=300)
+    run = Run(cluster, directory, name, continues)
+    run.slow.touch()
+    return run
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("unaligned", [True, False])
 @pytest.mark.parametrize("name", NAMES)
@@ -120,9 +128,7 @@ def test_rows_are_those_of_spark_through_kills(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, unaligned: bool
 ) -> None:
     """Also while one source has ended and the other one has not."""
-    sources_in_step.write_batches(tmp_path, batches=UNEQUAL, rows=300)
-    run = Run(cluster, tmp_path, name)
-    run.slow.touch()
+    run = slow_run(cluster, tmp_path, name)
     run.submit(parallelism=2, unaligned=unaligned)
     choice = Random(name)
     for _ in range(6):
@@ -139,9 +145,7 @@ def test_rows_are_those_of_spark_through_kills(
 def test_rows_are_those_of_spark_through_rescales(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str, unaligned: bool
 ) -> None:
-    sources_in_step.write_batches(tmp_path, batches=UNEQUAL, rows=300)
-    run = Run(cluster, tmp_path, name)
-    run.slow.touch()
+    run = slow_run(cluster, tmp_path, name)
     run.submit(parallelism=2, unaligned=unaligned)
     for parallelism in (3, 1, 2):
         cluster.wait_for_checkpoints(run.job_id, 2)
@@ -154,9 +158,7 @@ def test_rows_are_those_of_spark_through_rescales(
 def test_rows_are_those_of_spark_when_savepoints_in_a_batch_are_restored_with_another_parallelism(
     spark: SparkSession, cluster: MiniCluster, tmp_path: Path, name: str
 ) -> None:
-    sources_in_step.write_batches(tmp_path, batches=UNEQUAL, rows=300)
-    run = Run(cluster, tmp_path, name, continues="")
-    run.slow.touch()
+    run = slow_run(cluster, tmp_path, name, continues="")
     savepoint = None
     for parallelism in (2, 3, 1):
         run.submit(parallelism=parallelism, unaligned=True, savepoint=savepoint)

@@ -20,7 +20,7 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import as_file, files
@@ -217,11 +217,11 @@ class Log:
 
 def committed(broker: KafkaBroker, topic: str, partition: int = 0) -> Log:
     """A partition's log, read to its end."""
-    log, deadline = Log(broker, topic, partition), time.monotonic() + patient(60)
-    while not log.read(wait_ms=100):
-        assert time.monotonic() < deadline, f"{topic!r} is not read to its end"
-    log.close()
-    return log
+    deadline = time.monotonic() + patient(60)
+    with closing(Log(broker, topic, partition)) as log:
+        while not log.read(wait_ms=100):
+            assert time.monotonic() < deadline, f"{topic!r} is not read to its end"
+        return log
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

@@ -473,13 +473,14 @@ def _keep_batches_in_step(operators: list[_Operator]) -> None:
             )
             waiting |= batches[uid] if operator.in_step else frozenset()
     for operator in operators:
-        if getattr(operator.node.spec, "keeps_last", False) and waiting & batches.get(operator.uid, frozenset()):
+        spec = operator.node.spec
+        if isinstance(spec, WatermarkSpec) and spec.keeps_last and waiting & batches.get(operator.uid, frozenset()):
             raise PlanError(
                 "spark.sql.streaming.noDataMicroBatches.enabled",
                 "where streams meet, event time cannot end with the batch before the last one: set it to true",
             )
-        if operator.uid in waiting and isinstance(operator.node.spec, EnumeratorSpec):
-            operator.node.spec, operator.in_step = replace(operator.node.spec, in_step=True), True
+        if operator.uid in waiting and isinstance(spec, EnumeratorSpec):
+            operator.node.spec, operator.in_step = replace(spec, in_step=True), True
 
 
 def _separate_calls(operators: list[_Operator]) -> None:

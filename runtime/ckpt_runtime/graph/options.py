@@ -22,8 +22,8 @@ _FALSE = ("false", "0", "no", "off")
 class Option:
     """One option. ``kind`` is ``str``, ``int``, ``float`` or ``bool``; ``default`` None means "not set".
 
-    ``choices`` limits strings, whose case does not matter, ``minimum`` numbers (inclusive). ``alias`` is another name;
-    if both are given, ``key`` counts, as in Spark.
+    ``choices``, in lower case, limits strings, whose case does not matter; ``minimum`` limits numbers (inclusive).
+    ``alias`` is another name; if both are given, ``key`` counts, as in Spark.
     """
 
     key: str
