@@ -194,7 +194,10 @@ def watch(job: BenchmarkJob, options: argparse.Namespace) -> Window:
     job.patch_interval(OFF_MS)
     limit = time.monotonic() + options.wait_s
     while True:
-        window.checkpoints = _triggered_since(job, window.started_ms)
+        history = job.checkpoint_statistics().history
+        window.checkpoints = [
+            found for found in history if found.triggered_at_ms >= window.started_ms and not found.is_savepoint
+        ]
         window.ended_ms = _now_ms()
         if not any(c.status == "IN_PROGRESS" for c in window.checkpoints) or time.monotonic() >= limit:
             break
@@ -203,11 +206,6 @@ def watch(job: BenchmarkJob, options: argparse.Namespace) -> Window:
     if not window.checkpoints:
         raise BenchmarkError(f"no checkpoint was triggered in {options.seconds:g} s")
     return window
-
-
-def _triggered_since(job: BenchmarkJob, since_ms: int) -> list[Checkpoint]:
-    history = job.checkpoint_statistics().history
-    return [found for found in history if found.triggered_at_ms >= since_ms and not found.is_savepoint]
 
 
 def _now_ms() -> int:

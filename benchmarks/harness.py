@@ -243,14 +243,10 @@ class BenchmarkJob:
             entries = self._client.job_exceptions(self.id).entries
             raise BenchmarkError(f"the job is {state}: {entries[0].stack_trace if entries else 'no failure is known'}")
 
-    def endpoint_ports(self) -> list[int]:
-        """The data ports of the workers that run the job's subtasks."""
-        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
-        return [int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks]
-
     def active_worker(self) -> psutil.Process:
         """One that runs subtasks: its data port is a subtask's endpoint. Raises BenchmarkError."""
-        ports = set(self.endpoint_ports())
+        vertices = [self._client.vertex_details(self.id, v.id) for v in self._client.job_details(self.id).vertices]
+        ports = {int(subtask.endpoint.rpartition(":")[2]) for vertex in vertices for subtask in vertex.subtasks}
         for worker in workers_of(self.session.info.pid):
             if listening_port(worker) in ports:
                 return worker

@@ -107,9 +107,10 @@ def measure(running: BenchmarkSession, options: argparse.Namespace) -> dict[str,
     }
     sync_ms = [time for kind in ("incremental", "native") for one in taken[kind] for time in job.sync_times_ms(one)]
     last = {kind: one[-1] for kind, one in taken.items()}
+    files = Path(url2pathname(urlparse(last["canonical"].external_path or "").path)).rglob("*")
     return {
         **_costs(taken),
-        "canonical_bytes": _bytes_in(last["canonical"]),
+        "canonical_bytes": sum(file.stat().st_size for file in files if file.is_file()),
         "sync_ms_p99": percentile(sync_ms, 0.99),
         **_restores(running, options, pace, job, last),
         **_throughput(running, options, pace, last["native"]),
@@ -164,11 +165,6 @@ def _costs(taken: Mapping[str, list[Checkpoint]]) -> dict[str, Any]:
         "native_bytes_written": median("native", "checkpointed_size"),
         "canonical_s": median("canonical", "duration_ms") / 1000,
     }
-
-
-def _bytes_in(snapshot: Checkpoint) -> int:
-    files = Path(url2pathname(urlparse(snapshot.external_path or "").path)).rglob("*")
-    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _restores(

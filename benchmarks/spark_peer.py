@@ -152,7 +152,7 @@ def _follow(query: StreamingQuery, files: _Files, options: argparse.Namespace) -
             if (failure := query.exception()) is not None:
                 raise BenchmarkError(str(failure))
             batches = _batches(query)
-            measured = _warm(batches)
+            measured = [b for b in batches[WARM_UP_BATCHES:] if b["start"] >= batches[0]["start"] + WARM_UP_S]
             if sum(batch["seconds"] for batch in measured) >= options.seconds:
                 break
             done = sum(batch["rows"] for batch in batches) // options.file_rows
@@ -168,11 +168,6 @@ def _follow(query: StreamingQuery, files: _Files, options: argparse.Namespace) -
         "micro_batches": len(measured),
         "batch_s_p50": round(statistics.median(batch["seconds"] for batch in measured), 3),
     }
-
-
-def _warm(batches: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Those that began when the code was compiled and the caches were filled."""
-    return [b for b in batches[WARM_UP_BATCHES:] if b["start"] >= batches[0]["start"] + WARM_UP_S]
 
 
 def _batches(query: StreamingQuery) -> list[dict[str, float]]:

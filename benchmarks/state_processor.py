@@ -58,7 +58,12 @@ def _measured(running: BenchmarkSession, options: argparse.Namespace) -> dict[st
     builder = SparkSession.builder.master(f"local[{PARALLELISM}]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.driver.memory", "2g").getOrCreate()
     try:
-        _warm_up(spark, f"{running.directory}/small")
+        target = f"{running.directory}/small"
+        columns = ("struct(id AS key) AS key", "struct(id AS count, encode(string(id), 'UTF-8') AS bytes) AS value")
+        _write(spark.range(WARM_ROWS).selectExpr(*columns), target, kind="value")
+        found = _state(spark, target).count()
+        if found != WARM_ROWS:
+            raise BenchmarkError(f"a savepoint of {WARM_ROWS} rows has {found}")
         read_s, write_s = _in_spark(spark, savepoint, f"{running.directory}/written", options, keys)
     finally:
         spark.stop()
@@ -68,15 +73,6 @@ def _measured(running: BenchmarkSession, options: argparse.Namespace) -> dict[st
     restored.cancel()
     progress("the job has continued from what Spark wrote")
     return {"read_rows_per_s": round(keys / read_s), "write_rows_per_s": round(keys / write_s)}
-
-
-def _warm_up(spark: SparkSession, target: str) -> None:
-    """Raises BenchmarkError if a small table is not what was written."""
-    columns = ("struct(id AS key) AS key", "struct(id AS count, encode(string(id), 'UTF-8') AS bytes) AS value")
-    _write(spark.range(WARM_ROWS).selectExpr(*columns), target, kind="value")
-    found = _state(spark, target).count()
-    if found != WARM_ROWS:
-        raise BenchmarkError(f"a savepoint of {WARM_ROWS} rows has {found}")
 
 
 def _in_spark(

@@ -43,7 +43,7 @@ def main() -> None:
     directory = Path(tempfile.mkdtemp(prefix="ckpt-windows-"))
     try:
         with PeakMemory(os.getpid()) as memory:
-            measures = _measure(options, directory)
+            measures = beside_spark(options, directory, PIPELINES / "windows.py", _shown)
         emit(NAME, options, measures, round(memory.peak_mb))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -56,10 +56,6 @@ def add_orders_options(parser: ArgumentParser, *, files: int) -> None:
     parser.add_argument("--windows", type=positive_int, default=4, help="windows that the rows lie in")
     parser.add_argument("--parallelism", type=positive_int, default=2, help="subtasks, cores and shuffle partitions")
     parser.add_argument("--spark", action="store_true", help="measure Spark, too; without, it checks one file's rows")
-
-
-def _measure(options: Any, directory: Path) -> dict[str, Any]:
-    return beside_spark(options, directory, PIPELINES / "windows.py", _shown)
 
 
 def _shown(rows: DataFrame) -> DataFrame:

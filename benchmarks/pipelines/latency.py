@@ -46,16 +46,14 @@ class Measure:
         for batch in batches:
             ages = now_us() - batch.column("made_us").to_numpy()
             if self._begun:
-                self._count(np.maximum(ages, 1))
+                ages = np.maximum(ages, 1)
+                buckets = (np.log10(ages) * BUCKETS_PER_DECADE).astype(np.int64)
+                np.add.at(self._counts, np.minimum(buckets, len(self._counts) - 1), 1)
+                self._greatest = max(self._greatest, int(ages.max()))
             if time.monotonic() >= self._report_at:
                 self._report_at = time.monotonic() + REPORT_EVERY_S
                 self._report()
             yield pa.record_batch({"row": batch.column("row")})
-
-    def _count(self, ages: np.ndarray) -> None:
-        buckets = (np.log10(ages) * BUCKETS_PER_DECADE).astype(np.int64)
-        np.add.at(self._counts, np.minimum(buckets, len(self._counts) - 1), 1)
-        self._greatest = max(self._greatest, int(ages.max()))
 
     def _report(self) -> None:
         if not self._begun:

@@ -153,7 +153,10 @@ class Frame:
 
     def part(self, mask: pa.Array) -> Frame:
         """Returns the rows for which ``mask`` is true."""
-        variables = {id_: _filtered(value, mask) for id_, value in self.variables.items()}
+        variables = {
+            id_: (value if isinstance(value, pa.Scalar) else value.filter(mask))
+            for id_, value in self.variables.items()
+        }
         return Frame(_KeptRows(self.columns, mask), mask.true_count, variables, self.moment, self.random_bytes)
 
     def with_variables(self, values: Mapping[int, Value]) -> Frame:
@@ -423,10 +426,6 @@ def evaluate_encoded(evaluator: Evaluator, frame: Frame, type_: pa.DataType) -> 
 def broadcast(value: Value, length: int) -> pa.Array:
     """Returns an array of ``length`` values."""
     return pa.repeat(value, length) if isinstance(value, pa.Scalar) else value
-
-
-def _filtered(value: Value, mask: pa.Array) -> Value:
-    return value if isinstance(value, pa.Scalar) else value.filter(mask)
 
 
 def may_fail(tree: Expression) -> bool:

@@ -48,10 +48,7 @@ def micros_of_local(local: datetime.datetime, zone: datetime.tzinfo) -> int:
     """
     shift = local.replace(tzinfo=zone, fold=0).utcoffset()
     assert shift is not None
-    return _micros(local - EPOCH - shift)
-
-
-def _micros(span: datetime.timedelta) -> int:
+    span = local - EPOCH - shift
     return (span.days * 86400 + span.seconds) * 1_000_000 + span.microseconds
 
 
@@ -89,11 +86,6 @@ def _shortest(value: float, single: bool) -> str:
     return np.format_float_scientific(np.float32(value), unique=True, trim="0")
 
 
-def decimal_text(value: decimal.Decimal) -> str:
-    """Returns a decimal without an exponent."""
-    return format(value, "f")
-
-
 def date_text(value: datetime.date) -> str:
     """Returns ``yyyy-MM-dd``."""
     return f"{value.year:04}-{value.month:02}-{value.day:02}"
@@ -116,7 +108,7 @@ def value_text(value: Any, type_: SparkType, zone: datetime.tzinfo) -> str:
     if is_fractional(type_):
         return double_text(value, single=type_ == "float")
     if isinstance(value, decimal.Decimal):
-        return decimal_text(value)
+        return format(value, "f")
     if type_ == "timestamp":
         return local_text(value.astimezone(zone).replace(tzinfo=None))
     if type_ == "timestamp_ntz":

@@ -237,9 +237,8 @@ def create_operator(spec: OperatorSpec, input_schema: pa.Schema | None) -> Opera
             return create_connector(spec)
 
 
-def is_keyed(spec: OperatorSpec) -> bool:
-    """Whether the operator keeps state per key, and so needs a keyed backend."""
-    return isinstance(spec, AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec)
+_KEYED = AggregateSpec | GroupSpec | TableSpec | DeduplicateSpec | ProcessSpec | JoinSpec
+"""The operators that keep state per key, and so need a keyed backend."""
 
 
 def waiting_input(gate: InputGate) -> WaitingInput:
@@ -311,7 +310,13 @@ class DeployedJob:
             for backend in self._backends:
                 backend.close()
             raise
-        self.threads = self._threads(shared)
+        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
+        threads = [
+            TaskThread(subtask.name, [subtask], self._wakeups[key])
+            for key, subtask in self.subtasks.items()
+            if self._wakeups[key] is not shared
+        ]
+        self.threads = [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
 
     def start(self) -> None:
         for thread in self.threads:
@@ -340,15 +345,6 @@ class DeployedJob:
         vertex = self._graph.vertex(descriptor.vertex_id)
         return any(operator.user_code for operator in vertex.operators)
 
-    def _threads(self, shared: Wakeup) -> list[TaskThread]:
-        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
-        threads = [
-            TaskThread(subtask.name, [subtask], self._wakeups[key])
-            for key, subtask in self.subtasks.items()
-            if self._wakeups[key] is not shared
-        ]
-        return [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
-
     def _build_gate(self, descriptor: SubtaskDescriptor, wakeup: Wakeup) -> None:
         key = (descriptor.vertex_id, descriptor.subtask_index)
         self._wakeups[key] = wakeup
@@ -375,7 +371,10 @@ class DeployedJob:
                 for edge, channels in output_channels(self._graph, *key)
             ]
         )
-        operators = [self._operator(node.uid) for node in vertex.operators]
+        operators = [
+            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
+            for node in vertex.operators
+        ]
         holder: list[Subtask] = []
         contexts = [
             replace(self._context(descriptor, vertex, position, holder), chain_time=end.time)
@@ -417,9 +416,6 @@ class DeployedJob:
         spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
         by_row = isinstance(spec, ProcessSpec) and not spec.in_arrow
         return min(rows, ROW_MODE_BUFFER_ROWS) if by_row else rows
-
-    def _operator(self, uid: str) -> Operator:
-        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when restored rows have a schema that the vertex no longer takes."""
@@ -489,7 +485,7 @@ class DeployedJob:
         gate = self._gates[descriptor.vertex_id, descriptor.subtask_index]
         state = descriptor.state.get(node.uid)
         backend: KeyedStateBackend | None = None
-        if is_keyed(self._plan.specs[node.uid]) and not descriptor.finished:
+        if isinstance(self._plan.specs[node.uid], _KEYED) and not descriptor.finished:
             backend = create_keyed_backend(
                 self.configuration.get(StateOptions.BACKEND_TYPE),
                 BackendParameters(

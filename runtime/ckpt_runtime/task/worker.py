@@ -178,7 +178,10 @@ class StackSampler:
                     continue
                 if thread.ident not in ran:
                     ran[thread.ident] = self._has_run(thread, passed_ns, activity)
-                self._count(subtask.index, tuple(frames_of(frames[thread.ident])), ran[thread.ident])
+                key = (subtask.index, tuple(frames_of(frames[thread.ident])))
+                if key not in self._seen and len(self._seen) >= _MAX_STACKS:
+                    key = (subtask.index, ("(further stacks)",))
+                self._seen.setdefault(key, [0, 0])[0 if ran[thread.ident] else 1] += 1
 
     def stacks(self) -> tuple[SampledStack, ...]:
         """The stacks seen so far."""
@@ -190,12 +193,6 @@ class StackSampler:
             return activity is Activity.BUSY
         before, self._ran_ns[thread.native_id] = self._ran_ns.get(thread.native_id, ran_ns), ran_ns
         return 2 * (ran_ns - before) >= passed_ns
-
-    def _count(self, index: int, frames: tuple[str, ...], has_run: bool) -> None:
-        key = (index, frames)
-        if key not in self._seen and len(self._seen) >= _MAX_STACKS:
-            key = (index, ("(further stacks)",))
-        self._seen.setdefault(key, [0, 0])[0 if has_run else 1] += 1
 
 
 def _ran_ns(thread: int) -> int | None:

@@ -43,11 +43,6 @@ def overflow(type_: object) -> EvaluationError:
     )
 
 
-def division_by_zero() -> EvaluationError:
-    """Returns the error for a division by zero."""
-    return EvaluationError("DIVIDE_BY_ZERO", "the divisor is zero; try_divide gives null instead")
-
-
 def checked(call: Call, kernel: Callable[..., Value]) -> Callable[..., Value]:
     """Returns the kernel with Arrow's overflow error replaced by Spark's."""
 
@@ -188,7 +183,7 @@ def _guarded(call: Call, divide: Callable[..., Value]) -> Callable[..., Value]:
         if call.mode == "ansi":
             both = _and(zero, _is_valid(left))
             if both.as_py() if isinstance(both, pa.Scalar) else pc.any(both).as_py():
-                raise division_by_zero()
+                raise EvaluationError("DIVIDE_BY_ZERO", "the divisor is zero; try_divide gives null instead")
         return divide(left, _if_else(zero, pa.scalar(None, right.type), right))
 
     return run

@@ -141,7 +141,9 @@ def _months_between(call: Call) -> Callable[..., Value]:
             return float(months)
         seconds = (end.day - start.day) * 86_400 + _of_day(end) - _of_day(start)
         found = months + seconds / (31 * 86_400)
-        return _half_up(found) if round_off else found
+        if not round_off:
+            return found
+        return float(decimal.Decimal(repr(found)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
 
     compute = per_row(between, pa.float64())
     local = in_zone(_zone(call))
@@ -150,10 +152,6 @@ def _months_between(call: Call) -> Callable[..., Value]:
 
 def _of_day(moment: datetime.datetime) -> int:
     return moment.hour * 3600 + moment.minute * 60 + moment.second
-
-
-def _half_up(value: float) -> float:
-    return float(decimal.Decimal(repr(value)).quantize(decimal.Decimal("1e-8"), decimal.ROUND_HALF_UP))
 
 
 _UNITS = {

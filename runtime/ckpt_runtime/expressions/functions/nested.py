@@ -73,11 +73,6 @@ def _array(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return run
 
 
-def duplicate_key(key: object) -> EvaluationError:
-    """Returns the error for a map with a repeated key."""
-    return EvaluationError("DUPLICATED_MAP_KEY", f"the map contains the key {key!r} twice")
-
-
 def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """Returns the entries of a new map. Raises EvaluationError for a null key or a repeated one."""
     seen = set()
@@ -86,7 +81,7 @@ def checked_map(entries: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
             raise EvaluationError("NULL_MAP_KEY", "a key of a map is null")
         marker = sort_key(key)
         if marker in seen:
-            raise duplicate_key(key)
+            raise EvaluationError("DUPLICATED_MAP_KEY", f"the map contains the key {key!r} twice")
         seen.add(marker)
     return list(entries)
 
@@ -440,10 +435,6 @@ def _zip_with(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     return run
 
 
-def _lookup(orders: dict[tuple[int, int], int]) -> Callable[[int, int], int]:
-    return lambda a, b: orders[a, b] if a != b else 0
-
-
 @function("ArraySort")
 def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     """Sorts by a comparison that is evaluated for all pairs of the elements of each array at once."""
@@ -469,7 +460,12 @@ def _array_sort(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         orders = broadcast(evaluator(inner.with_variables(values)), len(pairs)).to_pylist()
         if None in orders:
             raise EvaluationError("COMPARATOR_RETURNS_NULL", "the comparison of array_sort gives null for two elements")
-        by_comparison = functools.cmp_to_key(_lookup(dict(zip(pairs, orders, strict=True))))
+        known: dict[tuple[int, int], int] = dict(zip(pairs, orders, strict=True))
+
+        def compare(first: int, second: int) -> int:
+            return known[first, second] if first != second else 0
+
+        by_comparison = functools.cmp_to_key(compare)
         positions: list[int] = []
         start = 0
         for length in lengths:

@@ -330,7 +330,12 @@ class AggregateTable:
 
     def add(self, slots: AnyArray, batch: pa.RecordBatch) -> list[pa.Array]:
         """The same for rows whose slots are known."""
-        self._keep(slots)
+        # Frozen columns keep the values of slots that change.
+        self._notes.mark(slots, self._index.size)
+        if self._frozen:
+            self._frozen = [frozen for frozen in self._frozen if frozen.open]
+            for frozen in self._frozen:
+                frozen.keep(slots)
         return [
             accumulator.update(slots, None if column.column is None else batch.column(column.column))
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
@@ -357,14 +362,6 @@ class AggregateTable:
     def hashes_of(self, keys: list[pa.Array]) -> AnyArray:
         """The stable hash of each row's key."""
         return hash_arrays(keys, self.key_schema.names)
-
-    def _keep(self, slots: AnyArray) -> None:
-        """Notes the slots, which are about to change, and lets frozen columns keep their values."""
-        self._notes.mark(slots, self._index.size)
-        if self._frozen:
-            self._frozen = [frozen for frozen in self._frozen if frozen.open]
-            for frozen in self._frozen:
-                frozen.keep(slots)
 
     def freeze(self) -> FrozenAggregateTable:
         """The synchronous part of a snapshot."""

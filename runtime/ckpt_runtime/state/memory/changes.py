@@ -112,7 +112,7 @@ class FrozenColumns:
 
     def __init__(self, size: int, columns: Sequence[AnyArray]) -> None:
         self._size = size
-        self._columns = [_bits(column) for column in columns]
+        self._columns = [column.view(np.uint64 if column.itemsize == 8 else np.uint8) for column in columns]
         self._types = [column.dtype for column in columns]
         self._touched: AnyArray = np.zeros((size + 7) // 8, dtype=np.uint8)
         # Uses memory only as far as it is written: the system allocates pages when they are touched.
@@ -152,10 +152,6 @@ class FrozenColumns:
     def release(self) -> None:
         """Ends the freeze without a copy."""
         self.open = False
-
-
-def _bits(column: AnyArray) -> AnyArray:
-    return column.view(np.uint64 if column.itemsize == 8 else np.uint8)
 
 
 def union(found: Sequence[Changed | None]) -> Changed | None:

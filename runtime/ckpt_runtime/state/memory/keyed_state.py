@@ -146,17 +146,14 @@ class LayeredDict(Generic[K, V]):
         else:
             view = FrozenView(tuple(self._layers))
             if len(self._layers) >= _MAX_LAYERS:
-                self._layers = [self._layers[0], self._collapsed()]
+                # Overlapping snapshots do not pile up layers; old layers stay.
+                merged: dict[K, V] = {}
+                for layer in self._layers[1:]:
+                    merged.update(layer)
+                self._layers = [self._layers[0], merged]
             self._layers.append({})
         self._views.append(view)
         return view
-
-    def _collapsed(self) -> dict[K, V]:
-        """The upper layers as one new dict, so that overlapping snapshots do not pile up layers; old layers stay."""
-        merged: dict[K, V] = {}
-        for layer in self._layers[1:]:
-            merged.update(layer)
-        return merged
 
     def maintain(self, budget: int) -> bool:
         """Merges up to ``budget`` entries back; returns True when there is more to merge."""
