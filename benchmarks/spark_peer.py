@@ -13,10 +13,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -28,9 +26,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
-from benchmarks.harness import BenchmarkError, emit, parser_for, positive_int, progress, run_main
+from benchmarks.harness import BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.pipelines.keyed_process import OUTPUT_SCHEMA, CountAndSum
-from benchmarks.process_tree import PeakMemory
 
 NAME = "spark_peer"
 WARM_UP_BATCHES = 3
@@ -57,13 +54,7 @@ def main() -> None:
     options.file_rows = options.file_rows or (1_000_000 if options.what == "count" else 50_000)
     if options.what == "process" and options.state == "hdfs":
         parser.error("--state hdfs: transformWithState needs rocksdb")
-    directory = Path(tempfile.mkdtemp(prefix="ckpt-spark-peer-"))
-    try:
-        with PeakMemory(os.getpid()) as memory:
-            measures = _measure(options, directory)
-        emit(NAME, options, measures, round(memory.peak_mb))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
+    measure_here(NAME, options, _measure)
 
 
 def rows_batch(first: int, rows: int, keys: int) -> pa.RecordBatch:

@@ -154,7 +154,6 @@ class BatchDecoder:
         self._plain: pa.Schema | None = None
 
     def decoded(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch with plain columns."""
         schema = batch.schema
         if schema is not self._checked and (self._checked is None or not schema.equals(self._checked)):
             self._checked, self._plain = schema, _schema_without_dictionaries(schema)

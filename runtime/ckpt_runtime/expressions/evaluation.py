@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ckpt_runtime.expressions.dictionaries import OneColumn, OverDictionary, decoded, plain_type
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Lambda, Literal, Variable
+from ckpt_runtime.expressions.rows import per_row
 from ckpt_runtime.expressions.types import (
     EvaluationError,
     UnsupportedExpressionError,
@@ -222,6 +223,16 @@ def strict(*names: str) -> Callable[[Callable[[Call], Callable[..., Value]]], No
             return lambda frame: kernel(*[argument(frame) for argument in arguments])
 
         function(*names)(build)
+
+    return register
+
+
+def by_row(*names: str, nulls: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers functions that Python computes from the values of a row, by :func:`per_row`."""
+
+    def register(compute: Callable[..., Any]) -> Callable[..., Any]:
+        strict(*names)(lambda call: per_row(compute, value_type(call.type), nulls=nulls))
+        return compute
 
     return register
 

@@ -136,7 +136,6 @@ class CanonicalWriter:
     def _gathered(
         self, name: str, schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> Iterator[pa.Table]:
-        """Gathers batches into row groups."""
         gathered: list[pa.RecordBatch] = []
         groups: list[int] = []
         rows = size = 0

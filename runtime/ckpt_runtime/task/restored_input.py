@@ -140,7 +140,6 @@ class RestoredInput:
 
     @property
     def is_empty(self) -> bool:
-        """Whether everything has been read."""
         return not self._streams
 
     def poll(self) -> RestoredRows | RestoredWatermark | None:
@@ -181,7 +180,6 @@ class RestoredInput:
         return left
 
     def close(self) -> None:
-        """Ends reading."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

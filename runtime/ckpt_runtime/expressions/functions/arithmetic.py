@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ckpt_runtime.expressions.evaluation import Value, kernel_of, strict
+from ckpt_runtime.expressions.evaluation import Value, by_row, kernel_of, strict
 from ckpt_runtime.expressions.functions.intervals import interval_arithmetic, is_interval
 from ckpt_runtime.expressions.nodes import Call
 from ckpt_runtime.expressions.rows import EXACT, per_row
@@ -338,9 +338,7 @@ def _shift(call: Call) -> Callable[..., Value]:
     return run
 
 
-@strict("BitwiseCount")
-def _bit_count(call: Call) -> Callable[..., Value]:
-    return per_row(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count(), pa.int32())
+by_row("BitwiseCount")(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count())
 
 
 @strict("BitwiseGet")

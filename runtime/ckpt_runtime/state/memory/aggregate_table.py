@@ -322,10 +322,6 @@ class AggregateTable:
         return self._index.nbytes + sum(array.nbytes for part in parts for array in part.values())
 
     def update(self, batch: pa.RecordBatch) -> list[pa.Array]:
-        """Adds all rows; returns for each aggregate its value after each row.
-
-        Raises :class:`~ckpt_runtime.state.errors.AggregateOverflowError`; the table is then unusable.
-        """
         return self.add(self.slots_of([batch.column(name) for name in self.key_schema.names]), batch)
 
     def add(self, slots: AnyArray, batch: pa.RecordBatch) -> list[pa.Array]:
@@ -356,15 +352,12 @@ class AggregateTable:
         return self._index.find(keys)
 
     def hashes(self) -> AnyArray:
-        """The stable hash of each slot's key."""
         return self._index.freeze().hashes()
 
     def hashes_of(self, keys: list[pa.Array]) -> AnyArray:
-        """The stable hash of each row's key."""
         return hash_arrays(keys, self.key_schema.names)
 
     def freeze(self) -> FrozenAggregateTable:
-        """The synchronous part of a snapshot."""
         parts = [_FrozenPart(accumulator) for accumulator in self._accumulators]
         frozen = FrozenColumns(self._index.size, [column for part in parts for column in part.columns.values()])
         self._frozen.append(frozen)
@@ -375,11 +368,9 @@ class AggregateTable:
         self._notes.begin(self._index.size)
 
     def seal(self) -> SealedChanges | None:
-        """The changes since the last seal."""
         return self._notes.seal(self._index.size)
 
     def keys_of(self, slots: AnyArray) -> list[pa.Array]:
-        """The key columns of some slots."""
         return self._index.freeze().arrays(slots)
 
     def rows(self, slots: AnyArray) -> pa.RecordBatch:
@@ -391,7 +382,6 @@ class AggregateTable:
         return pa.RecordBatch.from_arrays(arrays, schema=self.stored_schema())
 
     def descriptor(self) -> dict[str, Any]:
-        """Descriptor of the stored state."""
         aggregates = [
             {**column.describe(), "stored": [field.name for field in accumulator.stored]}
             for column, accumulator in zip(self.aggregates, self._accumulators, strict=True)
@@ -399,7 +389,6 @@ class AggregateTable:
         return stored_rows.descriptor_of("aggregate", self.key_schema, self.stored_schema(), aggregates=aggregates)
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         decoded = pa.schema([pa.field(f.name, plain(pa.nulls(0, f.type)).type) for f in self.key_schema])
         fields = stored_rows.prefixed(decoded, stored_rows.KEY_PREFIX)
         return pa.schema(fields + [field for accumulator in self._accumulators for field in accumulator.stored])
@@ -436,7 +425,6 @@ class AggregateTable:
             raise schema_mismatch(self.uid, self.name, "the key changed", before, asked)
 
     def is_like(self, other: AggregateTable) -> bool:
-        """Whether both have the same key and aggregates."""
         return self.aggregates == other.aggregates and self.key_schema.equals(other.key_schema)
 
 

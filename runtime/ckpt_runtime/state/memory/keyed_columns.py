@@ -69,7 +69,6 @@ class ColumnTable:
         return self._living
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         return stored_schema(self.spec)
 
     def slots_of(self, keys: list[pa.Array]) -> AnyArray:

@@ -61,7 +61,6 @@ class FrozenView(Generic[K, V]):
                     yield chunk
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
         for layer in reversed(self._layers):
             value = layer.get(key)
             if value is not None:
@@ -84,7 +83,6 @@ class LayeredDict(Generic[K, V]):
         """Keys that were written or removed since the last seal; None before the first one."""
 
     def get(self, key: K) -> V | None:
-        """The value, or None."""
         layers = self._layers
         if len(layers) == 1:
             return layers[0].get(key)
@@ -95,7 +93,6 @@ class LayeredDict(Generic[K, V]):
         return None
 
     def put(self, key: K, value: V) -> None:
-        """Sets the value."""
         if self.changed is not None:
             self.changed.add(key)
         layers = self._layers
@@ -110,7 +107,6 @@ class LayeredDict(Generic[K, V]):
             layers[0][key] = value
 
     def remove(self, key: K) -> None:
-        """Removes the entry if there is one."""
         if self.changed is not None:
             self.changed.add(key)
         if self._views:
@@ -232,7 +228,6 @@ class MemoryState(ABC):
         return [(KEY_PREFIX, self.key_schema), (VALUE_PREFIX, self.value_schema)]
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         if self._stored_schema is None:
             fields = [field for prefix, schema in self.parts() for field in stored_rows.prefixed(schema, prefix)]
             if self.ttl is not None:
@@ -247,7 +242,6 @@ class MemoryState(ABC):
         return self._descriptor
 
     def clear(self, key: Key) -> None:
-        """Removes everything under ``key``."""
         self._entries.remove(key)
 
     def freeze(self) -> FrozenState:
@@ -260,7 +254,6 @@ class MemoryState(ABC):
         self._entries.changed = set()
 
     def seal(self) -> SealedChanges | None:
-        """The changes since the last seal."""
         assert isinstance(self._entries, LayeredDict)
         changed = self._entries.changed
         self._entries.changed = set()

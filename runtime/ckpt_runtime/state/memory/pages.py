@@ -55,14 +55,12 @@ class SectionWriter:
     def write_table(
         self, name: str, descriptor: dict[str, Any], table: pa.Table, groups: AnyArray, owned: KeyGroupRange
     ) -> None:
-        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
         check_owned(name, groups, owned)
         self.write_batches(name, descriptor, table.schema, _by_group(table, groups, owned))
 
     def write_batches(
         self, name: str, descriptor: dict[str, Any], schema: pa.Schema, batches: Iterable[tuple[int, pa.RecordBatch]]
     ) -> None:
-        """See :class:`~ckpt_runtime.state.stored_rows.StateWriter`."""
         blocks: dict[int, tuple[int, int]] = {}
         for key_group, batch in batches:
             message = memoryview(batch.serialize())
@@ -115,7 +113,6 @@ class UnclaimedState:
 
     @property
     def kind(self) -> str:
-        """The kind of state."""
         return str(self.descriptor["kind"])
 
     def check_same(self, descriptor: dict[str, Any]) -> None:
@@ -141,7 +138,6 @@ class UnclaimedState:
         self._blocks.setdefault(key_group, []).append(batch.serialize())
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All rows."""
         return (batch for _, batch in self._by_group())
 
     def _by_group(self) -> Iterator[tuple[int, pa.RecordBatch]]:

@@ -74,7 +74,6 @@ class RowSegments:
 
     @property
     def segments(self) -> tuple[pa.RecordBatch, ...]:
-        """All rows, in order."""
         return tuple(self._segments)
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -254,7 +253,6 @@ class RowBuffer:
         self._block_least: AnyArray = np.full(1, _MAX, dtype=np.int64)
 
     def stored_schema(self) -> pa.Schema:
-        """Schema of stored batches."""
         return stored_schema(self.spec)
 
     def times_of(self, batch: pa.RecordBatch) -> AnyArray:
@@ -264,7 +262,6 @@ class RowBuffer:
         return int64_column(batch.column(self.spec.event_time)).values
 
     def make_slots(self, slots: int) -> None:
-        """Makes room for ``slots`` slots."""
         capacity = capacity_for(len(self._heads), slots)
         if capacity != len(self._heads):
             self._heads = grown(self._heads, capacity, len(self._heads))
@@ -339,7 +336,6 @@ class RowBuffer:
         return rows
 
     def mark_found(self, slots: AnyArray, times: AnyArray, lower: int, upper: int, found: AnyArray) -> None:
-        """Like :meth:`matches`, but only sets ``found``."""
         nothing = np.empty(1, dtype=np.int32)
         self._probe(slots, times, lower, upper, kernels.FIRST, found, _new_cursor(), nothing, nothing)
 
@@ -463,7 +459,6 @@ class FrozenRows:
             writer.write_removed(name, pa.Table.from_batches([gone]), owned, max_parallelism)
 
     def release(self) -> None:
-        """Releases the columns."""
         self._segments = ()
 
 
@@ -493,12 +488,10 @@ class RowBuffers:
         return slots
 
     def load(self, side: RowBuffer, stored: pa.RecordBatch) -> None:
-        """Adds restored rows."""
         batch, matched = side.loaded(stored)
         side.append(batch, self.slots_of([batch.column(key) for key in side.spec.keys]), matched)
 
     def take_all(self) -> Iterator[pa.RecordBatch]:
-        """Removes and returns all rows, one side after the other and in order, in parts that split no key."""
         taken = [[batch for batch, _ in side.living()] for side in self.sides]
         self._index = key_index(self._key_schema)
         for side in self.sides:
