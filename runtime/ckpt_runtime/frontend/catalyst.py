@@ -368,11 +368,7 @@ class PlanNodes:
         return int(found.get()) if found.isDefined() else None
 
     def expressions(
-        self,
-        expressions: Sequence[Any],
-        *inputs: int,
-        aggregates: bool = False,
-        subqueries: list[Any] | None = None,
+        self, expressions: Sequence[Any], *inputs: int, aggregates: bool = False, subqueries: list[Any] | None = None
     ) -> tuple[Expression, ...]:
         """Reads expressions over the columns of the nodes ``inputs``.
 

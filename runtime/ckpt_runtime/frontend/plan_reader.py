@@ -152,10 +152,7 @@ class PlanReader(PlanNodes):
     def _generate(self, plan: Any, inputs: tuple[int, ...]) -> int:
         columns, ids = output(plan.output())
         [function] = self.expressions([plan.generator()], inputs[0])
-        return self.add(
-            Generate(columns=columns, inputs=inputs, function=function, outer=bool(plan.outer())),
-            ids,
-        )
+        return self.add(Generate(columns=columns, inputs=inputs, function=function, outer=bool(plan.outer())), ids)
 
     def _join(self, plan: Any, inputs: tuple[int, ...]) -> int:
         columns, ids = output(plan.output())

@@ -285,10 +285,7 @@ def load_plan(
     warnings = [*capture.clock.warnings, *stop_in_time(capture, options), *locations_without_use(starts, options)]
     job = compiled(plan, options)
     graph = replace(
-        job.job_graph,
-        analyses=capture.used,
-        tables=tuple(sorted(capture.tables)),
-        explained=tuple(capture.explained),
+        job.job_graph, analyses=capture.used, tables=tuple(sorted(capture.tables)), explained=tuple(capture.explained)
     )
     return replace(job, job_graph=graph, warnings=(*job.warnings, *warnings))
 

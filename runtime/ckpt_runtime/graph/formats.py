@@ -302,14 +302,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
     for sink in (
         SinkFormat(
             "parquet",
-            (
-                *_OF_DIRECTORIES,
-                Option(
-                    "compression",
-                    default="snappy",
-                    choices=(*_DELTA_CODECS, "lz4", "lz4_raw"),
-                ),
-            ),
+            (*_OF_DIRECTORIES, Option("compression", default="snappy", choices=(*_DELTA_CODECS, "lz4", "lz4_raw"))),
             _check_files,
         ),
         *(SinkFormat(name, (*_OF_DIRECTORIES, *options), _check_text(name)) for name, options in TEXT_OUTPUTS.items()),

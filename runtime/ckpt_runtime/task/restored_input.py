@@ -187,10 +187,7 @@ class RestoredInput:
 
 
 def check_schema(
-    stream: ChannelStateStream,
-    expected: pa.Schema | None,
-    uid: str,
-    also: Callable[[pa.Schema], bool] | None = None,
+    stream: ChannelStateStream, expected: pa.Schema | None, uid: str, also: Callable[[pa.Schema], bool] | None = None
 ) -> None:
     """Raises :class:`UnreadableInFlightDataError`, or StateRestoreError when the handle's schema is damaged.
 

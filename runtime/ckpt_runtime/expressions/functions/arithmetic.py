@@ -300,21 +300,12 @@ def _negated(call: Call) -> Callable[..., Value]:
     return kernel_of(name)
 
 
-@strict("UnaryPositive")
-def _positive(call: Call) -> Callable[..., Value]:
-    return lambda value: value
-
-
-@strict("BitwiseAnd", "BitwiseOr", "BitwiseXor")
-def _bitwise(call: Call) -> Callable[..., Value]:
-    return kernel_of(
-        {"BitwiseAnd": "bit_wise_and", "BitwiseOr": "bit_wise_or", "BitwiseXor": "bit_wise_xor"}[call.function]
-    )
-
-
-@strict("BitwiseNot")
-def _bitwise_not(call: Call) -> Callable[..., Value]:
-    return kernel_of("bit_wise_not")
+strict("UnaryPositive")(lambda _: lambda value: value)
+strict("BitwiseAnd")(lambda _: kernel_of("bit_wise_and"))
+strict("BitwiseOr")(lambda _: kernel_of("bit_wise_or"))
+strict("BitwiseXor")(lambda _: kernel_of("bit_wise_xor"))
+strict("BitwiseNot")(lambda _: kernel_of("bit_wise_not"))
+by_row("BitwiseCount")(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count())
 
 
 @strict("ShiftLeft", "ShiftRight", "ShiftRightUnsigned")
@@ -336,9 +327,6 @@ def _shift(call: Call) -> Callable[..., Value]:
         return shift(shift(value, half.cast(kind)), pc.subtract(masked, half).cast(kind))
 
     return run
-
-
-by_row("BitwiseCount")(lambda value: (int(value) & 0xFFFFFFFFFFFFFFFF).bit_count())
 
 
 @strict("BitwiseGet")

@@ -80,14 +80,7 @@ def caster(source: SparkType, target: SparkType, mode: str, zone: str) -> Callab
     return conversion
 
 
-_UNITS = {
-    "year": 12,
-    "month": 1,
-    "day": _DAY,
-    "hour": 3_600 * _MICROS,
-    "minute": 60 * _MICROS,
-    "second": _MICROS,
-}
+_UNITS = {"year": 12, "month": 1, "day": _DAY, "hour": 3_600 * _MICROS, "minute": 60 * _MICROS, "second": _MICROS}
 """Lengths of the fields of intervals, in months or microseconds."""
 
 

@@ -80,6 +80,7 @@ def _decimal_seconds(moment: datetime.datetime) -> decimal.Decimal:
 
 by_row("DayName")(lambda date: patterns.DAYS[date.weekday()][:3])
 by_row("MonthName")(lambda date: patterns.MONTHS[date.month - 1][:3])
+strict("DateDiff")(lambda _: lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT)))
 by_row("AddMonths")(plus_months)
 by_row("LastDay")(lambda date: date.replace(day=calendar.monthrange(date.year, date.month)[1]))
 
@@ -99,11 +100,6 @@ def _add_days(call: Call) -> Callable[..., Value]:
         return add(date.cast(_INT), days.cast(_INT)).cast(_DATE)
 
     return run
-
-
-@strict("DateDiff")
-def _days_between(call: Call) -> Callable[..., Value]:
-    return lambda end, start: pc.subtract(end.cast(_INT), start.cast(_INT))
 
 
 @strict("NextDay")

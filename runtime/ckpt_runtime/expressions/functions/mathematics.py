@@ -106,18 +106,14 @@ def _logarithm_of_base(base: float, value: float) -> float | None:
     return over / under if under else (math.nan if over == 0 else math.copysign(math.inf, over))
 
 
+strict("Pi")(lambda _: lambda: pa.scalar(math.pi))
+strict("EulerNumber")(lambda _: lambda: pa.scalar(math.e))
 strict("Pow")(lambda _: kernel_of("power"))
 # Java adds 0.0, which makes -0.0 a 0.0.
 strict("Atan2")(lambda _: lambda y, x: pc.atan2(pc.add(y, 0.0), pc.add(x, 0.0)))
 by_row("Hypot")(math.hypot)
 by_row("Factorial")(lambda n: math.factorial(n) if 0 <= n <= 20 else None)
 by_row("Bin")(lambda value: f"{value & 0xFFFFFFFFFFFFFFFF:b}")
-
-
-@strict("Pi", "EulerNumber")
-def _constant(call: Call) -> Callable[..., Value]:
-    value = pa.scalar(math.pi if call.function == "Pi" else math.e)
-    return lambda: value
 
 
 @strict("Ceil", "Floor")

@@ -123,9 +123,7 @@ def _null_test(call: Call) -> Callable[..., Value]:
     return _is_null if call.function == "IsNull" else kernel_of("is_valid")
 
 
-@strict("IsNaN")
-def _nan_test(call: Call) -> Callable[..., Value]:
-    return lambda value: pc.fill_null(_is_nan(value), False)
+strict("IsNaN")(lambda _: lambda value: pc.fill_null(_is_nan(value), False))
 
 
 @strict("AtLeastNNonNulls")

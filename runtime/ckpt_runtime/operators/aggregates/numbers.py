@@ -48,10 +48,6 @@ class Count(GroupAccumulator):
 
     combines = True
 
-    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
-        super().__init__(aggregate, inputs)
-        self.stored = [self.field("", pa.int64())]
-
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         return [columns.arrow_from_numpy(pa.int64(), _counted(groups, old, new, self._counted_column(new.columns)))]
 
@@ -83,7 +79,6 @@ class Sum(GroupAccumulator):
         self._decimal = pa.types.is_decimal(inputs[0])
         self._floating = pa.types.is_floating(inputs[0])
         self.combines = not self._floating
-        self.stored = [self.field("", aggregate.result)]
         if self._decimal:
             # A sum that has overflowed stays null, as in Spark; the count distinguishes it from a sum of no rows.
             self.stored.append(self.field("rows", pa.int64()))
@@ -131,9 +126,6 @@ class Sum(GroupAccumulator):
         missing = over | lost | (counts == 0)
         sums = pc.if_else(pa.array(missing), None, sums)
         return [sums.cast(kind), columns.arrow_from_numpy(pa.int64(), counts)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 def decimal_sums(groups: int, old: Rows, new: Rows) -> pa.Array:
@@ -198,7 +190,6 @@ class Extreme(GroupAccumulator):
         self._greatest = aggregate.function in ("Max", "BoolOr")
         self._floating = pa.types.is_floating(kind)
         self._fixed = self._floating or columns.is_integer_like(kind)
-        self.stored = [self.field("", aggregate.result)]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         if not self._fixed:
@@ -216,9 +207,6 @@ class Extreme(GroupAccumulator):
             update(rows.groups, column.values, column.bitmap, column.bit_offset, self._greatest, best, has)
         return [array_of(self.aggregate.result, best, has)]
 
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
-
 
 def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greatest: bool, later: bool) -> AnyArray:
     """The row with the minimum or maximum value of each group, -1 for a group of nulls; NaN is the greatest value."""
@@ -233,10 +221,6 @@ def picked_rows(groups: int, numbers: AnyArray, parts: list[pa.Array], *, greate
 class Product(GroupAccumulator):
     """Products of floats, in order."""
 
-    def __init__(self, aggregate: GroupAggregate, inputs: list[pa.DataType]) -> None:
-        super().__init__(aggregate, inputs)
-        self.stored = [self.field("", pa.float64())]
-
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         products, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
         for rows in (old, new):
@@ -244,9 +228,6 @@ class Product(GroupAccumulator):
                 column = floats(rows.columns[0])
                 kernels.multiply_float64(rows.groups, column.values, column.bitmap, column.bit_offset, products, has)
         return [array_of(pa.float64(), products, has)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 class Bits(GroupAccumulator):
@@ -258,7 +239,6 @@ class Bits(GroupAccumulator):
         super().__init__(aggregate, inputs)
         operations = {"BitAndAgg": kernels.AND, "BitOrAgg": kernels.OR, "BitXorAgg": kernels.XOR}
         self._operation = operations[aggregate.function]
-        self.stored = [self.field("", aggregate.result)]
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         bits, has = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.uint8)
@@ -268,9 +248,6 @@ class Bits(GroupAccumulator):
                 given = (rows.groups, column.values, column.bitmap, column.bit_offset)
                 kernels.combine_bits(*given, self._operation, bits, has)
         return [array_of(self.aggregate.result, bits, has)]
-
-    def result(self, stored: list[pa.Array]) -> pa.Array:
-        return stored[0]
 
 
 class Bitmap(GroupAccumulator):

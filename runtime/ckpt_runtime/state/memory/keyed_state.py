@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, ClassVar, Generic, Protocol, TypeAlias, TypeVar
 
@@ -24,7 +25,7 @@ import pyarrow as pa
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.state import stored_rows, values
 from ckpt_runtime.state.hashing import hash_arrays, key_groups_of
-from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.changes import Changed, SealedChanges
 from ckpt_runtime.state.memory.parts import PartWriter
 from ckpt_runtime.state.states import Key, TimeToLive, Value
 from ckpt_runtime.state.stored_rows import EXPIRES_AT, KEY_PREFIX, VALUE_PREFIX, StateWriter
@@ -257,7 +258,7 @@ class MemoryState(ABC):
         assert isinstance(self._entries, LayeredDict)
         changed = self._entries.changed
         self._entries.changed = set()
-        return None if changed is None else ChangedKeys(changed)
+        return None if changed is None else partial(frozenset, changed)
 
     def maintain(self, budget: int) -> None:
         """Does up to ``budget`` steps of merging after snapshots and of removing expired entries."""

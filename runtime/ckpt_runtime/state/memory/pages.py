@@ -35,7 +35,7 @@ from ckpt_runtime.state.canonical import canonical_states
 from ckpt_runtime.state.columns import AnyArray
 from ckpt_runtime.state.errors import CorruptStateError, UnsupportedBackendError, schema_mismatch
 from ckpt_runtime.state.kernels.hash_kernels import order_by_group
-from ckpt_runtime.state.memory.changes import Changed, ChangedKeys, SealedChanges
+from ckpt_runtime.state.memory.changes import NOTHING, Changed, SealedChanges
 from ckpt_runtime.state.memory.increments import described
 from ckpt_runtime.state.memory.parts import Block, PartWriter, StoredPart, merged, read_block
 from ckpt_runtime.state.stored_rows import ROW, StateWriter, check_owned
@@ -156,7 +156,7 @@ class UnclaimedState:
 
     def seal(self) -> SealedChanges:
         """Nothing has changed since the last seal."""
-        return ChangedKeys()
+        return lambda: NOTHING
 
     def write_part(
         self, writer: PartWriter, changed: Changed | None, owned: KeyGroupRange, max_parallelism: int

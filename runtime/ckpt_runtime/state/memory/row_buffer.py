@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from ckpt_runtime.state.columns import (
 )
 from ckpt_runtime.state.errors import StateError, StateSchemaError, schema_mismatch
 from ckpt_runtime.state.kernels import row_buffer_kernels as kernels
-from ckpt_runtime.state.memory.changes import Changed, ChangedRows, SealedChanges
+from ckpt_runtime.state.memory.changes import Changed, SealedChanges, changed_rows
 from ckpt_runtime.state.memory.key_index import capacity_for, grown, key_index
 from ckpt_runtime.state.memory.keyed_state import write_batches
 from ckpt_runtime.state.memory.parts import PartWriter
@@ -407,7 +408,7 @@ class RowBuffer:
     def seal(self) -> SealedChanges | None:
         """The changes between the two latest calls of :meth:`freeze`; all, if rows got new numbers in between."""
         before, self._sealed = self._sealed, self._latest
-        return None if before is None or self._latest is None else ChangedRows(before, self._latest)
+        return None if before is None or self._latest is None else partial(changed_rows, before, self._latest)
 
 
 class FrozenRows:
