@@ -39,11 +39,7 @@ def literal_scalar(literal: Literal) -> pa.Scalar:
     """
     kind = value_type(literal.type)
     value = literal.value
-    if value is None:
-        return pa.scalar(None, kind)
-    if isinstance(value, bool):
-        return pa.scalar(value, kind)
-    if pa.types.is_string(kind):
+    if value is None or isinstance(value, bool) or pa.types.is_string(kind):
         return pa.scalar(value, kind)
     if is_integral(literal.type) or is_year_month(literal.type):
         return pa.scalar(int(value), kind)

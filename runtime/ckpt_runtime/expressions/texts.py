@@ -66,7 +66,12 @@ def double_text(value: float, *, single: bool = False) -> str:
         return "Infinity" if value > 0 else "-Infinity"
     if value == 0:
         return "-0.0" if math.copysign(1, value) < 0 else "0.0"
-    sign, digits, exponent = decimal.Decimal(_shortest(value, single)).as_tuple()
+    shortest = repr(value)
+    if single:
+        import numpy as np
+
+        shortest = np.format_float_scientific(np.float32(value), unique=True, trim="0")
+    sign, digits, exponent = decimal.Decimal(shortest).as_tuple()
     text = "".join(map(str, digits)).rstrip("0") or "0"
     point = len(digits) + int(exponent)
     prefix = "-" if sign else ""
@@ -76,14 +81,6 @@ def double_text(value: float, *, single: bool = False) -> str:
         whole = text[:point].ljust(point, "0")
         return f"{prefix}{whole}.{text[point:] or '0'}"
     return f"{prefix}{text[0]}.{text[1:] or '0'}E{point - 1}"
-
-
-def _shortest(value: float, single: bool) -> str:
-    if not single:
-        return repr(value)
-    import numpy as np
-
-    return np.format_float_scientific(np.float32(value), unique=True, trim="0")
 
 
 def date_text(value: datetime.date) -> str:

@@ -89,7 +89,7 @@ def parts_of(interval: Any, type_: SparkType) -> tuple[int, int, int]:
         return interval["months"], interval["days"], interval["micros"]
     if is_year_month(type_):
         return interval, 0, 0
-    days = abs(interval) // _DAY * (1 if interval >= 0 else -1)
+    days = _whole(interval, _DAY)
     return 0, days, interval - days * _DAY
 
 
@@ -274,16 +274,12 @@ def _rest(value: int, size: int) -> int:
     return value % size if value >= 0 else -(-value % size)
 
 
-def _quotient(value: int, size: int) -> int:
-    return value // size if value >= 0 else -(-value // size)
-
-
 _PARTS: dict[str, Callable[[int], Any]] = {
-    "ExtractANSIIntervalYears": lambda months: _quotient(months, 12),
+    "ExtractANSIIntervalYears": lambda months: _whole(months, 12),
     "ExtractANSIIntervalMonths": lambda months: _rest(months, 12),
-    "ExtractANSIIntervalDays": lambda micros: _quotient(micros, _DAY),
-    "ExtractANSIIntervalHours": lambda micros: _rest(_quotient(micros, 3_600_000_000), 24),
-    "ExtractANSIIntervalMinutes": lambda micros: _rest(_quotient(micros, 60_000_000), 60),
+    "ExtractANSIIntervalDays": lambda micros: _whole(micros, _DAY),
+    "ExtractANSIIntervalHours": lambda micros: _rest(_whole(micros, 3_600_000_000), 24),
+    "ExtractANSIIntervalMinutes": lambda micros: _rest(_whole(micros, 60_000_000), 60),
     "ExtractANSIIntervalSeconds": lambda micros: decimal.Decimal(_rest(micros, 60_000_000)).scaleb(-6),
 }
 

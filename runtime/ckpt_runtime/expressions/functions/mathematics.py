@@ -237,17 +237,9 @@ def _conv(call: Call) -> Callable[..., Value]:
             signed = -1 if signed < 0 else -signed
         if to < 0 and signed < 0:
             signed, negative = -signed, True
-        return ("-" if negative and to < 0 else "") + _in_base(signed % (1 << 64), abs(to))
+        return ("-" if negative and to < 0 else "") + np.base_repr(signed % (1 << 64), abs(to))
 
     return per_row(convert, pa.string())
-
-
-def _in_base(value: int, base: int) -> str:
-    text = ""
-    while value:
-        value, digit = divmod(value, base)
-        text = _DIGITS[digit] + text
-    return text or "0"
 
 
 @strict("WidthBucket")

@@ -263,11 +263,6 @@ def _elements(value: Value, frame: Frame) -> tuple[pa.Array, pa.Array, Frame]:
     return array, rows, Frame(columns, len(rows), variables, frame.moment, frame.random_bytes)
 
 
-def _positions(array: pa.Array) -> pa.Array:
-    lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
-    return pa.array([at for length in lengths for at in range(length)], pa.int32())
-
-
 @function("ArrayTransform", "ArrayFilter", "ArrayExists", "ArrayForAll")
 def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
     body, evaluator = _compiled(call, 1)
@@ -279,7 +274,8 @@ def _over_elements(call: Call, arguments: Sequence[Evaluator]) -> Evaluator:
         flat = array.flatten()
         values: dict[int, Value] = {body.parameters[0].id: flat}
         if len(body.parameters) > 1:
-            values[body.parameters[1].id] = _positions(array)
+            lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+            values[body.parameters[1].id] = pa.array([at for length in lengths for at in range(length)], pa.int32())
         results = broadcast(evaluator(inner.with_variables(values)), inner.length)
         if call.function == "ArrayTransform":
             return with_elements(array, results, kind)
