@@ -445,7 +445,7 @@ def test_fields_of_a_row_are_read_by_any_name_and_at_any_time_of_garbage_collect
     gc.set_threshold(1, 1, 1)
     try:
         for _ in range(20):
-            made = tuple.__new__(row_class(["k", "a name", "count", "k"]), (1, 2, 3, 4))
+            made = tuple.__new__(row_class(("k", "a name", "count", "k")), (1, 2, 3, 4))
             assert (made.k, getattr(made, "a name"), made["count"], made[2]) == (1, 2, 3, 3)
             assert made.count(4) == 1, "a method of Row stays one"
             with pytest.raises(PySparkRuntimeError, match="READ_ONLY"):
