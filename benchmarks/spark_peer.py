@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession, functions
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.expected import splitmix64
 from benchmarks.harness import BenchmarkError, measure_here, parser_for, positive_int, progress, run_main
 from benchmarks.pipelines.keyed_process import OUTPUT_SCHEMA, CountAndSum
 
@@ -59,10 +60,7 @@ def main() -> None:
 
 def rows_batch(first: int, rows: int, keys: int) -> pa.RecordBatch:
     """Rows ``first`` to ``first + rows - 1`` of the generator, computed with NumPy (arithmetic modulo 2**64)."""
-    z = np.arange(first, first + rows, dtype=np.uint64) + np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    z ^= z >> np.uint64(31)
+    z = splitmix64(np.arange(first, first + rows, dtype=np.uint64))
     key, value = (z % np.uint64(keys)).astype(np.int64), (z & np.uint64(1023)).astype(np.int64)
     return pa.RecordBatch.from_arrays([pa.array(key), pa.array(value)], names=["key", "value"])
 
