@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from decimal import ROUND_HALF_UP, Context, Decimal
 
 import numpy as np
@@ -30,14 +31,21 @@ _WIDE = 76
 _EXACT = Context(prec=80)
 
 
+def _given(
+    of: Callable[[pa.Array], columns.FixedColumn], *several: Rows
+) -> Iterator[tuple[AnyArray, AnyArray, AnyArray, int]]:
+    """Yields the groups of rows, and the numbers of their first columns, as kernels take them."""
+    for rows in several:
+        if len(rows.groups):
+            column = of(rows.columns[0])
+            yield rows.groups, column.values, column.bitmap, column.bit_offset
+
+
 def _counted(groups: int, old: Rows, new: Rows, valid: pa.Array | None) -> AnyArray:
     """Counts of stored counts and of new rows that are not null in ``valid``; None counts all rows."""
     counts = np.zeros(groups, dtype=np.int64)
-    if len(old.groups):
-        stored = integers(old.columns[0])
-        kernels.add_int64(
-            old.groups, stored.values, stored.bitmap, stored.bit_offset, False, counts, np.zeros(groups, np.uint8)
-        )
+    for given in _given(integers, old):
+        kernels.add_int64(*given, False, counts, np.zeros(groups, np.uint8))
     bitmap, bit_offset = (NO_BITMAP, 0) if valid is None else columns.validity(valid)
     kernels.count_rows(new.groups, bitmap, bit_offset, counts)
     return counts
@@ -88,19 +96,14 @@ class Sum(GroupAccumulator):
             return self._decimals(groups, old, new)
         has = np.zeros(groups, dtype=np.uint8)
         sums = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
-        for rows in (old, new):
-            if not len(rows.groups):
-                continue
+        for given in _given(floats if self._floating else integers, old, new):
             if self._floating:
-                column = floats(rows.columns[0])
-                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
-                continue
-            column = integers(rows.columns[0])
-            given = (rows.groups, column.values, column.bitmap, column.bit_offset)
-            if (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
+                kernels.add_float64(*given, sums, has)
+            elif (row := kernels.add_int64(*given, self._checked, sums, has)) >= 0:
+                numbers, values, *_ = given
                 raise AggregateFailedError(
-                    f"{self.aggregate.name} exceeded 64 bits when it added {int(column.values[row])} to "
-                    f"{int(sums[rows.groups[row]])}; use try_sum, or cast the column to a decimal"
+                    f"{self.aggregate.name} exceeded 64 bits when it added {int(values[row])} to "
+                    f"{int(sums[numbers[row]])}; use try_sum, or cast the column to a decimal"
                 )
         return [array_of(self.aggregate.result, sums, has)]
 
@@ -160,10 +163,8 @@ class Average(GroupAccumulator):
             return self._sum.combined(groups, old, new)
         counts = _counted(groups, Rows(old.groups, old.columns[1:]), new, columns.plain(new.columns[0]))
         sums, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = floats(rows.columns[0])
-                kernels.add_float64(rows.groups, column.values, column.bitmap, column.bit_offset, sums, has)
+        for given in _given(floats, old, new):
+            kernels.add_float64(*given, sums, has)
         return [array_of(pa.float64(), sums), columns.arrow_from_numpy(pa.int64(), counts)]
 
     def result(self, stored: list[pa.Array]) -> pa.Array:
@@ -199,12 +200,9 @@ class Extreme(GroupAccumulator):
             return [taken(parts, picked)]
         has = np.zeros(groups, dtype=np.uint8)
         best = np.zeros(groups, dtype=np.float64 if self._floating else np.int64)
-        for rows in (old, new):
-            if not len(rows.groups):
-                continue
-            column = floats(rows.columns[0]) if self._floating else integers(rows.columns[0])
-            update = kernels.extreme_float64 if self._floating else kernels.extreme_int64
-            update(rows.groups, column.values, column.bitmap, column.bit_offset, self._greatest, best, has)
+        update = kernels.extreme_float64 if self._floating else kernels.extreme_int64
+        for given in _given(floats if self._floating else integers, old, new):
+            update(*given, self._greatest, best, has)
         return [array_of(self.aggregate.result, best, has)]
 
 
@@ -223,10 +221,8 @@ class Product(GroupAccumulator):
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         products, has = np.zeros(groups, dtype=np.float64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = floats(rows.columns[0])
-                kernels.multiply_float64(rows.groups, column.values, column.bitmap, column.bit_offset, products, has)
+        for given in _given(floats, old, new):
+            kernels.multiply_float64(*given, products, has)
         return [array_of(pa.float64(), products, has)]
 
 
@@ -242,11 +238,8 @@ class Bits(GroupAccumulator):
 
     def combined(self, groups: int, old: Rows, new: Rows) -> list[pa.Array]:
         bits, has = np.zeros(groups, dtype=np.int64), np.zeros(groups, dtype=np.uint8)
-        for rows in (old, new):
-            if len(rows.groups):
-                column = integers(rows.columns[0])
-                given = (rows.groups, column.values, column.bitmap, column.bit_offset)
-                kernels.combine_bits(*given, self._operation, bits, has)
+        for given in _given(integers, old, new):
+            kernels.combine_bits(*given, self._operation, bits, has)
         return [array_of(self.aggregate.result, bits, has)]
 
 
