@@ -40,7 +40,7 @@ MAINTENANCE_BUDGET = 4_000
 _State: TypeAlias = AggregateTable | MemoryState | RowBuffer | ColumnTable
 
 
-@dataclass(slots=True)
+@dataclass
 class MemorySnapshot:
     """The asynchronous part of one snapshot."""
 

@@ -186,7 +186,7 @@ def bounded(
     return ([], {}) if too_many or too_large or len(kept) >= MOST_PARTS else (kept, changed)
 
 
-@dataclass(slots=True)
+@dataclass
 class IncrementalSnapshot:
     """The asynchronous part of one snapshot that consists of parts."""
 

@@ -34,7 +34,7 @@ NAME = "rocksdb"
 _CHUNK_BYTES = 1 << 20
 
 
-@dataclass(slots=True)
+@dataclass
 class RocksDBSnapshot:
     """See the module docstring. ``description`` is the catalog's as of the moment; ``threads`` uploads run at a time.
 
@@ -76,7 +76,7 @@ class RocksDBSnapshot:
         self.moment.release()
 
 
-@dataclass(slots=True)
+@dataclass
 class CanonicalSnapshot:
     """A savepoint in canonical form, which every backend can read."""
 
