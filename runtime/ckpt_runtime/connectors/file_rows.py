@@ -71,7 +71,7 @@ def count_rows(format_: str, location: Location, size: int, options: dict[str, A
 
     Parquet and ORC files have the number in their footer. That of other files is estimated from the lines of their
     first :data:`SAMPLE_BYTES`; it is exact for a shorter file without blank lines and bad records. Raises StorageError
-    for a file that cannot be opened, and FileFormatError for one in another format, or whose lines cannot be told.
+    for a file that cannot be opened, and FileFormatError for one in another format or whose line ends are unknown.
     """
     with naming("read", location), closing(location.filesystem.open(location.path, "rb")) as stream:
         try:

@@ -426,7 +426,7 @@ class KafkaEnumerator(SplitEnumerator):
 
         An offset that was reached in a deleted topic may exist in one that was created with its name, so only the ids
         of topics show the difference. If loss is allowed, partitions that are being read continue at their offsets,
-        because their readers cannot be told to leave them, and the others begin again.
+        because their readers cannot be asked to leave them, and the others begin again.
         """
         there = self._brokers.partitions(self._known)
         ids = self._brokers.topic_ids(there)  # before offsets: a topic may be created again at any moment
