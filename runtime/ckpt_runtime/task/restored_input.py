@@ -18,6 +18,7 @@ import pyarrow as pa
 from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, KeyedHandle
 from ckpt_runtime.configuration.checkpointing_options import CheckpointingOptions, SavepointDuplication
 from ckpt_runtime.configuration.configuration import Configuration
+from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import Watermark
 from ckpt_runtime.snapshots.snapshot import StoredFiles
 from ckpt_runtime.state.backend import BackendParameters, KeyedStateBackend
@@ -162,9 +163,7 @@ class RestoredInput:
         batch = pa.ipc.read_record_batch(element.content, self._reader.schema)
         # After a rescale several subtasks read the same element, and each takes the rows of its own key groups.
         if element.place.key_groups is not None:
-            edge, own = self._edge_keys[stream.edge], element.place.key_groups
-            groups = key_groups_of(hash_columns(batch, edge.keys), edge.max_parallelism)
-            batch = batch.filter(pa.array((groups >= own.first) & (groups <= own.last)))
+            batch = _clip(batch, self._edge_keys[stream.edge], element.place.key_groups)
         return RestoredRows(stream.edge, batch) if batch.num_rows else None
 
     def unread(self, current_edge: int, rest: pa.RecordBatch | None) -> list[CapturedChannel]:
@@ -184,6 +183,11 @@ class RestoredInput:
             self._reader.close()
             self._reader = None
         self._streams.clear()
+
+
+def _clip(batch: pa.RecordBatch, edge: EdgeKeys, own: KeyGroupRange) -> pa.RecordBatch:
+    groups = key_groups_of(hash_columns(batch, edge.keys), edge.max_parallelism)
+    return batch.filter(pa.array((groups >= own.first) & (groups <= own.last)))
 
 
 def check_schema(

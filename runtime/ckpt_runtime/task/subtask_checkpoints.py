@@ -300,11 +300,7 @@ class SubtaskCheckpoints:
             self._aborted.discard(checkpoint_id)
             chain.end.send_control(CancelCheckpoint(checkpoint_id))
             return
-        if (
-            self._subtask.data_ended
-            and self.final_checkpoint is None
-            and (not self.end_with_all or barrier.options.final or barrier.options.properties.is_synchronous)
-        ):
+        if self._subtask.data_ended and self.final_checkpoint is None and self._covers_the_end(barrier):
             self.final_checkpoint = checkpoint_id
         now, start = self._subtask.now(), self._subtask.monotonic_ms()
         # Rows that operators emit here precede the barrier.
@@ -341,6 +337,9 @@ class SubtaskCheckpoints:
             waits_for_outputs=turnable,
         )
         self.records = self.records or bool(recording)
+
+    def _covers_the_end(self, barrier: CheckpointBarrier) -> bool:
+        return not self.end_with_all or barrier.options.final or barrier.options.properties.is_synchronous
 
     def _rest_of(self, index: int) -> CapturedChannel:
         """A channel's capture, which begins with the rest of its buffer in work."""

@@ -9,6 +9,7 @@ from collections import deque
 from dataclasses import replace
 from functools import partial
 
+from ckpt_runtime.checkpoint import barrier_handler as barriers
 from ckpt_runtime.checkpoint import channel_state_assignment as assignment
 from ckpt_runtime.checkpoint.barrier_handler import BarrierHandler
 from ckpt_runtime.checkpoint.completed_checkpoint import SharedStateRegistry
@@ -212,7 +213,7 @@ def _(original, self, event, now):
     pending = original(self, event, now)
     if pending is None and type(event).__name__ == "BarrierReceived":
         self._blocked[event.channel] = event.checkpoint_id
-        self._effects.append(subtask_checkpoints.BlockChannel(event.channel))
+        self._effects.append(barriers.BlockChannel(event.channel))
     return pending
 
 
@@ -226,7 +227,7 @@ def _(original, self, event, now):
 def _(original, self, pending, channel, now, block):
     if not block and channel in self._open and pending.collecting:
         self._blocked[channel] = pending.checkpoint_id
-        self._effects.append(subtask_checkpoints.BlockChannel(channel))
+        self._effects.append(barriers.BlockChannel(channel))
     original(self, pending, channel, now, block)
 
 
