@@ -115,6 +115,11 @@ def duplicates_of_structs(rows: DataFrame) -> DataFrame:
 
 
 @program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))
+def duplicates_of_a_column_without_a_type(rows: DataFrame) -> DataFrame:
+    return rows.select(F.lit(None).alias("nothing")).dropDuplicates()
+
+
+@program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))
 def duplicates_of_a_missing_column(rows: DataFrame) -> DataFrame:
     return rows.dropDuplicates(["nothing"])
 
