@@ -41,13 +41,11 @@ class TestIds:
         driver.step(on.TriggerRequested("b", CheckpointProperties()))
         assert driver.one(out.FailJob).reason is Reason.IO_EXCEPTION
 
-    def test_a_savepoint_without_an_id_does_not_count(self):
+    def test_savepoint_without_an_id_does_not_count_and_a_later_request_may_succeed(self):
         driver = Driver(ids=Stubborn()).run()
         driver.step(on.TriggerRequested("a", SAVEPOINT))
         assert driver.one(out.RequestFailed)
         assert not driver.of(out.FailJob)
-
-    def test_request_after_a_failed_id_may_succeed(self):
         ids = Stubborn()
         driver = Driver(ids=ids, tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))

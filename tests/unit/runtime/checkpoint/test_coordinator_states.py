@@ -66,12 +66,9 @@ def test_state_and_event(state, event):
     assert isinstance(driver.coordinator.state, CoordinatorState)
 
 
-def test_the_error_names_state_and_event():
+def test_unknown_and_unexpected_events_are_refused_by_state_and_name():
     with pytest.raises(UnexpectedEventError, match=r"MetadataWritten\(checkpoint_id=1\) .* state created"):
         created().step(on.MetadataWritten(1))
-
-
-def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedEventError):
         created().step("hello")
 

@@ -37,18 +37,12 @@ def test_a_value_is_read_with_its_type_and_a_missing_one_is_the_default() -> Non
     assert CheckpointingOptions.TIMEOUT not in configuration
 
 
-def test_texts_are_kept_as_they_were_given() -> None:
+def test_texts_are_kept_under_the_present_key_and_later_layers_win() -> None:
     assert Configuration({INTERVAL.key: "10000ms"}).to_dict() == {INTERVAL.key: "10000ms"}
-
-
-def test_an_older_key_is_kept_under_the_present_one_which_wins() -> None:
     assert Configuration({"state.backend": "rocksdb"}).to_dict() == {"state.backend.type": "rocksdb"}
     both = {"state.backend": "rocksdb", "state.backend.type": "hashmap"}
     assert Configuration(both)["state.backend"] == "hashmap"
     assert Configuration(dict(reversed(both.items())))["state.backend"] == "hashmap"
-
-
-def test_later_layers_win_in_any_spelling_of_the_key() -> None:
     lower = Configuration({StateOptions.BACKEND_TYPE.key: "hashmap", "user.key": "1"})
     upper = Configuration({"state.backend": "rocksdb"})
     assert Configuration.merge(lower, upper).to_dict() == {"state.backend.type": "rocksdb", "user.key": "1"}
@@ -149,12 +143,9 @@ def test_other_values_are_shown(key: str, value: str) -> None:
     assert Configuration({key: value}).displayed() == {key: value}
 
 
-def test_credentials_in_urls_are_not_shown() -> None:
+def test_credentials_in_urls_and_misspelt_secrets_are_not_shown() -> None:
     shown = Configuration({"my.url": "jdbc:pg://me:hush@host/db, s3://a:b@c"}).displayed()
     assert shown == {"my.url": "jdbc:pg://******@host/db, s3://******@c"}
-
-
-def test_a_misspelt_secret_is_refused_without_its_value() -> None:
     problems = find_problems(Configuration({"rest.my-token": "hush"}), OptionScope.CLUSTER)
     assert "rest.my-token" in str(problems[0])
     assert "hush" not in str(problems[0])

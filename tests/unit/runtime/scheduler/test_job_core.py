@@ -63,15 +63,12 @@ def test_job_proceeds_from_slots_to_checkpoints():
     assert job.core.coordinator.state is CoordinatorState.RUNNING
 
 
-def test_early_ends_are_reported_once_all_subtasks_run():
+def test_early_end_of_data_is_reported_once_all_subtasks_run_and_not_of_an_ended_task():
     job = Job(interval_ms=None).deploy()
     for index in range(2):
         assert job.step(on.EndOfDataReached(job.task(index))) == []
     job.each(job_on.TaskRunning)
     assert out.InitializeLocation in job.kinds()
-
-
-def test_early_end_of_data_of_an_ended_task_is_ignored():
     job = Job(interval_ms=None).deploy()
     assert job.step(on.EndOfDataReached(ExecutionId("v", 0, 7))) == []
     assert job.each(job_on.TaskRunning).last == []
