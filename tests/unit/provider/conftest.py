@@ -16,7 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -278,20 +278,6 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None
     return says
 
 
-class Finish(Protocol):
-    """Runs an operator to its end; ``start`` stands for its first step."""
-
-    def __call__(
-        self, operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None
-    ) -> Any: ...
-
-
-@pytest.fixture
-def finish() -> Finish:
-    """Run an operator to its end as Airflow would: execute, its trigger after a round trip, resume, and so on."""
-    return run_to_end
-
-
 def fire(deferred: TaskDeferred) -> dict[str, Any]:
     """The event of a deferral's trigger, which is rebuilt from JSON first."""
     from airflow.sdk.module_loading import import_string
@@ -319,7 +305,8 @@ def deferral(operator: BaseOperator, context: dict[str, Any]) -> TaskDeferred:
     return caught.value
 
 
-def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+def finish(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+    """Run an operator to its end as Airflow would: execute or ``start``, its trigger after a round trip, and so on."""
     from airflow.sdk.exceptions import TaskDeferred
 
     step = start or (lambda: operator.execute(context))

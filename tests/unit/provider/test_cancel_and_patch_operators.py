@@ -11,14 +11,14 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid, CkptJobFailed,
 from airflow_provider_ckpt.operators.cancel import CancelJobOperator
 from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
+from tests.unit.provider.conftest import JOB, JobManager, Task, finish
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     result = finish(CancelJobOperator(task_id="t", job=JOB, deferrable=deferrable, **FAST), task.context())
     assert result["status"] == "CANCELED"
     again = finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())
@@ -26,7 +26,7 @@ def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, finis
 
 
 def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configured(
-    job_manager: JobManager, task: Task, finish: Finish
+    job_manager: JobManager, task: Task
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     assert finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())["status"] == "FINISHED"

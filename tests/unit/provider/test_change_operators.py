@@ -24,7 +24,7 @@ from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 from tests.unit.runtime.rest.fake_gateway import VERTICES
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
@@ -49,7 +49,7 @@ def open_job(job_manager: JobManager) -> JobManager:
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_configuration_change_is_logged_and_waited_for(
-    open_job: JobManager, task: Task, finish: Finish, deferrable: bool, capsys: pytest.CaptureFixture[str]
+    open_job: JobManager, task: Task, deferrable: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {INTERVAL: "7 s", RESTARTS: "true"}
     result = finish(update(configuration=changed, deferrable=deferrable), task.context())
@@ -73,7 +73,7 @@ def test_a_preview_changes_nothing(open_job: JobManager, task: Task) -> None:
     assert open_job.gateway.jobs[JOB].own.version == 1
 
 
-def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: Task, finish: Finish) -> None:
+def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: Task) -> None:
     deferral(update(configuration={RESTARTS: "true"}), task.context())
     result = finish(update(configuration={RESTARTS: "true"}), task.context())
     assert list(result["changes"]) == [RESTARTS]
@@ -119,7 +119,7 @@ def test_a_change_that_waits_for_another_passes_in_time(open_job: JobManager, ta
     ("given", "expected"), [(3, [3, 3, 3]), ("4", [4, 4, 4]), ({"count": 5, VERTICES[2]: "1"}, [2, 5, 1])]
 )
 def test_a_rescale_names_all_vertices_or_some(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool, given: Any, expected: list[int]
+    job_manager: JobManager, task: Task, deferrable: bool, given: Any, expected: list[int]
 ) -> None:
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=given, deferrable=deferrable, **FAST)
     result = finish(operator, task.context())
@@ -128,9 +128,7 @@ def test_a_rescale_names_all_vertices_or_some(
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_vertices_that_are_not_named_keep_their_bounds(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_vertices_that_are_not_named_keep_their_bounds(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     gateway = job_manager.gateway
     gateway.slots_for_rescale = 3
     asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
@@ -139,13 +137,13 @@ def test_vertices_that_are_not_named_keep_their_bounds(
     assert result["parallelism"] == dict(zip(VERTICES, (3, 2, 3), strict=True))
 
 
-def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=2)]
     result = finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
     assert set(result["parallelism"].values()) == {3}
 
 
-def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.rescale_failure = "no slots in time"
     with pytest.raises(CkptOperationFailed, match="keeps running as it was: no slots in time"):
         finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
@@ -164,7 +162,7 @@ def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Ta
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     def dispose() -> DisposeSavepointOperator:
         return DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", deferrable=deferrable, **FAST)
 
@@ -175,7 +173,7 @@ def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, finish
         finish(dispose(), Task().context())
 
 
-def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task) -> None:
     operator = partial(DisposeSavepointOperator, task_id="t", savepoint_path={"savepoint_path": "/data/sp"}, **FAST)
     deferral(operator(), task.context())
     assert finish(operator(), task.context()) == {"savepoint_path": "/data/sp"}
@@ -201,9 +199,7 @@ def test_killed_task_logs_whether_the_change_continues(
     assert capsys.readouterr().out.count(words) >= 2
 
 
-def test_rescale_past_its_deadline_reports_that_it_continues(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_rescale_past_its_deadline_reports_that_it_continues(job_manager: JobManager, task: Task) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=10_000)]
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST | {"wait_timeout": 0.2})
     with pytest.raises(CkptWaitTimeout, match="cannot be undone; the next try of this task attaches to it"):
@@ -221,7 +217,7 @@ def test_a_refused_token_names_the_field_of_the_connection(job_manager: JobManag
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("mode", [{}, {"mode": "poke"}])
-def test_the_health_of_a_job(job_manager: JobManager, task: Task, finish: Finish, mode: dict[str, Any]) -> None:
+def test_the_health_of_a_job(job_manager: JobManager, task: Task, mode: dict[str, Any]) -> None:
     gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
     with pytest.raises(Exception, match=r"timed? ?out|not reached"):
         finish(CheckpointHealthSensor(task_id="t", job=JOB, **SENSOR | mode | {"timeout": 0.05}), Task().context())
@@ -243,9 +239,7 @@ def test_the_health_of_a_job(job_manager: JobManager, task: Task, finish: Finish
 
 
 @pytest.mark.row("air.2")
-def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(job_manager: JobManager, task: Task) -> None:
     gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
     sensor = SavepointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR)

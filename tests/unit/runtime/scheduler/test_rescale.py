@@ -166,7 +166,7 @@ class TestRefused:
             ([core.LeadershipLost()], 4, ChangeOutcome.NOT_STORED, ""),
         ],
     )
-    def test_rescale_that_is_not_possible_is_refused(before, parallelism, outcome, message) -> None:
+    def test_rescale_that_is_not_possible_is_refused(self, before, parallelism, outcome, message) -> None:
         answer = Job().steps(*before).ask(parallelism).answer
         assert answer.outcome is outcome
         assert message in answer.message

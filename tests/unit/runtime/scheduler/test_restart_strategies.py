@@ -72,7 +72,7 @@ class TestReplacement:
             (FailureRate(max_failures_per_interval=2, interval_ms=1_000), [None]),
         ],
     )
-    def test_failures_before_another_strategy_count_for_it(strategy, delays):
+    def test_failures_before_another_strategy_count_for_it(self, strategy, delays):
         restarts = Restarts(FixedDelay(attempts=5, delay_ms=50))
         assert [restarts.on_failure(now) for now in (0, 100)] == [50, 50]
         restarts.strategy = strategy
