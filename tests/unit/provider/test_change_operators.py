@@ -1,9 +1,10 @@
-"""Changing a configuration, rescaling and disposing as tasks; and the sensor of a job's health."""
+"""Changing a job's configuration and checkpoints, rescaling, cancelling, disposing as tasks; the sensor of its health."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
+    CkptNotFound,
     CkptOperationFailed,
     CkptRequestRejected,
     CkptWaitTimeout,
 )
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
@@ -44,8 +48,6 @@ def open_job(job_manager: JobManager) -> JobManager:
 
 
 # --- configuration
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_configuration_change_is_logged_and_waited_for(
@@ -111,8 +113,6 @@ def test_a_change_that_waits_for_another_passes_in_time(open_job: JobManager, ta
 
 
 # --- rescale
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.parametrize(
@@ -158,8 +158,6 @@ def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Ta
 
 
 # --- disposal
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, deferrable: bool) -> None:
@@ -181,8 +179,6 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task) -
 
 
 # --- what a killed task and one whose time is over say
-
-
 @pytest.mark.parametrize(
     ("operator", "words"),
     [
@@ -213,8 +209,6 @@ def test_a_refused_token_names_the_field_of_the_connection(job_manager: JobManag
 
 
 # --- sensors
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("mode", [{}, {"mode": "poke"}])
 def test_the_health_of_a_job(job_manager: JobManager, task: Task, mode: dict[str, Any]) -> None:
@@ -247,3 +241,104 @@ def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(job_manager: Job
     number, path = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     event = fire(deferred)
     assert (event["result"]["checkpoint_id"], event["result"]["external_path"]) == (number, path)
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, deferrable: bool) -> None:
+    result = finish(CancelJobOperator(task_id="t", job=JOB, deferrable=deferrable, **FAST), task.context())
+    assert result["status"] == "CANCELED"
+    again = finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())
+    assert again["status"] == "CANCELED"
+
+
+def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configured(
+    job_manager: JobManager, task: Task
+) -> None:
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    assert finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())["status"] == "FINISHED"
+    with pytest.raises(CkptJobFailed, match="it is FINISHED"):
+        finish(CancelJobOperator(task_id="t", job=JOB, already_ended_ok=False, **FAST), task.context())
+
+
+def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> None:
+    with pytest.raises(CkptNotFound, match="not found"):
+        CancelJobOperator(task_id="t", job="0" * 32, **FAST).execute(task.context())
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.row("571.2")
+def test_patch_changes_the_given_fields_and_returns_the_effective_configuration(
+    job_manager: JobManager, task: Task
+) -> None:
+    operator = PatchCheckpointConfigOperator(
+        task_id="t",
+        job=JOB,
+        interval="5 s",
+        timeout=timedelta(minutes=15),
+        min_pause="0",
+        max_concurrent="2",
+        unaligned="True",
+        aligned_timeout=30,
+        tolerable_failed_checkpoints=0,
+        max_inflight_data_bytes="",
+        **FAST,
+    )
+    result = operator.execute(task.context())
+    assert (result["interval_ms"], result["timeout_ms"], result["min_pause_ms"]) == (5000, 900_000, 0)
+    assert (result["max_concurrent"], result["unaligned"], result["aligned_timeout_ms"]) == (2, True, 30_000)
+    assert "checkpointInterval" in result["overrides"]
+    assert "maxInflightDataBytes" not in result["overrides"]
+
+
+def test_a_reset_returns_to_the_submitted_values(job_manager: JobManager, task: Task) -> None:
+    PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, reset=True, **FAST).execute(task.context())
+    assert result["interval_ms"] == 2000
+    assert result["overrides"] == []
+
+
+@pytest.mark.row("571.6")
+def test_a_patch_waits_for_another_change_that_is_in_progress(job_manager: JobManager, task: Task) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    job.update_in_progress = True
+    patches = f"PATCH /jobs/{JOB}/checkpoints/configuration"
+    job_manager.at_request(3, patches, lambda: setattr(job, "update_in_progress", False))
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+    assert result["interval_ms"] == 5000
+    assert job_manager.count(patches) >= 3  # a request whose connection was cut is sent again
+
+
+def test_a_change_that_never_ends_fails_the_patch(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.jobs[JOB].update_in_progress = True
+    short = FAST | {"wait_timeout": 0.3}
+    with pytest.raises(CkptOperationFailed, match="in progress"):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **short).execute(task.context())
+
+
+def test_an_ended_job_cannot_be_patched(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    with pytest.raises(CkptJobFailed, match="is CANCELED"):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({}, "reset"),
+        ({"interval": "1 s", "reset": True}, "reset"),
+        ({"interval": 0}, "interval"),
+        ({"interval": "-5 s"}, "interval"),
+        ({"interval": 0.0001}, "interval"),
+        ({"timeout": "5 parsecs"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"unaligned": "x"}, "unaligned"),
+    ],
+)
+def test_a_bad_argument_is_named_and_nothing_is_sent(
+    job_manager: JobManager, task: Task, arguments: Any, name: str
+) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, **arguments).execute(task.context())
+    assert job_manager.received == []
