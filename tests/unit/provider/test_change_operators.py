@@ -1,4 +1,4 @@
-"""Changing a job's configuration and checkpoints, rescaling, cancelling, disposing as tasks; the sensor of its health."""
+"""Changing a job's configuration and checkpoints, rescaling, cancelling, disposing as tasks; and its health sensor."""
 
 from __future__ import annotations
 
