@@ -410,20 +410,12 @@ class TestRefusals:
         }
         assert len(assign_channel_state(one_segment_each(job(2, 3, REBALANCE)), job(2, 2, FORWARD))) == 2
 
-    def test_other_keys_and_in_flight_data_of_a_removed_edge_or_finished_vertex_are_refused(self) -> None:
+    def test_other_keys_and_in_flight_data_of_a_removed_edge_are_refused(self) -> None:
         graph = job(1, 1, HASH)
         changed = replace(graph, edges=(replace(graph.edges[0], keys=("k", "l")),))
         self.refused(one_segment_each(graph), changed, r"keys \['k', 'l'\], before \['k'\]")
         checkpoint = one_segment_each(job(1, 1, HASH, REBALANCE))
         self.refused(checkpoint, job(1, 1, HASH), "input from 'a' no longer exists")
-        graph = job(1, 1, HASH)
-        self.refused(replace(one_segment_each(graph), edges=()), graph, "edge 0 does not exist")
-        graph = job(1, 1, REBALANCE)
-        state = SubtaskState(outputs=(stream(0, 0, segment("f")),))
-        self.refused(checkpoint_of(graph, {("v-a", 0): state}, [("v-b", 0)]), graph, "had finished")
-        graph = job(1, 1, REBALANCE)
-        checkpoint = one_segment_each(graph)
-        self.refused(replace(checkpoint, vertices=checkpoint.vertices[:1]), graph, "does not describe")
 
     def test_max_parallelism_counts_for_keys_only(self) -> None:
         checkpoint = one_segment_each(job(1, 1, HASH))
@@ -463,6 +455,16 @@ class TestDamagedHandles:
             assign_channel_state(checkpoint, graph)
         assert "vertex v-" in str(caught.value)
         assert "operators [" in str(caught.value)
+
+    def test_data_of_edges_and_vertices_that_the_graph_lacks_is_refused(self) -> None:
+        graph = job(1, 1, HASH)
+        self.refused(replace(one_segment_each(graph), edges=()), graph, "edge 0 does not exist")
+        graph = job(1, 1, REBALANCE)
+        state = SubtaskState(outputs=(stream(0, 0, segment("f")),))
+        self.refused(checkpoint_of(graph, {("v-a", 0): state}, [("v-b", 0)]), graph, "had finished")
+        graph = job(1, 1, REBALANCE)
+        checkpoint = one_segment_each(graph)
+        self.refused(replace(checkpoint, vertices=checkpoint.vertices[:1]), graph, "does not describe")
 
     @pytest.mark.parametrize(
         ("edge", "peer"), [(1, 0), (-1, 0), (0, -2), (1 << 80, 0), ("0", 0), (None, 0), (0, "x"), (True, 0)]

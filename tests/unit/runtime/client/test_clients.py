@@ -207,17 +207,14 @@ def test_result_of_a_failed_job_has_its_failure(client: Both, gateway: FakeGatew
     assert client.job_exceptions(JOB).entries[0].task_name == "count (1/2)"
 
 
-def test_a_wait_has_a_deadline(client: Both) -> None:
+def test_passed_deadlines_and_unreachable_servers_are_named(client: Both, unused_port: int) -> None:
     with pytest.raises(WaitTimeout, match=r"CANCELED did not happen within 0.05 s"):
         client.wait_for_state(JOB, {"CANCELED"}, timeout_s=0.05, poll_interval_s=0.01)
-
-
-def test_unreachable_server_is_reported(unused_port: int) -> None:
     with (
-        CkptClient(f"127.0.0.1:{unused_port}", retry_timeout_s=0.1) as client,
+        CkptClient(f"127.0.0.1:{unused_port}", retry_timeout_s=0.1) as unreachable,
         pytest.raises(Unreachable, match="127.0.0.1"),
     ):
-        client.list_jobs()
+        unreachable.list_jobs()
 
 
 @pytest.fixture

@@ -66,19 +66,13 @@ def test_same_content_is_stored_again_only_if_its_file_is_damaged_or_missing(sto
     assert archive.read_bytes() == content
 
 
-def test_only_entry_point_among_helpers_is_the_default(store: ProgramStore) -> None:
+def test_entry_point_is_chosen_where_it_is_the_only_one(store: ProgramStore) -> None:
     content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
     program = store.get(store.add("job.zip", content, 0).id)
     assert program.default_entry == "main:pipeline"
-
-
-def test_several_entries_leave_the_choice_to_the_client(store: ProgramStore) -> None:
     stored = store.add("job.zip", zipped({"a.py": PIPELINE, "b.py": PIPELINE}), 0)
     assert stored.entry_points == ("a:pipeline", "b:pipeline")
     assert store.get(stored.id).default_entry is None
-
-
-def test_a_program_without_the_usual_function_is_kept_without_a_default(store: ProgramStore) -> None:
     stored = store.add("job.py", b"def other(spark): ...", 0)
     assert stored.entry_points == ()
     assert store.get(stored.id).default_entry is None
@@ -143,14 +137,11 @@ def test_upload_that_cannot_be_a_pipeline_is_refused_and_not_kept(
     assert not (tmp_path / "uploads").exists() or not list((tmp_path / "uploads").iterdir())
 
 
-def test_a_damaged_member_is_named(store: ProgramStore) -> None:
+def test_damaged_and_encrypted_members_are_named(store: ProgramStore) -> None:
     content = bytearray(zipped({"main.py": PIPELINE * 10}, zipfile.ZIP_STORED))
     content[content.index(b"pipeline")] ^= 0xFF
     with pytest.raises(InvalidRequest, match=r"'main\.py' cannot be read"):
         store.add("job.zip", bytes(content), 0)
-
-
-def test_an_encrypted_member_is_named(store: ProgramStore) -> None:
     content = bytearray(zipped({"main.py": PIPELINE}))
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(signature) + flags] |= 1

@@ -184,14 +184,11 @@ def adopt(worker: Worker, agent: subprocess.Popen[bytes]) -> None:
     worker.parent_watch.adopted_by(ProcessIdentity("", agent.pid, started(agent.pid)))
 
 
-def test_worker_that_has_run_tasks_ends_with_its_agent() -> None:
+def test_worker_that_has_run_tasks_ends_with_its_agent_and_a_spare_with_its_lease() -> None:
     worker = Worker(FOREVER_S)
     worker.parent_watch.begin_work()
     worker.lose_agent()
     assert worker.has_ended()
-
-
-def test_spare_ends_when_its_lease_is_over() -> None:
     worker = Worker(0.001)
     assert not worker.ended.is_set()
     worker.lose_agent()

@@ -71,11 +71,14 @@ def test_a_failed_copy_is_retried_and_the_file_is_rewritten_when_all_retries_fai
     assert list_names(job.savepoint) == [copies["lucky"].path]
 
 
-def test_copies_that_are_discarded_or_have_no_answer_leave_their_sources_alone(s3: ObjectStore, job: Job) -> None:
+def test_a_copy_whose_answer_is_lost_leaves_nothing(s3: ObjectStore, job: Job) -> None:
     source = job.uploaded(CONTENT)
     with s3.failing(lambda method, _: method == "PUT", takes_effect=True):
         assert job.files.duplicate_all({"source": source}) == {}
     assert list_names(job.savepoint) == []
+
+
+def test_discarded_copies_leave_their_sources(s3: ObjectStore, job: Job) -> None:
     source = job.uploaded(CONTENT)
     job.files.duplicate_all({"source": source})
     job.files.discard()
