@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from importlib import import_module
@@ -55,48 +54,18 @@ def test_airflow_stores_it_and_its_form_explains_every_field(dag: DAG) -> None:
         assert {"title", "section", "type"} <= set(schema), name
 
 
-IMPORT_EACH = """
-import json
-import os
-import sys
-import time
-
-# What every file with a DAG imports: once for all of them.
-import airflow.triggers.base, httpx
-from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Param, task
-
-for name in sys.argv[1:]:
-    if os.fork():
-        _, status = os.wait()
-        assert status == 0, name
-        continue
-    started = time.process_time()
-    dag_id = getattr(__import__("airflow_provider_ckpt.dags", fromlist=[name]), name).dag_id
-    print(json.dumps([name, dag_id, time.process_time() - started, sorted(sys.modules)]), flush=True)
-    os._exit(0)
-"""
-
-
-@pytest.fixture(scope="module")
-def imports() -> dict[str, tuple[str, float, set[str]]]:
-    """Of each DAG, imported by a process of its own: its id, the processor seconds of the import, and all modules."""
-    environment = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
-        "AIRFLOW_HOME": "/tmp/airflow-dag-import",
-        "PATH": "/usr/bin:/bin",
-    }
-    command = [sys.executable, "-c", IMPORT_EACH, *(dag.dag_id for dag in DAGS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
-    return {name: (dag_id, seconds, set(modules)) for name, dag_id, seconds, modules in lines}
-
-
 @pytest.mark.parametrize("name", [dag.dag_id for dag in DAGS])
 def test_file_that_installs_a_dag_imports_no_heavy_library_and_takes_little_time(
-    name: str, imports: dict[str, tuple[str, float, set[str]]]
+    name: str, alone: Callable[[str], str]
 ) -> None:
-    dag_id, seconds, modules = imports[name]
+    said = alone(f"""
+import json, sys, time
+started = time.process_time()
+from airflow_provider_ckpt.dags import {name}
+print(json.dumps([{name}.dag_id, time.process_time() - started, sorted(sys.modules)]))
+""")
+    dag_id, seconds, known = json.loads(said)
+    modules = set(known)
     assert dag_id == name
     assert seconds < 2
     assert not {"pyspark", "pyarrow", "numpy", "pandas", "numba", "fastapi"} & modules

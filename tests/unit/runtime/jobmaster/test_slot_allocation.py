@@ -96,5 +96,5 @@ class TestCores:
             ([("a", ())], [], [None]),  # a host of unknown cores
         ],
     )
-    def test_workers_are_bound_to_cores_where_every_worker_of_the_host_has_one(workers, taken, cores) -> None:
+    def test_workers_are_bound_to_cores_where_every_worker_of_the_host_has_one(self, workers, taken, cores) -> None:
         assert choose_cores(workers, taken) == cores
