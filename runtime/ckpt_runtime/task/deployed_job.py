@@ -272,7 +272,7 @@ class DeployedJob:
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
         self._greatest_watermark = any(
-            isinstance(spec, WatermarkSpec) and spec.greatest for spec in plan.specs.values()
+            isinstance(each, specs.WatermarkSpec) and each.greatest for each in plan.specs.values()
         )
         self._transport = transport
         self._host = host
