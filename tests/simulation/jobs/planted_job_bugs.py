@@ -177,7 +177,13 @@ def _(original, self, checkpoint_id, *, or_all=False):
     return [element for element in found if not isinstance(element, Watermark)]
 
 
-@bug("all rows of a channel are stored with the schema of the first", "rows read as others", snapshot_files, "_streams")
+@bug(
+    "all rows of a channel are stored with the schema of the first",
+    "rows read as others",
+    snapshot_files,
+    "_streams",
+    seed=3,
+)
 def _(original, channel, persisted, checkpoint_id):
     parts = original(channel, persisted, checkpoint_id)
     first, _ = parts[0]
@@ -185,12 +191,18 @@ def _(original, channel, persisted, checkpoint_id):
     return [(replace(first, elements=stored), [element for _, more in parts for element in more])]
 
 
-@bug("a change of the schema is not sent", "rows read as others", RemoteSubpartition, "_append_rows")
+@bug("a change of the schema is not sent", "rows read as others", RemoteSubpartition, "_append_rows", seed=2)
 def _(original, self, rows, out):
     original(self, rows if self._sent_schema is None else replace(rows, schema=self._sent_schema), out)
 
 
-@bug("a channel that waits has the latest schema for all of its rows", "rows read as others", Subtask, "_process")
+@bug(
+    "a channel that waits has the latest schema for all of its rows",
+    "rows read as others",
+    Subtask,
+    "_process",
+    seed=12,
+)
 def _(original, self, channel, element):
     changed = isinstance(element, EncodedRows) and channel.schema is not None
     original(self, channel, replace(element, schema=channel.schema) if changed else element)
