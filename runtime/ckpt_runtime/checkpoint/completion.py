@@ -157,7 +157,9 @@ class PendingCheckpoint:
             properties=self.request.properties,
             vertices=tuple(VertexDescriptor.of(vertex) for vertex in graph.vertices),
             states={
-                execution.key: _in_flight_only(state) if execution.key in finished else state
+                execution.key: SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
+                if execution.key in finished
+                else state
                 # Sorted, so that the document does not depend on the order of acknowledgements.
                 for execution, state in sorted(self.acknowledged.items())
                 if execution.key not in finished or state.has_channel_state
@@ -248,10 +250,6 @@ class PendingCheckpoints(dict[int, PendingCheckpoint]):
         self._aborted[pending.id] = None
         if len(self._aborted) > ABORTED_REMEMBERED:
             self._aborted.popitem(last=False)
-
-
-def _in_flight_only(state: SubtaskState) -> SubtaskState:
-    return SubtaskState(bytes=state.in_flight_bytes, inputs=state.inputs, outputs=state.outputs)
 
 
 class CheckpointFailureManager:
@@ -451,7 +449,11 @@ class Completion:
     def on_acknowledged(self, event: on.Acknowledged, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is None:
-            self._on_late_acknowledgement(event)
+            # The state of an aborted checkpoint is discarded. If the checkpoint completed, this is a repetition: its
+            # files are in use.
+            if self._pending.was_aborted(event.checkpoint_id):
+                self._retention.register(event)
+                self._retention.discard_state(event)
             return
         result = pending.classify(event.execution) if event.directory == pending.directory else AckResult.UNKNOWN
         # Nothing is discarded: its files are those of the first acknowledgement, and in use.
@@ -473,12 +475,6 @@ class Completion:
             return
         pending.acknowledge(event.execution, event.state)
         self._report_subtask(event, now)
-
-    def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
-        """Discards the state if the checkpoint was aborted. If it completed, this is a repetition: files are in use."""
-        if self._pending.was_aborted(event.checkpoint_id):
-            self._retention.register(event)
-            self._retention.discard_state(event)
 
     def on_declined(self, event: on.Declined, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)

@@ -541,30 +541,24 @@ class CheckpointStatsTracker:
     def snapshot(self) -> CheckpointStatsSnapshot:
         """The current state, frozen; returns the same object until something is reported."""
         if self._snapshot is None:
+            if self._summary_is_stale:
+                summaries = {name: measure.summary() for name, measure in self._measures.items()}
+                self._summary = CompletedCheckpointsSummary(**summaries)
+                self._summary_is_stale = False
+            # Pending checkpoints are always shown; ended ones fill the rest of the history's size.
+            pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
+            room = max(0, (self._history.maxlen or 0) - len(pending))
+            ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
             self._snapshot = CheckpointStatsSnapshot(
                 counts=self._counts,
-                summary=self._summarise(),
-                history=self._newest_first(),
+                summary=self._summary,
+                history=tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True)),
                 latest_completed=self._latest_completed,
                 latest_savepoint=self._latest_savepoint,
                 latest_failed=self._latest_failed,
                 latest_restored=self._latest_restored,
             )
         return self._snapshot
-
-    def _summarise(self) -> CompletedCheckpointsSummary:
-        if self._summary_is_stale:
-            summaries = {name: measure.summary() for name, measure in self._measures.items()}
-            self._summary = CompletedCheckpointsSummary(**summaries)
-            self._summary_is_stale = False
-        return self._summary
-
-    def _newest_first(self) -> tuple[CheckpointStats, ...]:
-        """Pending checkpoints are always shown; ended ones fill the rest of the history's size."""
-        pending = [running.freeze(CheckpointStatsStatus.IN_PROGRESS) for running in self._running.values()]
-        room = max(0, (self._history.maxlen or 0) - len(pending))
-        ended = sorted(self._history, key=lambda stats: stats.id, reverse=True)[:room]
-        return tuple(sorted([*pending, *ended], key=lambda stats: stats.id, reverse=True))
 
     def _count(self, **changes: int) -> None:
         counts = {name: getattr(self._counts, name) + change for name, change in changes.items()}

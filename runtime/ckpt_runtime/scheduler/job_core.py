@@ -254,16 +254,12 @@ class JobCore:
 
     def _acquire_slots(self, effect: job_out.AcquireSlots) -> None:
         """No task of an earlier deployment is left, so the accepted plan takes effect."""
-        another = self._activate_plan()
+        before, self._plan = self._plan, self._next_plan
+        self._redeploy_is_due = False
+        another = None if self._plan.graph is before.graph else self._plan.graph
         if another is not None:
             self._queue.append(partial(self._to_coordinator, checkpoint_on.GraphReplaced(another)))
         self._emit(effect)
-
-    def _activate_plan(self) -> JobGraph | None:
-        """The accepted plan takes effect. Returns its graph if it is another one."""
-        before, self._plan = self._plan, self._next_plan
-        self._redeploy_is_due = False
-        return None if self._plan.graph is before.graph else self._plan.graph
 
     def _on_attempt_recorded(self, event: core.AttemptRecorded) -> None:
         restoring = self.machine.state is JobState.RESTORING and event.attempt == self.machine.attempt
