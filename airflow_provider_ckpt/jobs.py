@@ -30,7 +30,7 @@ from airflow_provider_ckpt.exceptions import CkptJobAmbiguous, CkptJobNotFound, 
 from ckpt_runtime.client.clients import AsyncCalls
 from ckpt_runtime.client.errors import NotFound
 from ckpt_runtime.client.waiting import until_final
-from ckpt_runtime.contract.checkpoints import Checkpoint, CheckpointStatistics
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobLine
 
 _MOST_SHOWN = 10
@@ -157,7 +157,7 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
 
     :raises CkptJobNotResumable: when the latest is missing.
     """
-    found = [item for item in statistics.completed if _fits(item, kind)]
+    found = [item for item in statistics.completed if kind == "ANY" or item.is_savepoint == (kind == "SAVEPOINT")]
     if not found:
         restored = statistics.latest_restored
         return None if restored is None or statistics.counts.completed else restored.external_path
@@ -171,10 +171,6 @@ def chosen_path(line: JobLine, statistics: CheckpointStatistics, kind: str) -> s
             f"(execution.checkpointing.externalized-checkpoint-retention). {_WAYS_OUT}"
         )
     return newest.external_path
-
-
-def _fits(item: Checkpoint, kind: str) -> bool:
-    return kind == "ANY" or item.is_savepoint == (kind == "SAVEPOINT")
 
 
 def _noun(kind: str) -> str:
@@ -259,7 +255,9 @@ def _resume(earlier: EarlierJob) -> Plan:
             f"it ends. Its retained checkpoints are in the checkpoint directory below {record['job_id']}. "
             f"{_RETRY_HINT}"
         )
-    entries = _recovery_points(earlier.statistics)
+    # Plain savepoints do not commit output, as checkpoints and the savepoint of a stop do.
+    completed = () if earlier.statistics is None else earlier.statistics.completed
+    entries = [item for item in completed if item.kind != "SAVEPOINT"]
     kept = [item for item in entries if not item.discarded and item.external_path]
     if kept:
         newest = max(kept, key=lambda item: item.id)
@@ -273,11 +271,6 @@ def _resume(earlier: EarlierJob) -> Plan:
         )
     why = f"{name} is {state} and has completed no checkpoint"
     return Plan(NextStep.START, why, record.get("snapshot"), bool(record.get("resumes")))
-
-
-def _recovery_points(statistics: CheckpointStatistics | None) -> list[Checkpoint]:
-    """Completed checkpoints, and the savepoint of a stop, which commits output as they do; plain ones do not."""
-    return [] if statistics is None else [item for item in statistics.completed if item.kind != "SAVEPOINT"]
 
 
 def _completed_unseen(statistics: CheckpointStatistics | None) -> bool:

@@ -249,14 +249,11 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
     def packed(self) -> tuple[str, bytes]:
         """The program: only the function's source, or a reproducible archive with the additional files."""
         if self._content is None:
-            self._content = _packed(self._source, self._files())
+            given: Any = [self.files] if isinstance(self.files, str) else self.files
+            if not isinstance(given, Sequence) or not all(isinstance(item, str) and item.strip() for item in given):
+                raise CkptArgumentInvalid("files", self.files, "it must be a list of paths")
+            self._content = _packed(self._source, list(given))
         return self._content
-
-    def _files(self) -> list[str]:
-        given: Any = [self.files] if isinstance(self.files, str) else self.files
-        if not isinstance(given, Sequence) or not all(isinstance(item, str) and item.strip() for item in given):
-            raise CkptArgumentInvalid("files", self.files, "it must be a list of paths")
-        return list(given)
 
 
 def _is_json(value: Any) -> bool:

@@ -69,18 +69,6 @@ class TaskJob:
         return CkptJobLink().address(pages_path(self.conn_id), self.job_id)
 
 
-def add_views(app: FastAPI) -> None:
-    """Add the pages to the application of the plugin."""
-    may_read = [_MAY_READ_DAG]
-    app.add_api_route("/", _connections, methods=["GET"])
-    app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
-    app.add_api_route("/refresh.js", _refresh, methods=["GET"])
-    app.add_api_route("/trouble", _trouble, methods=["GET"])
-    app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
-    app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
-    app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
-
-
 # --- the job managers of all connections
 
 
@@ -393,7 +381,14 @@ def application() -> FastAPI:
     app = FastAPI(title="ckpt", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     app.add_api_route(f"/{_STYLE}", _style, methods=["GET"])
     app.add_api_route(f"/{_THEME}", _theme, methods=["GET"])
-    add_views(app)
+    may_read = [_MAY_READ_DAG]
+    app.add_api_route("/", _connections, methods=["GET"])
+    app.add_api_route("/dashboard.js", _dashboard, methods=["GET"])
+    app.add_api_route("/refresh.js", _refresh, methods=["GET"])
+    app.add_api_route("/trouble", _trouble, methods=["GET"])
+    app.add_api_route("/of/{dag_id}", _of_dag, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}", _of_run, methods=["GET"], dependencies=may_read)
+    app.add_api_route("/of/{dag_id}/{run_id}/{task_id}/{map_index}", _of_task, methods=["GET"], dependencies=may_read)
     app.add_api_route(f"{_ROOT}/web/", _serve_page, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/session", _session, methods=["GET"], dependencies=[_MAY_READ])
     app.add_api_route(f"{_ROOT}/web/{{name}}", _serve_page, methods=["GET"], dependencies=[_MAY_READ])

@@ -390,24 +390,6 @@ def _recovered_subtask(index: int, at: int, state: SubtaskState, own: str) -> Su
     return SubtaskStats(index, at, state.bytes, metrics)
 
 
-def _recovered(checkpoint: CompletedCheckpoint) -> CheckpointStats:
-    """Statistics from a checkpoint's metadata: its sizes; the completion time serves as every acknowledgement's.
-
-    Files of earlier checkpoints are recognised by their names. Subtasks with in-flight data count as unaligned.
-    """
-    at = checkpoint.completion_timestamp
-    vertices: dict[str, list[SubtaskStats | None]] = {}
-    for vertex in checkpoint.vertices:
-        states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
-        vertices[vertex.id] = [
-            None if state is None else _recovered_subtask(index, at, state, f"chk-{checkpoint.id}-")
-            for index, state in enumerate(states)
-        ]
-    properties = checkpoint.properties
-    known = _Running(checkpoint.id, properties.type, properties.savepoint_format, checkpoint.timestamp, vertices)
-    return replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory)
-
-
 class CheckpointStatsTracker:
     """One job's statistics. Reports about ids that are not in progress (late ones) are ignored.
 
@@ -489,7 +471,19 @@ class CheckpointStatsTracker:
 
     def report_recovered(self, checkpoint: CompletedCheckpoint) -> None:
         """Adds a checkpoint that completed under an earlier leader: shown, but not counted or summarised."""
-        self._show_completed(_recovered(checkpoint))
+        # The completion time serves as every acknowledgement's. Files of earlier checkpoints are recognised by their
+        # names; subtasks with in-flight data count as unaligned.
+        at = checkpoint.completion_timestamp
+        vertices: dict[str, list[SubtaskStats | None]] = {}
+        for vertex in checkpoint.vertices:
+            states = [checkpoint.states.get((vertex.id, index)) for index in range(vertex.parallelism)]
+            vertices[vertex.id] = [
+                None if state is None else _recovered_subtask(index, at, state, f"chk-{checkpoint.id}-")
+                for index, state in enumerate(states)
+            ]
+        properties = checkpoint.properties
+        known = _Running(checkpoint.id, properties.type, properties.savepoint_format, checkpoint.timestamp, vertices)
+        self._show_completed(replace(known.freeze(CheckpointStatsStatus.COMPLETED), external_path=checkpoint.directory))
         self._snapshot = None
 
     def _show_completed(self, stats: CheckpointStats) -> None:

@@ -188,7 +188,11 @@ class ConfigurationUpdates:
         # The pipeline itself may set an option that the request leaves out: that is known only after planning.
         given_now = [change for change in differences(present.given, wanted) if change.after is not None]
         judge(given_now, self._allow_list)
-        planned, own = await self._planner.plan_again(job.program(), _as_planned(wanted, base.graph))
+        # The number of key groups of existing state cannot change.
+        maxima = {node.uid: vertex.max_parallelism for vertex in base.graph.vertices for node in vertex.operators}
+        planned, own = await self._planner.plan_again(
+            job.program(), wanted.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
+        )
         given = _refusing(lambda: with_own_configuration(own, wanted))
         changes = differences(present.given, given)
         if not changes:
@@ -240,12 +244,6 @@ def _refusing(call: Callable[[], Configuration]) -> Configuration:
         return call()
     except SubmissionFailed as error:
         raise ConfigurationRefused(str(error)) from error
-
-
-def _as_planned(given: Configuration, graph: JobGraph) -> Configuration:
-    """Fixes the max parallelism of each operator: the number of key groups of existing state cannot change."""
-    maxima = {node.uid: vertex.max_parallelism for vertex in graph.vertices for node in vertex.operators}
-    return given.with_values({RESTORED_MAX_PARALLELISM: json.dumps(maxima)})
 
 
 def _graph(planned: JobGraph, present: JobGraph, *, keeps_parallelism: bool) -> JobGraph:

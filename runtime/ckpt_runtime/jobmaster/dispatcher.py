@@ -432,7 +432,9 @@ class Dispatcher:
         self._lineages.check(job.overview(), condition)
         if job.status is not JobStatus.CANCELED:
             job.living().cancel(retain=retain)
-        return _retained(job)
+        latest = job.checkpoint_statistics().latest_completed
+        kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
+        return latest if kept and latest is not None and not latest.discarded else None
 
     async def update_resource_requirements(
         self, job_id: str, bounds: Mapping[str, ParallelismBounds], condition: Precondition = ANY_JOB
@@ -575,13 +577,6 @@ class Dispatcher:
         """Raises :class:`OperationNotFound`, also for the right trigger id with the wrong job id."""
         self.jobs.check_leads()
         return self._operations.status(kind, job_id, trigger_id)
-
-
-def _retained(job: JobMaster | EndedJob) -> CheckpointStats | None:
-    """The checkpoint to resume from, if it is retained when the job is cancelled."""
-    latest = job.checkpoint_statistics().latest_completed
-    kept = not job.checkpoint_config().settings.discards_on(JobStatus.CANCELED)
-    return latest if kept and latest is not None and not latest.discarded else None
 
 
 async def _fail(error: StorageError) -> OperationStatus:

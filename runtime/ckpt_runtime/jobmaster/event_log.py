@@ -199,7 +199,9 @@ class JobAnnouncer:
                 restored = None if output.restored is None else output.restored.checkpoint_id
                 self._tell(EventType.DEPLOYMENT, attempt=output.attempt, restored_checkpoint=restored)
             case RecordFailure():
-                self._tell(EventType.FAILURE, **_failure(output))
+                execution = output.execution
+                task = None if execution is None else {"vertex": execution.vertex_id, "subtask": execution.subtask}
+                self._tell(EventType.FAILURE, cause=_cause(output.cause), task=task, concurrent=output.concurrent)
 
     # --- what has changed in the core
 
@@ -287,9 +289,3 @@ def _short(text: str) -> str:
 
 def _cause(cause: FailureInfo | None) -> dict[str, str] | None:
     return None if cause is None else {"exception": cause.exception, "message": _short(cause.message)}
-
-
-def _failure(failure: RecordFailure) -> dict[str, Any]:
-    execution = failure.execution
-    task = None if execution is None else {"vertex": execution.vertex_id, "subtask": execution.subtask}
-    return {"cause": _cause(failure.cause), "task": task, "concurrent": failure.concurrent}

@@ -107,7 +107,10 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
     ended = {job.job_id: job for job in found}
     for job_id in left:
         if job_id in retired and job_id not in ended:
-            _drop(store, job_id)
+            # It was stored after its id was retired, so its submission was never acknowledged.
+            logger.warning("job %s is not run: its id was retired before it was stored", job_id)
+            with suppress(StorageError):  # the next driver tries again
+                store.jobs.remove(job_id)
         elif job_id not in clean:
             result = ended[job_id].result if job_id in ended else None
             job = ended[job_id] = find_job(store, job_id, cluster, result, read or read_snapshot)
@@ -115,13 +118,6 @@ def find_jobs(store: HaStore, cluster: Configuration, read: SnapshotReader | Non
         if job.job_id not in clean and ended[job.job_id] is job:  # only the note of the pending clean-up is left
             DurableRecord(store, job.job_id).forget()
     return list(ended.values())
-
-
-def _drop(store: HaStore, job_id: str) -> None:
-    """Drops a job that was stored after its id was retired: its submission was never acknowledged."""
-    logger.warning("job %s is not run: its id was retired before it was stored", job_id)
-    with suppress(StorageError):  # the next driver tries again
-        store.jobs.remove(job_id)
 
 
 def _ended(store: HaStore, job_id: str) -> FoundJob:

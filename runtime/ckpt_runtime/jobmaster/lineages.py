@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -244,7 +244,9 @@ class Lineages:
             raise LineageHeld(held)
         if request.owner in self._over:
             raise LineageNotHeld(request.owner)
-        self._check_latest(job, place.id, (job.job_id, *request.own_jobs))
+        latest = next(iter(self._known.of_lineage(place.id)), None)
+        if latest is not None and latest.job_id not in (job.job_id, *request.own_jobs):
+            raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
         if held is None and self.stopping[job.job_id]:
             raise JobIsBeingStopped(job.job_id)
         begun = held or HeldUpgrade(request.owner, job.job_id, now, now)
@@ -257,11 +259,6 @@ class Lineages:
         self._held[place.id] = changed
         await self._write(place.id)
         return changed
-
-    def _check_latest(self, job: JobOverview, lineage: str, allowed: Collection[str]) -> None:
-        latest = next(iter(self._known.of_lineage(lineage)), None)
-        if latest is not None and latest.job_id not in allowed:
-            raise NotTheLatest(job.job_id, latest, f"job {job.job_id}")
 
     async def release(self, job: JobOverview, owner: str | None) -> None:
         """Ends an upgrade; without ``owner``, that of any owner. Does nothing when none is in progress."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import replace
 
 from ckpt_runtime.checkpoint.channel_state_assignment import StateAssignmentError
@@ -189,19 +188,17 @@ def completed_like(request: RunRequest, other: RunRequest) -> RunRequest:
     """Fills entry point, arguments, parallelism and options of a request with ``like_job`` from the other request."""
     if request.like_job is None:
         return request
+    given = set(map(canonical_key, request.configuration))
     return replace(
         request,
         entry_point=request.entry_point or other.entry_point,
         arguments=request.arguments or other.arguments,
         parallelism=request.parallelism if request.parallelism is not None else other.parallelism,
-        configuration=_over(other.configuration, request.configuration),
+        configuration={
+            **{key: value for key, value in other.configuration.items() if canonical_key(key) not in given},
+            **request.configuration,
+        },
     )
-
-
-def _over(below: Mapping[str, str], above: Mapping[str, str]) -> dict[str, str]:
-    """Merges both, without options of ``below`` that ``above`` has in any spelling."""
-    given = set(map(canonical_key, above))
-    return {**{key: value for key, value in below.items() if canonical_key(key) not in given}, **above}
 
 
 def check_target(directory: str) -> None:

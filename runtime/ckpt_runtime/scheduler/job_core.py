@@ -639,21 +639,18 @@ class JobCore:
         abandoned = [*self._update.abandoned(), *self._change.abandoned()]
         if had_ended:
             self._outputs += abandoned
-            self._take_back_the_end()
+            # The end was never reported: the next driver continues the job.
+            for output in self._unanswered:
+                if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
+                    message = "Another driver became the leader before the end of the job could be stored."
+                    self._emit(job_out.StopFailed(output.request_id, message, output.location))
+                elif isinstance(output, core.ChangeAnswered):
+                    self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
+            self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
+            self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
         else:
             self._follow(abandoned)
             self._tell(job_on.SuspendRequested())
-
-    def _take_back_the_end(self) -> None:
-        """Reports suspension: the end was never reported, and the next driver continues the job."""
-        for output in self._unanswered:
-            if isinstance(output, job_out.StopCompleted | job_out.StopFailed):
-                message = "Another driver became the leader before the end of the job could be stored."
-                self._emit(job_out.StopFailed(output.request_id, message, output.location))
-            elif isinstance(output, core.ChangeAnswered):
-                self._emit(replace(output, outcome=ChangeOutcome.UNKNOWN, message=ANOTHER_LEADS))
-        self._emit(job_out.StatusChanged(JobStatus.SUSPENDED, self._now.abs_ms))
-        self._emit(job_out.JobEnded(JobStatus.SUSPENDED, self._now.abs_ms))
 
 
 def _attempt_of(request_id: str) -> int:

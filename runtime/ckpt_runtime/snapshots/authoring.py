@@ -227,7 +227,12 @@ def publish_savepoint(
         vertices = (*vertices, name)
     keyed = _Keyed(vertices)
     if base:
-        _take_over(base, state, keyed, files)
+        # Temporary files for reading are deleted here, because a Spark worker ends without running clean-up code.
+        with ExitStack() as read:
+            for other in keyed_states(base):
+                read.enter_context(closing(other))
+                if (other.uid, other.name) != (state.uid, state.name):
+                    keyed.add(other.uid, _rewritten(other, files))
     keyed.add(state.uid, _in_order(target, files, state, parts, keyed.vertex_of(state.uid).parallelism))
     states = keyed.with_lists(base.metadata.states if base else {})
     metadata = CompletedCheckpoint(
@@ -245,18 +250,6 @@ def publish_savepoint(
     )
     _publish(target, prefix, metadata, files)
     return target.url
-
-
-def _take_over(base: Snapshot, state: NewState, keyed: _Keyed, files: UnsharedFiles) -> None:
-    """Copies all states of ``base`` except the new one.
-
-    Temporary files for reading them are deleted here, because a Spark worker ends without running clean-up code.
-    """
-    with ExitStack() as read:
-        for other in keyed_states(base):
-            read.enter_context(closing(other))
-            if (other.uid, other.name) != (state.uid, state.name):
-                keyed.add(other.uid, _rewritten(other, files))
 
 
 def _publish(target: Location, prefix: str, metadata: CompletedCheckpoint, files: UnsharedFiles) -> None:

@@ -92,7 +92,13 @@ class Duplicator:
                     continue
             return _checked(target, file, source), means
         if source.is_object_store and same_filesystem(source, target):
-            _copy_within(source, target)
+            try:
+                with naming("duplicate", source):
+                    source.filesystem.cp_file(source.path, target.path)
+            except BaseException:
+                # A copy whose answer was lost exists all the same.
+                discard_file(target)
+                raise
             return _checked(target, file, source), Means.SERVER_SIDE_COPY
         return self._copied(source, file), Means.COPY
 
@@ -131,16 +137,6 @@ def linked_state_file(path: str, target: Location) -> StateFile:
             discard_file(target)
             raise
     return StateFile(target.name, found.st_size, checksum.text())
-
-
-def _copy_within(source: Location, target: Location) -> None:
-    try:
-        with naming("duplicate", source):
-            source.filesystem.cp_file(source.path, target.path)
-    except BaseException:
-        # A copy whose answer was lost exists all the same.
-        discard_file(target)
-        raise
 
 
 def _checked(target: Location, file: StateFile, source: Location) -> StateFile:

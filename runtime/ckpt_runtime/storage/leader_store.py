@@ -119,14 +119,21 @@ class LeaderStore:
                 raise NotLeaderError(f"another driver leads in {self._root.url}", self._root.url) from error
         with suppress(StorageError):  # the next renewal corrects it
             self.publish_address(info)
-        self._delete_old_leases(info.epoch)
+        # A lease of an earlier epoch that remains or reappears does no harm, because it is never read.
+        with suppress(StorageError):
+            for name in list_names(self._root):
+                if name.startswith("lease-") and name < self._lease_file(info.epoch).name:
+                    delete_file(self._root.child(name))
         return info
 
     def renew(self, info: LeaderInfo, sequence: int) -> None:
         """Gives a sign of life and corrects the published address if need be. Raises :class:`NotLeaderError`."""
         self.check(info)
         replace(self._lease_file(info.epoch), encode_document({"epoch": info.epoch, "sequence": sequence}))
-        if not self._is_published(info):
+        published = self._published()
+        if not (
+            published == asdict(info) if self._signature is None else self._signature.is_good(published, asdict(info))
+        ):
             self.publish_address(info)
 
     def release(self, info: LeaderInfo, *, ended: bool = False) -> None:
@@ -156,24 +163,11 @@ class LeaderStore:
             message = f"{info.app_id} (epoch {info.epoch}) no longer leads, {holder} does"
             raise NotLeaderError(message, self._root.url)
 
-    def _delete_old_leases(self, epoch: int) -> None:
-        """Deletes leases of earlier epochs. One that remains or reappears does no harm, because it is never read."""
-        with suppress(StorageError):
-            for name in list_names(self._root):
-                if name.startswith("lease-") and name < self._lease_file(epoch).name:
-                    delete_file(self._root.child(name))
-
     def publish_address(self, info: LeaderInfo) -> None:
         """Writes the document that clients read."""
         make_directory(self._root)
         document = asdict(info) if self._signature is None else self._signature.signed(asdict(info))
         replace(self._root.child(LEADER_DOCUMENT_NAME), orjson.dumps(document) + b"\n")
-
-    def _is_published(self, info: LeaderInfo) -> bool:
-        published = self._published()
-        return (
-            published == asdict(info) if self._signature is None else self._signature.is_good(published, asdict(info))
-        )
 
     def _published(self) -> Any:
         with suppress(NotFoundError, orjson.JSONDecodeError):

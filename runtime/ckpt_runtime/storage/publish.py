@@ -143,7 +143,12 @@ def _publish_locally(
 def _put(location: Location, data: bytes, *, create: bool) -> None:
     for _ in range(_CONTENDED_ATTEMPTS):
         try:
-            _pipe(location, data, create=create)
+            mode = "create" if create else "overwrite"
+            if isinstance(location.filesystem, MemoryFileSystem):
+                with _MEMORY_LOCK:
+                    location.filesystem.pipe_file(location.path, data, mode=mode)
+            else:
+                location.filesystem.pipe_file(location.path, data, mode=mode)
         except Exception as error:
             answer = _answer(error)
             if answer is _Answer.CONTENDED:
@@ -152,15 +157,6 @@ def _put(location: Location, data: bytes, *, create: bool) -> None:
         return
     message = f"cannot write {location.url}: others write it all the time"
     raise AmbiguousWriteError(message, location.url)
-
-
-def _pipe(location: Location, data: bytes, *, create: bool) -> None:
-    mode = "create" if create else "overwrite"
-    if isinstance(location.filesystem, MemoryFileSystem):
-        with _MEMORY_LOCK:
-            location.filesystem.pipe_file(location.path, data, mode=mode)
-    else:
-        location.filesystem.pipe_file(location.path, data, mode=mode)
 
 
 class _Answer(Enum):

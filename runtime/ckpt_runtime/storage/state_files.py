@@ -77,7 +77,12 @@ class StateFileWriter:
             self._held += view
         else:
             with naming("write", self._location):
-                self._write_to_file(view)
+                if self._file is None:
+                    self._file = self._open()
+                    if self._held:
+                        self._file.write(bytes(self._held))
+                        self._held = bytearray()
+                self._file.write(view if self._location.is_local else bytes(view))
         self.bytes_written += len(view)
         return len(view)
 
@@ -110,24 +115,13 @@ class StateFileWriter:
         self._held = bytearray()
         if self._file is not None:
             with suppress(Exception):
-                self._discard()
+                if isinstance(self._file, AbstractBufferedFile):
+                    # Closing it would upload what was written so far.
+                    self._file.discard()
+                    self._file.closed = True
+                else:
+                    self._file.close()
             discard_file(self._location)
-
-    def _discard(self) -> None:
-        if isinstance(self._file, AbstractBufferedFile):
-            # Closing it would upload what was written so far.
-            self._file.discard()
-            self._file.closed = True
-        else:
-            self._file.close()
-
-    def _write_to_file(self, view: memoryview) -> None:
-        if self._file is None:
-            self._file = self._open()
-            if self._held:
-                self._file.write(bytes(self._held))
-                self._held = bytearray()
-        self._file.write(view if self._location.is_local else bytes(view))
 
     def _open(self) -> Any:
         if self._location.is_local:

@@ -136,7 +136,11 @@ class VersionedDocument:
         except AlreadyExistsError:
             raise self._conflict(expected) from None
         # Old revisions are deleted last: a crash in between leaves one too many, never one too few.
-        self._delete(self._superseded(expected, file))
+        superseded = self._superseded(expected, file)
+        # An old revision that remains does no harm; the next write tries again.
+        with suppress(StorageError):
+            for number in superseded:
+                delete_file(self._file(number))
 
     def change(
         self,
@@ -206,12 +210,6 @@ class VersionedDocument:
             delete_file(file)
             raise self._conflict(expected)
         return [number for number in numbers if number <= expected]
-
-    def _delete(self, numbers: list[int]) -> None:
-        # An old revision that remains does no harm; the next write tries again.
-        with suppress(StorageError):
-            for number in numbers:
-                delete_file(self._file(number))
 
     def _latest(self) -> int:
         return max(self._numbers(), default=0)
