@@ -110,12 +110,10 @@ def _document(app: FastAPI, *, authenticated: bool) -> dict[str, Any]:
         for method, operation in operations.items():
             operation["responses"].pop("422", None)
             key = f"{method.upper()} {path}"
-            schema = answers.get(key, {"type": "string"})
             answer = next(answer for status, answer in operation["responses"].items() if status.startswith("2"))
             (media_type,) = answer["content"]
-            if media_type == EVENT_STREAM:
-                schema = _EVENTS
-            answer["content"] = {media_type: {"schema": schema, "examples": _named(examples[key])}}
+            sent = _EVENTS if media_type == EVENT_STREAM else answers.get(key, {"type": "string"})
+            answer["content"] = {media_type: {"schema": sent, "examples": _named(examples[key])}}
     schema["components"] = {"schemas": components}
     if authenticated:
         schema["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
