@@ -214,7 +214,7 @@ class CheckpointCoordinator:
         ids = CheckpointIdCounter() if ids is None else ids
         stats = CheckpointStatsTracker() if statistics is None else statistics
         self._stats = stats
-        self._state = CoordinatorState.CREATED
+        self.state = CoordinatorState.CREATED
         self._job_status = ""
         self._fenced = False
         self._stopping = False
@@ -269,10 +269,6 @@ class CheckpointCoordinator:
         }
 
     @property
-    def state(self) -> CoordinatorState:
-        return self._state
-
-    @property
     def configuration(self) -> CheckpointConfiguration:
         """The effective settings."""
         return self._in_force.settings
@@ -321,19 +317,19 @@ class CheckpointCoordinator:
         """
         handler = self._handlers.get(type(event))
         if handler is None:
-            raise UnexpectedEventError(self._state, event)
-        if self._state is CoordinatorState.CLOSED and self._fenced:
+            raise UnexpectedEventError(self.state, event)
+        if self.state is CoordinatorState.CLOSED and self._fenced:
             # Another driver is the leader: late messages change nothing here, and no file is touched.
             if isinstance(event, on.TriggerRequested):
                 self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        elif self._state in _ACCEPTED_IN.get(type(event), _ANY):
+        elif self.state in _ACCEPTED_IN.get(type(event), _ANY):
             try:
                 handler(event, now)
             except UnexpectedAnswerError:
-                raise UnexpectedEventError(self._state, event) from None
+                raise UnexpectedEventError(self.state, event) from None
             self._go_on(event, now)
         else:
-            raise UnexpectedEventError(self._state, event)
+            raise UnexpectedEventError(self.state, event)
         # Copied: the parts hold a reference to `append` of this list, so it is emptied and never replaced.
         effects = list(self._effects)
         self._effects.clear()
@@ -347,11 +343,11 @@ class CheckpointCoordinator:
         # The order matters: a write started here makes a restore wait, and closing waits for both.
         if self._pending:
             self._completion.finalize_what_is_ready(now)
-        if self._state is CoordinatorState.RESTORING:
+        if self.state is CoordinatorState.RESTORING:
             self._restoring.answer_when_known(now)
             if not self._restoring.is_waiting:
-                self._state = CoordinatorState.CREATED
-        if self._state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
+                self.state = CoordinatorState.CREATED
+        if self.state is CoordinatorState.CLOSING and isinstance(event, _CLOSING_WAITS_FOR):
             self._continue_closing()
         # Last, when the numbers of pending checkpoints and of those being cleaned are final.
         if self._triggering.requests.queue:
@@ -362,13 +358,13 @@ class CheckpointCoordinator:
     def _on_job_running(self, event: on.JobRunning, now: Instant) -> None:
         self._stopping = False
         self._executions.deployed(event.executions, event.finished, event.finished_on_restore)
-        self._state = CoordinatorState.RUNNING
+        self.state = CoordinatorState.RUNNING
         self._failures.deployed()
         self._schedule.deployed()
         self._schedule.start(now)
 
     def _on_tasks_left_running(self, event: on.TasksLeftRunning, now: Instant) -> None:
-        self._state = CoordinatorState.CREATED
+        self.state = CoordinatorState.CREATED
         self._leave_deployment(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
 
     def _leave_deployment(self, reason: Reason, now: Instant) -> None:
@@ -396,9 +392,9 @@ class CheckpointCoordinator:
             self._triggering.request_final(now)
 
     def _on_trigger_requested(self, event: on.TriggerRequested, now: Instant) -> None:
-        if self._state in _ENDING:
+        if self.state in _ENDING:
             self._failures.fail_request(event.request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN)
-        elif self._state is not CoordinatorState.RUNNING:
+        elif self.state is not CoordinatorState.RUNNING:
             self._failures.tasks_not_running(event.request_id)
         elif self._stopping and not event.properties.is_synchronous:
             # Refused during a stop with savepoint: sources that were only stopped would count as finished.
@@ -410,7 +406,7 @@ class CheckpointCoordinator:
     # --- settings and graph of the job
 
     def _on_configuration_patched(self, event: on.ConfigurationPatched, now: Instant) -> None:
-        if self._state in _ENDING:
+        if self.state in _ENDING:
             return  # the job ended while the settings were being persisted
         before = self._in_force.settings
         settings = self._in_force.settings = self._with_retention(event.configuration.effective())
@@ -420,7 +416,7 @@ class CheckpointCoordinator:
             self._triggering.move_deadlines(now)
 
     def _on_retention_asked(self, event: on.RetentionAsked, now: Instant) -> None:
-        if self._state not in _ENDING:
+        if self.state not in _ENDING:
             self._outlive_cancelling = True
             self._in_force.settings = self._with_retention(self._in_force.settings)
 
@@ -436,7 +432,7 @@ class CheckpointCoordinator:
 
     def _on_restore_requested(self, event: on.RestoreRequested, now: Instant) -> None:
         self._retention.find_leftovers(self._pending.last_id)
-        self._state = CoordinatorState.RESTORING
+        self.state = CoordinatorState.RESTORING
         self._restoring.request(event)
 
     def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
@@ -457,9 +453,9 @@ class CheckpointCoordinator:
     # --- shutdown
 
     def _on_shutdown(self, event: on.Shutdown, now: Instant) -> None:
-        if self._state is CoordinatorState.CLOSING and not event.fenced:
-            raise UnexpectedEventError(self._state, event)
-        self._state = CoordinatorState.CLOSING
+        if self.state is CoordinatorState.CLOSING and not event.fenced:
+            raise UnexpectedEventError(self.state, event)
+        self.state = CoordinatorState.CLOSING
         self._job_status = event.job_status
         self._fenced = event.fenced
         if event.fenced:
@@ -473,7 +469,7 @@ class CheckpointCoordinator:
             request_id = pending.request.request_id
             self._failures.fail_request(request_id, Reason.CHECKPOINT_COORDINATOR_SHUTDOWN, pending=pending)
         self._pending.clear()
-        self._state = CoordinatorState.CLOSED
+        self.state = CoordinatorState.CLOSED
         self._effects.append(out.ShutdownComplete())
 
     def _continue_closing(self) -> None:
@@ -485,7 +481,7 @@ class CheckpointCoordinator:
             self._retention.release(self._job_status)
         if self._retention.cleaning == 0:
             self._retention.delete_unused_shared_files()
-            self._state = CoordinatorState.CLOSED
+            self.state = CoordinatorState.CLOSED
             self._effects.append(out.ShutdownComplete(self._retention.keeps_nothing))
 
 
