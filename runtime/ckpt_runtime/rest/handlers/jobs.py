@@ -17,8 +17,6 @@ from ckpt_runtime.contract.cluster import AggregatedMetric, Metric, Nothing, Opt
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.contract.jobs import (
     Backpressure,
-    BackpressureHealth,
-    CheckpointHealth,
     ExceptionHistory,
     Exceptions,
     ExecutionResult,
@@ -217,7 +215,7 @@ async def job_cluster_configuration(job_id: JobId, dispatcher: TheDispatcher) ->
 # --- health
 
 
-async def _health(job_id: str, dispatcher: Dispatcher) -> health.JobHealth:
+async def _health(job_id: str, dispatcher: Dispatcher) -> JobHealth:
     details = await dispatcher.job_details(job_id)
     job, pressures = dispatcher.jobs[job_id], {}
     if details.overview.status is JobStatus.RUNNING:
@@ -245,15 +243,7 @@ def _stall_timeout_ms(configuration: JobConfig) -> int:
 @healths.get("/jobs/{jobid}/health", responses=_READ)
 async def job_health(job_id: JobId, dispatcher: TheDispatcher) -> JobHealth:
     """A verdict with its reasons and figures."""
-    found = await _health(job_id, dispatcher)
-    return JobHealth(
-        verdict=found.verdict,
-        reasons=tuple(found.reasons),
-        state=found.status,
-        checkpoints=CheckpointHealth(found.success_rate, found.ended, found.checkpoint_age_ms),
-        restarts=found.restarts,
-        backpressure=BackpressureHealth(found.backpressure, found.backpressured_vertex),
-    )
+    return await _health(job_id, dispatcher)
 
 
 @healths.get("/metrics", include_in_schema=False)
