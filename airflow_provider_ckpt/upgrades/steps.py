@@ -300,7 +300,7 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
     work.
     """
     requested, old = record.stop_requested, f"job {record.old_job}"
-    look = ReadStop(record.old_job, _stop_id(record)) if requested else Look(record.old_job)
+    look = ReadStop(record.old_job, _id(record.series, "stop")) if requested else Look(record.old_job)
     seen = await turn.ask(look)
     stop = seen if isinstance(seen, StopSeen) else StopSeen(_job(seen), known=False)
     if isinstance(stop.job, JobMissing):
@@ -314,7 +314,8 @@ async def _stop_old(record: Upgrade, turn: Turn) -> Upgrade | None:
         desired = record.desired
         if not record.stop_requested:
             return _next(record, Step.SAVEPOINT, turn.now_ms + desired.savepoint_within, stop_requested=True)
-        request = Stop(record.old_job, _stop_id(record), desired.directory, desired.format, record.claim)
+        stop_id = _id(record.series, "stop")
+        request = Stop(record.old_job, stop_id, desired.directory, desired.format, record.claim)
         answer = await turn.ask(request)
         if isinstance(answer, Refused):  # an earlier request may have been carried out: only another look shows it
             refused = record.refused_stops + 1
@@ -335,10 +336,6 @@ def _without_savepoint(record: Upgrade, stop: StopSeen, job: Seen, now_ms: int) 
         return _fall_back(record, job, "the savepoint takes too long", now_ms)
     why = f"{old} is {job.state} and cannot take a savepoint"
     return _fall_back(record, job, why, now_ms) or _refuse(record, why)
-
-
-def _stop_id(record: Upgrade) -> str:
-    return _id(record.series, "stop")
 
 
 def _job(answer: Answer) -> Seen | JobMissing:

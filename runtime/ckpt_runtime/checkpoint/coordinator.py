@@ -234,25 +234,26 @@ class CheckpointCoordinator:
         self._handlers = self._by_event()
 
     def _by_event(self) -> dict[type[Any], Callable[[Any, Instant], None]]:
+        triggering = self._triggering
         return {
             on.JobRunning: self._on_job_running,
             on.TasksLeftRunning: self._on_tasks_left_running,
             on.SubtaskFinished: self._on_subtask_finished,
             on.EndOfDataReached: self._on_end_of_data,
             on.RestoreRequested: self._on_restore_requested,
-            on.PeriodicTriggerStopped: self._on_periodic_stopped,
+            on.PeriodicTriggerStopped: lambda _, now: triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now),
             on.PeriodicTriggerStarted: self._on_periodic_started,
             on.Shutdown: self._on_shutdown,
             on.ConfigurationPatched: self._on_configuration_patched,
             on.RetentionAsked: self._on_retention_asked,
-            on.GraphReplaced: self._on_graph_replaced,
-            on.BacklogChanged: self._triggering.on_backlog_changed,
+            on.GraphReplaced: lambda event, _: self._executions.replace_graph(event.graph),
+            on.BacklogChanged: triggering.on_backlog_changed,
             on.TriggerRequested: self._on_trigger_requested,
-            on.CheckpointWanted: self._triggering.on_wanted,
-            on.TimerFired: self._triggering.on_timer_fired,
-            on.LocationReady: self._triggering.on_location_ready,
-            on.LocationFailed: self._triggering.on_location_failed,
-            on.TriggerFailed: self._triggering.on_trigger_failed,
+            on.CheckpointWanted: triggering.on_wanted,
+            on.TimerFired: triggering.on_timer_fired,
+            on.LocationReady: triggering.on_location_ready,
+            on.LocationFailed: triggering.on_location_failed,
+            on.TriggerFailed: triggering.on_trigger_failed,
             on.Acknowledged: self._completion.on_acknowledged,
             on.Declined: self._completion.on_declined,
             on.ProgressReported: self._completion.on_progress,
@@ -265,7 +266,7 @@ class CheckpointCoordinator:
             on.StoreRemoved: self._retention.on_store_removed,
             on.StoreRemoveFailed: self._retention.on_store_remove_failed,
             on.CleanupDone: self._retention.on_cleanup_done,
-            on.LeftoversFound: self._on_leftovers_found,
+            on.LeftoversFound: lambda event, _: self._retention.leftovers_found(event, self._pending.first_id),
         }
 
     @property
@@ -382,9 +383,6 @@ class CheckpointCoordinator:
         if self._executions.end_of_data(event.execution, event.waits):
             self._triggering.request_final(now)
 
-    def _on_periodic_stopped(self, event: on.PeriodicTriggerStopped, now: Instant) -> None:
-        self._triggering.stop(Reason.CHECKPOINT_COORDINATOR_SUSPEND, now)
-
     def _on_periodic_started(self, event: on.PeriodicTriggerStarted, now: Instant) -> None:
         self._stopping = False
         if not self._schedule.is_running:
@@ -425,18 +423,12 @@ class CheckpointCoordinator:
             return configuration
         return replace(configuration, retention=CheckpointRetention.RETAIN_ON_CANCELLATION)
 
-    def _on_graph_replaced(self, event: on.GraphReplaced, now: Instant) -> None:
-        self._executions.replace_graph(event.graph)
-
     # --- restore
 
     def _on_restore_requested(self, event: on.RestoreRequested, now: Instant) -> None:
         self._retention.find_leftovers(self._pending.last_id)
         self.state = CoordinatorState.RESTORING
         self._restoring.request(event)
-
-    def _on_leftovers_found(self, event: on.LeftoversFound, now: Instant) -> None:
-        self._retention.leftovers_found(event, self._pending.first_id)
 
     def _on_store_added(self, event: on.StoreAdded, now: Instant) -> None:
         if not self._restoring.store_added(event.checkpoint_id):

@@ -143,10 +143,6 @@ class Dispatcher:
 
     # --- high availability
 
-    @property
-    def _store(self) -> HaStore | None:
-        return self._submitter.store
-
     def wait_for(self, leader: LeaderInfo) -> None:
         """Records which other driver leads: errors to callers name it."""
         self.jobs.leader_elsewhere = leader
@@ -522,8 +518,8 @@ class Dispatcher:
         return self._operations.start(operation, None, trigger_id, dispose)
 
     def _dispose(self, path: str, written: tuple[str, ...], ended: frozenset[str]) -> None:
-        if self._store is not None:
-            self._store.fence()
+        if self._submitter.store is not None:
+            self._submitter.store.fence()
         dispose_of_snapshot(path, self._submitter.cluster, written, ended)
 
     # --- the savepoint catalogue

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-
 from enum import StrEnum
 
 from ckpt_runtime.checkpoint.configuration import CheckpointConfiguration

@@ -209,7 +209,13 @@ class DataTransport:
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._accept_again_at: float | None = None
         tls = internal_context(secret, "server")
-        self._incoming = IncomingHandshakes(self._selector, secret, _PURPOSE, self._welcome, tls)
+        self._incoming = IncomingHandshakes(
+            self._selector,
+            secret,
+            _PURPOSE,
+            lambda accepted, peer: self._add(DataConnection(self, accepted, peer)),
+            tls,
+        )
         self._selector.register(self._wake_receive, selectors.EVENT_READ, self._drain_wake)
         self._connections: set[DataConnection] = set()
         self._dialled: dict[Address, DataConnection] = {}
@@ -369,9 +375,6 @@ class DataTransport:
             self._accept_again_at = time.monotonic() + ACCEPT_PAUSE_S
             return
         self._incoming.add(plain, f"{peer[0]}:{peer[1]}")
-
-    def _welcome(self, accepted: AnySocket, peer: str) -> None:
-        self._add(DataConnection(self, accepted, peer))
 
     def _drain_wake(self) -> None:
         with suppress(BlockingIOError):

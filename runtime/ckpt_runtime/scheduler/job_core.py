@@ -123,7 +123,9 @@ class JobCore:
             checkpoint_on.TriggerRequested: self._on_trigger_requested,
             checkpoint_on.EndOfDataReached: self._on_end_of_data,
             core.AttemptRecorded: self._on_attempt_recorded,
-            core.AttemptNotRecorded: self._on_attempt_not_recorded,
+            core.AttemptNotRecorded: lambda event: self._on_state_restore_failed(
+                job_on.StateRestoreFailed(event.attempt, event.cause)
+            ),
             core.ResultStored: self._on_result_stored,
             core.ResultNotStored: self._on_result_not_stored,
             core.SavepointBeforeCancel: self._on_savepoint_before_cancel,
@@ -249,9 +251,6 @@ class JobCore:
             plan = self.plan
             request = checkpoint_on.RestoreRequested(f"restore-{event.attempt}", plan.savepoint, plan.restore_mode)
             self._to_coordinator(request)
-
-    def _on_attempt_not_recorded(self, event: core.AttemptNotRecorded) -> None:
-        self._on_state_restore_failed(job_on.StateRestoreFailed(event.attempt, event.cause))
 
     def _restore_from(self, effect: checkpoint_out.RestoreFrom) -> None:
         attempt = _attempt_of(effect.request_id)

@@ -71,7 +71,8 @@ class Duplicator:
         self._directory = directory
         self._links: list[tuple[Means, Callable[[Location, Location], None]]] = []
         if directory.is_local and not copies_only:
-            self._links = [(Means.REFLINK, _reflink), (Means.HARD_LINK, _hard_link_of)]
+            hard_link = (Means.HARD_LINK, lambda source, target: _hard_link(source.path, target))
+            self._links = [(Means.REFLINK, _reflink), hard_link]
 
     def duplicate(self, source: Location, file: StateFile) -> tuple[StateFile, Means]:
         """Makes a file with the content that ``file`` describes, which lies at ``source``; its path is relative.

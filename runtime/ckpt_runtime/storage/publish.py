@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -62,7 +63,7 @@ def publish(location: Location, data: bytes, *, private: bool = True) -> None:
     the write took effect, :class:`StorageError` when it had none.
     """
     if location.is_local:
-        _publish_locally(location, data, _link, private=private)
+        _publish_locally(location, data, partial(os.link, follow_symlinks=False), private=private)
     else:
         _put(location, data, create=True)
 
@@ -110,10 +111,6 @@ def fsync_directory(path: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _link(temporary: str, final: str) -> None:
-    os.link(temporary, final, follow_symlinks=False)
 
 
 def _publish_locally(
