@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
-from typing import TypedDict
+from typing import Any
 
 from ckpt_runtime.checkpoint.completed_checkpoint import CompletedCheckpoint, SubtaskState, is_shared
 from ckpt_runtime.checkpoint.properties import CheckpointType
@@ -156,31 +156,19 @@ class AcknowledgedTotals:
         return ABSENT if ack == ABSENT else max(0, ack - self.trigger_timestamp)
 
 
-class AcknowledgedFigures(TypedDict):
-    """The fields of :class:`AcknowledgedTotals` that depend on the subtasks."""
-
-    num_acknowledged_subtasks: int
-    latest_ack_timestamp: int
-    checkpointed_size: int
-    reused_size: int
-    state_size: int
-    processed_data: int
-    persisted_data: int
-    alignment_buffered: int
+_SUMMED = ("checkpointed_size", "reused_size", "processed_data", "persisted_data", "alignment_buffered")
 
 
-def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> AcknowledgedFigures:
-    """Adds up the acknowledged subtasks; partial reports of aborted subtasks are left out."""
+def acknowledged_totals(subtasks: Iterable[SubtaskStats | None]) -> dict[str, Any]:
+    """The fields of :class:`AcknowledgedTotals` that depend on the subtasks; partial reports of aborted ones are left
+    out.
+    """
     acknowledged = [subtask for subtask in subtasks if subtask is not None and subtask.completed]
     return {
         "num_acknowledged_subtasks": len(acknowledged),
         "latest_ack_timestamp": max((subtask.ack_timestamp for subtask in acknowledged), default=ABSENT),
-        "checkpointed_size": sum(subtask.metrics.checkpointed_size for subtask in acknowledged),
-        "reused_size": sum(subtask.metrics.reused_size for subtask in acknowledged),
         "state_size": sum(subtask.state_size for subtask in acknowledged),
-        "processed_data": sum(subtask.metrics.processed_data for subtask in acknowledged),
-        "persisted_data": sum(subtask.metrics.persisted_data for subtask in acknowledged),
-        "alignment_buffered": sum(subtask.metrics.alignment_buffered for subtask in acknowledged),
+        **{name: sum(getattr(subtask.metrics, name) for subtask in acknowledged) for name in _SUMMED},
     }
 
 
