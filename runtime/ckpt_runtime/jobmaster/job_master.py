@@ -33,11 +33,7 @@ from ckpt_runtime.jobmaster.gateway_values import (
     ConfigurationRefused,
     Conflict,
     EffectiveCheckpointConfig,
-    ExceptionHistory,
-    ExecutionResult,
     InvalidRequest,
-    JobDetails,
-    JobOverview,
     JobTerminated,
     NotReady,
     OperationStatus,
@@ -50,7 +46,6 @@ from ckpt_runtime.jobmaster.gateway_values import (
 from ckpt_runtime.jobmaster.job_host import LoopHost, Result
 from ckpt_runtime.jobmaster.job_settings import create_restart_strategy, overridden_options, submitted_settings
 from ckpt_runtime.jobmaster.job_shell import JobShell
-from ckpt_runtime.jobmaster.job_view import JobView
 from ckpt_runtime.jobmaster.operations import OperationFailure
 from ckpt_runtime.jobmaster.planning import RunningProgram
 from ckpt_runtime.jobmaster.request_checks import checkpoint_directory
@@ -128,6 +123,13 @@ class JobMaster:
             announcer,
         )
         self._shell.when_changed = self._limit_time
+        self.view = view = self._shell.view
+        """The job as users see it."""
+        self.overview, self.details, self.result = view.overview, view.details, view.result
+        self.exception_history = view.exception_history
+        self.job_id = submission.job_id
+        self.defaults = submission.defaults
+        """The cluster's options, which the job's own options override."""
         self._stop_in_time = stop
         self._running_since: float | None = None
         self._time_limit: asyncio.Task[None] | None = None
@@ -138,13 +140,8 @@ class JobMaster:
     # --- requests
 
     @property
-    def view(self) -> JobView:
-        """The job as users see it."""
-        return self._shell.view
-
-    @property
     def status(self) -> JobStatus:
-        return self._shell.view.status
+        return self.view.status
 
     @property
     def has_ended(self) -> bool:
@@ -324,18 +321,9 @@ class JobMaster:
     # --- its configuration (FLIP-530)
 
     @property
-    def job_id(self) -> str:
-        return self._submission.job_id
-
-    @property
     def accepted_plan(self) -> JobPlan:
         """The plan that was accepted last and that the next deployment runs."""
         return self._shell.core.accepted_plan
-
-    @property
-    def defaults(self) -> Configuration:
-        """The cluster's options, which the job's own options override."""
-        return self._submission.defaults
 
     @property
     def overrides(self) -> CheckpointOverrides:
@@ -478,21 +466,9 @@ class JobMaster:
     def executions(self) -> ExecutionGraph:
         return self.view.executions
 
-    def overview(self) -> JobOverview:
-        return self.view.overview()
-
-    def details(self) -> JobDetails:
-        return self.view.details()
-
     def config_info(self) -> JobConfig:
         core = self._shell.core
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
-
-    def exception_history(self, limit: int) -> ExceptionHistory:
-        return self.view.exception_history(limit)
-
-    def result(self) -> ExecutionResult:
-        return self.view.result()
 
     async def processed_all(self, since: int | None) -> tuple[int, bool]:
         """Takes a checkpoint. Returns its id, and whether all data that existed at an earlier one is committed by now.
