@@ -32,7 +32,6 @@ RETRY_TIMEOUT_SECONDS = 180.0
 DATA = os.environ.get("CKPT_DATA", str(Path.home() / "ckpt-data"))
 
 
-
 _PROGRAMS, _FILES, _SPEED, _TIMES = "Programs", "Files", "Speed", "Checkpoints"
 
 PARAMS = {
@@ -73,7 +72,6 @@ def arguments(rate: str) -> list[str]:
     output = "{{ ti.xcom_pull(task_ids='output_directory') }}"
     paths = ["--input", "{{ params.input }}", "--output", output]
     return [*paths, "--rows-per-second", f"{{{{ params.{rate} }}}}"]
-
 
 
 def directory_of_run(output: str, run_id: str) -> Path:

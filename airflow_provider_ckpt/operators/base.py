@@ -150,11 +150,13 @@ class CkptOperator(ReportsLineage, CkptTask, BaseOperator):
     def pause(self) -> float:
         """Seconds between two polls."""
         given = arguments.optional_seconds("poll_interval", self.poll_interval)
-        return arguments.poll_interval() if given is None else arguments.pause("poll_interval", given)
+        return (
+            arguments.configured_seconds("poll_interval") if given is None else arguments.pause("poll_interval", given)
+        )
 
     def default_wait_timeout(self) -> float | None:
         """Return the seconds that a try waits when the DAG author gives none; ``None``: without a limit."""
-        return arguments.wait_timeout()
+        return arguments.configured_seconds("wait_timeout")
 
     @contextmanager
     def connected(self, deadline: float | None = None) -> Iterator[CkptClient]:
