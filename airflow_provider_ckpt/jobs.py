@@ -97,10 +97,6 @@ async def resolve(client: AsyncCalls, job: str, *, ended: bool, pause: float) ->
         found = chosen(job, lines, ended=ended)
         if found is not None:
             return found
-    raise CkptJobNotFound(_absent(job, lines))
-
-
-def _absent(job: str, lines: Sequence[JobLine]) -> str:
     running = [line for line in lines if line.state not in TERMINAL_STATES]
     there = f"active jobs are {_shown(running)}" if running else "no job is active in this session"
     last = None if arguments.is_job_id(job) else latest_ended(job, lines)
@@ -110,7 +106,7 @@ def _absent(job: str, lines: Sequence[JobLine]) -> str:
         text = f"job: no job is named {job!r}; {there}"
     else:
         text = f"job: no active job is named {job!r}, the latest one, {last.job_id}, is {last.state}; {there}"
-    return f"{text}. Check the connection and the name, or give if_not_found='skip'"
+    raise CkptJobNotFound(f"{text}. Check the connection and the name, or give if_not_found='skip'")
 
 
 def _shown(lines: Sequence[JobLine]) -> str:

@@ -211,11 +211,6 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
 
     def settle(self, context: Context) -> None:
         super().settle(context)
-        self.args = [self._document()]
-        self.job_name = self._name(context)
-
-    def _document(self) -> str:
-        """The arguments of the call as JSON."""
         given = [list(self.op_args), dict(self.op_kwargs)]
         for name, value in [*enumerate(self.op_args), *self.op_kwargs.items()]:
             if not _is_json(value):
@@ -224,7 +219,8 @@ class _CkptDecoratedOperator(DecoratedOperator, DeployJobOperator):
                     type(value).__name__,
                     "it must be a JSON value: a text, a number, true, false, None, or lists and dicts of these",
                 )
-        return json.encode(given, order="sorted").decode()
+        self.args = [json.encode(given, order="sorted").decode()]
+        self.job_name = self._name(context)
 
     def _name(self, context: Context) -> str:
         """The job's name, in which ``{parameter}`` is replaced by the argument of that name."""

@@ -210,7 +210,15 @@ class JobMaster:
     ) -> OperationStatus:
         """Raises OperationFailure, after which the job continues. ``taken_by`` None makes no catalogue entry."""
         if request.then in (AfterSavepoint.STOP, AfterSavepoint.DRAIN):
-            return await self._stop_with_savepoint(request, taken_by)
+            # An identical request while the stop is in progress joins it, regardless of its requester.
+            wanted = (request.directory, request.format, request.then)
+            stopping = self._stopping.get(wanted)
+            if stopping is None:
+                stopping = self._stopping[wanted] = self._loop.create_task(self._stop(request, taken_by))
+                stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
+                # Its client may have disconnected, and asyncio logs an error that is never retrieved.
+                stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
+            return await asyncio.shield(stopping)
         properties = CheckpointProperties(CheckpointType.SAVEPOINT, request.format)
         cancels = request.then is AfterSavepoint.CANCEL
         done = await self._trigger(properties, request.directory, cancels=cancels)
@@ -245,20 +253,6 @@ class JobMaster:
             await self._loop.run_in_executor(self._pools.paths(location), record_savepoint, location, taken_by)
         except (StorageError, ValueError) as error:
             logger.warning("savepoint %s has no entry in the catalogue: %s", location, error)
-
-    async def _stop_with_savepoint(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
-        """Completes when all tasks have finished after the savepoint. Raises OperationFailure.
-
-        An identical request while the stop is in progress joins it, regardless of its requester.
-        """
-        wanted = (request.directory, request.format, request.then)
-        stopping = self._stopping.get(wanted)
-        if stopping is None:
-            stopping = self._stopping[wanted] = self._loop.create_task(self._stop(request, taken_by))
-            stopping.add_done_callback(lambda _: self._stopping.pop(wanted))
-            # Its client may have disconnected, and asyncio logs an error that is never retrieved.
-            stopping.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(stopping)
 
     async def _stop(self, request: SavepointRequest, taken_by: SavepointFacts | None) -> OperationStatus:
         request_id = uuid.uuid4().hex

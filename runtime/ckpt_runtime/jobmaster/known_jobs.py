@@ -471,28 +471,25 @@ class KnownJobs(dict[str, JobMaster | EndedJob]):
 
     def _take_over_job(self, found: FoundJob) -> None:
         try:
-            self._recover_found(found)
+            if found.failure is not None:
+                self._orphaned[found.job_id] = found.failure
+            request = None
+            if found.result is not None:
+                ended = self[found.job_id] = EndedJob(found.result)
+                request = ended.request
+                if found.submission is not None:
+                    self._finish_clean_up(found.submission, ended)
+            elif found.submission is not None:
+                request = found.submission.request
+                submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
+                job = self[found.job_id] = self.create(submission)
+                job.start()
+            if request is not None:
+                self._submissions.remember(found.job_id, request)
         # One broken stored job must not prevent the recovery of the others.
         except (ConfigurationError, KeyError, TypeError, ValueError) as error:
             logger.exception("job %s cannot be recovered", found.job_id)
             self._orphaned[found.job_id] = f"{type(error).__name__}: {error}"
-
-    def _recover_found(self, found: FoundJob) -> None:
-        if found.failure is not None:
-            self._orphaned[found.job_id] = found.failure
-        request = None
-        if found.result is not None:
-            ended = self[found.job_id] = EndedJob(found.result)
-            request = ended.request
-            if found.submission is not None:
-                self._finish_clean_up(found.submission, ended)
-        elif found.submission is not None:
-            request = found.submission.request
-            submission = replace(found.submission, ended_jobs=self.ended_before(found.submission.savepoint))
-            job = self[found.job_id] = self.create(submission)
-            job.start()
-        if request is not None:
-            self._submissions.remember(found.job_id, request)
 
     def _finish_clean_up(self, submission: JobSubmission, ended: EndedJob) -> None:
         """Finishes the clean-up after the job's end, before whose completion its driver died."""

@@ -178,7 +178,16 @@ class Lineages:
         self._check_name(job_id, same_name, condition)
         directory = submission.configuration.get(CheckpointingOptions.CONTINUE_IN)
         if directory is not None:
-            self._check_directory(job_id, directory)
+            place = resolve(directory)
+            for living in self._known.references():
+                if living.job_id == job_id or living.checkpoints is None:
+                    continue
+                if resolve(living.checkpoints).parent == place:
+                    raise Conflict(
+                        f"Job {living.job_id}, which is {living.state}, also continues in {directory}, in which only "
+                        "one job may be active. Wait for its end or cancel it, or give each query its own "
+                        "checkpointLocation"
+                    )
         self._check_start(lineage, job_id, condition)
         earlier = [job.lineage.incarnation for job in self._known.of_lineage(lineage) if job.lineage is not None]
         first = 1 if lineage == job_id else 2
@@ -203,18 +212,6 @@ class Lineages:
             held = None if job.lineage is None else self.held(job.lineage.id)
             if held is not None and held.owner != condition.owner:
                 raise LineageHeld(held)
-
-    def _check_directory(self, job_id: str, directory: str) -> None:
-        """Checks that no other job writes its checkpoints where the runs of the new job's program continue."""
-        place = resolve(directory)
-        for living in self._known.references():
-            if living.job_id == job_id or living.checkpoints is None:
-                continue
-            if resolve(living.checkpoints).parent == place:
-                raise Conflict(
-                    f"Job {living.job_id}, which is {living.state}, also continues in {directory}, in which only one "
-                    "job may be active. Wait for its end or cancel it, or give each query its own checkpointLocation"
-                )
 
     def _check_start(self, lineage: str, job_id: str, condition: Precondition) -> None:
         self._known.check_recovered(lineage)

@@ -227,7 +227,15 @@ def opened(data: bytes, token: str | None, cluster: str, now: float) -> Publishe
     document = _parsed(data)
     if token is not None:
         _check_signature(document, token, cluster)
-    leader = _leader(document)
+    rest, app_id, epoch = document.get("rest"), document.get("app_id"), document.get("epoch")
+    good_until = document.get(GOOD_UNTIL)
+    if not isinstance(rest, str) or not _is_address(rest):
+        raise DamagedDocument(f"rest: {rest!r} is not acceptable, it must be the URL of a REST API")
+    if not isinstance(app_id, str) or type(epoch) is not int or epoch < 1:
+        raise DamagedDocument(f"epoch: {epoch!r} is not acceptable, it must be a number from 1 on")
+    if good_until is not None and (isinstance(good_until, bool) or not isinstance(good_until, (int, float))):
+        raise DamagedDocument(f"{GOOD_UNTIL}: {good_until!r} is not acceptable, it must be a time in seconds")
+    leader = PublishedLeader(rest, app_id, epoch, good_until)
     if leader.good_until is None:
         return leader
     if leader.good_until < now:
@@ -265,18 +273,6 @@ def _check_signature(document: Mapping[str, Any], token: str, cluster: str) -> N
         )
     if document.get(CLUSTER) != cluster:
         raise UnprovenDocument(f"it is the document of cluster {document.get(CLUSTER)!r}, not of {cluster!r}")
-
-
-def _leader(document: Mapping[str, Any]) -> PublishedLeader:
-    rest, app_id, epoch = document.get("rest"), document.get("app_id"), document.get("epoch")
-    good_until = document.get(GOOD_UNTIL)
-    if not isinstance(rest, str) or not _is_address(rest):
-        raise DamagedDocument(f"rest: {rest!r} is not acceptable, it must be the URL of a REST API")
-    if not isinstance(app_id, str) or type(epoch) is not int or epoch < 1:
-        raise DamagedDocument(f"epoch: {epoch!r} is not acceptable, it must be a number from 1 on")
-    if good_until is not None and (isinstance(good_until, bool) or not isinstance(good_until, (int, float))):
-        raise DamagedDocument(f"{GOOD_UNTIL}: {good_until!r} is not acceptable, it must be a time in seconds")
-    return PublishedLeader(rest, app_id, epoch, good_until)
 
 
 def _is_address(text: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Annotated
 
 from fastapi import Depends, Header, Query, Request
@@ -109,21 +108,16 @@ async def aggregated_metrics(
     for job in await dispatcher.list_jobs():
         if wanted is not None and job.job_id not in wanted:
             continue
-        samples.append(_numbers(dispatcher.jobs[job.job_id].metrics()))
+        found = {}
+        for name, text in dispatcher.jobs[job.job_id].metrics().items():
+            try:
+                number = float(text)
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                found[name] = number
+        samples.append(found)
     return parameters.aggregated(samples, listed(names), aggregations(kinds))
-
-
-def _numbers(values: Mapping[str, str]) -> dict[str, float]:
-    """The values that are finite numbers; others cannot be aggregated."""
-    found = {}
-    for name, text in values.items():
-        try:
-            number = float(text)
-        except ValueError:
-            continue
-        if math.isfinite(number):
-            found[name] = number
-    return found
 
 
 @jobs.get("/{jobid}", responses=_READ)
