@@ -176,10 +176,7 @@ class CkptTask:
 
 
 class CkptJobTask(CkptTask):
-    """Base of operators and sensors of one job.
-
-    ``finds_ended``: without a living job of the name, the one that ended last is meant.
-    """
+    """Base of tasks of one job. ``finds_ended``: if no living job has the name, the one that ended last is meant."""
 
     finds_ended: ClassVar[bool] = False
     job: Templated[str]

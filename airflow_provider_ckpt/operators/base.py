@@ -316,9 +316,8 @@ class CkptOperationOperator(CkptJobOperator):
         return True
 
     def keep(self, context: Context, record: Json, result: Json) -> None:
-        """Decide which records the journal keeps after a success: nothing, so that a cleared task starts another
-        operation.
-        """
+        """Decide which records the journal keeps after a success: none, so that a cleared task starts another
+        operation."""
         Journal(context, RECORD).forget()
         self.forget_job(context)
 
@@ -360,10 +359,8 @@ class CkptOperationOperator(CkptJobOperator):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def _begin(self, context: Context, deadline: float | None, memo: Json) -> Any:
-        """Start the operation as soon as the job can take it; not while the job is restarting or being stopped.
-
-        ``memo``: the ``round``, and the ``trigger_id`` if it is not to be a new one.
-        """
+        """Start the operation once the job can take it. ``memo``: its ``round``, and a ``trigger_id`` that is to be
+        used again."""
         condition = ReadyForSnapshotCondition(self.found_job)
         with self.connected(deadline) as client:
             verdict = self.look(client, condition)

@@ -320,9 +320,7 @@ class SubmitJobOperator(RunsProgram, CkptOperator):
         return None
 
     def _new_record(self, context: Context, options: RunOptions, last: Json | None = None) -> Json:
-        """Return the record of a job to start; ``given`` is the argument, ``snapshot`` the snapshot that the job really
-        starts from.
-        """
+        """The record of a job to start; ``given`` is the argument, ``snapshot`` what the job really starts from."""
         # With a store, a reused run id must not lead to the jobs of the run before it.
         first = context["ti"].id.hex if Journal(context, RECORD).remembers else series_of(context)
         series, number = (first, 0) if last is None else (last["series"], last["number"] + 1)

@@ -73,11 +73,8 @@ class OptionChange:
 
 
 def differences(before: Configuration, after: Configuration) -> tuple[OptionChange, ...]:
-    """Returns options whose values differ in meaning, by key. Values must be valid.
-
-    ``10s`` and ``10000ms`` are equal. Not giving an option differs from giving its default, since the cluster may set
-    another value, except for options with ``default_equals_absence``.
-    """
+    """The options whose values differ in meaning, by key; values must be valid. An option that is not given differs
+    from one with its default, which the cluster may override, except for options with ``default_equals_absence``."""
     changes = (OptionChange(key, before.get_text(key), after.get_text(key)) for key in {*before, *after})
     return tuple(sorted((change for change in changes if _differs(change)), key=lambda change: change.key))
 
@@ -124,10 +121,7 @@ def not_allowed(changes: Iterable[OptionChange], allow_list: Iterable[str]) -> t
 
 
 def with_kept_secrets(given: Configuration, present: Configuration) -> Configuration:
-    """Returns ``given`` with the current value wherever it repeats the masked display of that value.
-
-    Raises :class:`InvalidConfigurationError` for a masked value without a current value.
-    """
+    """Replaces masked displays in ``given`` by present values. Raises InvalidConfigurationError if there is none."""
     kept: dict[str, str | None] = {}
     problems = []
     for key, text in given.items():
@@ -153,12 +147,8 @@ class ConfigurationUpdates:
         self._in_progress: dict[str, tuple[ConfigurationRequest, asyncio.Task[ConfigChange]]] = {}
 
     async def change(self, job: JobMaster, request: ConfigurationRequest) -> ConfigChange:
-        """Changes a job's configuration. An identical request that arrives in the meantime waits for the same change.
-
-        The change continues if the client disconnects.
-
-        Raises as ``Dispatcher.change_job_config``.
-        """
+        """Changes a job's configuration, also if the client disconnects; an identical request meanwhile joins this
+        change. Raises as ``Dispatcher.change_job_config``."""
         known = self._in_progress.get(job.job_id)
         if known is not None and replace(known[0], by=request.by) == request:
             return await asyncio.shield(known[1])
@@ -222,10 +212,7 @@ def judge(changes: Sequence[OptionChange], allow_list: Sequence[str]) -> None:
 
 
 def wanted_configuration(present: Configuration, request: ConfigurationRequest) -> Configuration:
-    """The whole requested configuration, after checking each option alone and together with the others.
-
-    Raises ConfigurationRefused.
-    """
+    """The whole requested configuration, checked. Raises ConfigurationRefused."""
     try:
         if request.partial:
             wanted = present.with_values(request.options)

@@ -69,9 +69,7 @@ class Peer(Generic[R, C]):
         self._writer = writer
 
     def send(self, command: C) -> None:
-        """Queues a command. On a closed connection it is dropped silently, because the listener is notified of the
-        closing.
-        """
+        """Queues a command. On a closed connection it is dropped: the listener is notified of the closing."""
         if not self.closed:
             self._writer.write(framed(command))
 

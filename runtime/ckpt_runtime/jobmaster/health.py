@@ -92,9 +92,7 @@ def _outcomes(statistics: CheckpointStatsSnapshot) -> list[bool]:
 
 
 def _of_stalls(details: JobDetails, timeout_ms: int) -> Iterator[tuple[HealthVerdict, str]]:
-    """Finds subtasks in which no row moves although work waits. Subtasks that cannot send are named only if no other
-    subtask is stuck.
-    """
+    """Finds subtasks in which no row moves although work waits; those that cannot send only if there are no others."""
     running = [
         (vertex, subtask)
         for vertex in details.vertices

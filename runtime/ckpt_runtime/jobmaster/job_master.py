@@ -91,10 +91,8 @@ _STOP_AGAIN_S = 1.0
 
 
 class JobMaster:
-    """A job from its submission to its result.
-
-    Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
-    """
+    """A job from its submission to its result. Raises InvalidOptionError or CheckpointConfigurationError for unusable
+    values."""
 
     def __init__(
         self,
@@ -159,10 +157,7 @@ class JobMaster:
         return self._shell.storage.cleaned_up
 
     def prepare_storage(self) -> int:
-        """Makes the job's checkpoint directory, in a pool thread; returns the first checkpoint id of a new job.
-
-        Raises StorageError when the directory cannot be used.
-        """
+        """In a pool thread: makes the directory; returns a new job's first checkpoint id. Raises StorageError."""
         first = self._shell.storage.prepare()
         # Directories of an earlier job of this id may exist: their checkpoint ids are not reused.
         self._ids.advance_to(first)
@@ -184,10 +179,7 @@ class JobMaster:
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
-        """Ends the tasks because this driver ends; retained checkpoints and savepoints stay.
-
-        ``fenced`` when another driver already leads, so this one must not change anything.
-        """
+        """Ends the tasks because this driver ends; ``fenced`` when another one leads and this one may change nothing."""
         self._shell.tell(LeadershipLost() if fenced else job_on.SuspendRequested())
         self.close()
 
@@ -360,10 +352,7 @@ class JobMaster:
     async def change_configuration(
         self, plan: JobPlan, base: JobPlan, strategy: RestartStrategy | None, *, restarts: bool
     ) -> None:
-        """Persists, applies, and returns when a needed restart has begun. See ``ConfigurationRequested``.
-
-        Raises as ``Dispatcher.change_job_config``.
-        """
+        """Persists, applies, and returns when a needed restart has begun. Raises as ``Dispatcher.change_job_config``."""
         answer = await self._change(ConfigurationRequested(uuid.uuid4().hex, plan, base, restarts, strategy))
         match answer.outcome:
             case ChangeOutcome.BUSY:
@@ -465,10 +454,8 @@ class JobMaster:
         return self.view.config_info(core.accepted_plan, core.plan.own.version, overridden_options(core.overrides))
 
     async def processed_all(self, since: int | None) -> tuple[int, bool]:
-        """Takes a checkpoint. Returns its id, and whether all data that existed at an earlier one is committed by now.
-
-        Raises OperationFailure, also while the job does not run.
-        """
+        """Takes a checkpoint; returns its id, and whether what existed at an earlier one is committed. Raises
+        OperationFailure."""
         taken = (await self._trigger(CheckpointProperties(), None)).checkpoint_id
         return taken, since is not None and self._shell.progress.has_processed_all(since)
 
@@ -495,10 +482,8 @@ class JobMaster:
 def create_job_core(
     submission: JobSubmission, ids: CheckpointIdCounter, on_checkpoint: Callable[[CheckpointStats], None] | None = None
 ) -> JobCore:
-    """Creates the core of a new job, or of one that this driver recovers.
-
-    Raises InvalidOptionError or CheckpointConfigurationError for values that cannot be used.
-    """
+    """The core of a new or recovered job. Raises InvalidOptionError or CheckpointConfigurationError for unusable
+    values."""
     configuration, history = submission.configuration, submission.history
     settings = submitted_settings(configuration, submission.graph.transaction_timeout_ms)
     overrides = CheckpointOverrides.from_document(history.overrides)

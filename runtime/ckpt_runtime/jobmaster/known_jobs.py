@@ -63,10 +63,7 @@ _PERMANENT = (NotFoundError, *_LASTING)
 
 
 class RecoveryError(RuntimeError):
-    """A job cannot be recovered now; its message names the file and the problem.
-
-    ``may_pass``: no file is proven damaged, so that a retry may help.
-    """
+    """Names the file that prevents a recovery, and the problem. ``may_pass``: no damage is proven; a retry may help."""
 
     def __init__(self, message: str, *, may_pass: bool) -> None:
         super().__init__(message)

@@ -47,10 +47,7 @@ def given_configuration(request: RunRequest) -> Configuration:
 
 
 def with_own_configuration(own: Configuration, given: Configuration) -> Configuration:
-    """Makes the job's submitted configuration: options of the request override those that the pipeline set.
-
-    Raises SubmissionFailed for options that are incompatible.
-    """
+    """The request's options override those that the pipeline set. Raises SubmissionFailed for incompatible ones."""
     submitted = Configuration.merge(own, given)
     try:
         validate(submitted, OptionScope.JOB)

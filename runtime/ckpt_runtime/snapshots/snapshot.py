@@ -79,9 +79,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A complete snapshot. ``directory`` is the directory in which it was found, which may differ from the one to which
-    it was written.
-    """
+    """A complete snapshot in the ``directory`` where it was found, which need not be the one it was written to."""
 
     directory: Location
     metadata: CompletedCheckpoint

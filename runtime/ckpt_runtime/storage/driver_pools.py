@@ -272,10 +272,7 @@ _MAX_ADDRESSES = 16
 
 
 class AddressPools:
-    """Gives the pool for the address of a URL that a user names: an address that hangs blocks no other one.
-
-    Thread-safe.
-    """
+    """The pool for the address of a URL that a user names: one that hangs blocks no other. Thread-safe."""
 
     def __init__(self, deadline_s: float, made: WeakSet[BoundedPool]) -> None:
         """Adds each pool to ``made``, whose owner shuts them down."""

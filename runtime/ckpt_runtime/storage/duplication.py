@@ -62,10 +62,7 @@ class Means(StrEnum):
 
 
 class Duplicator:
-    """Makes files in one directory. Thread-safe. ``copies_only``: no two files share a block on disk.
-
-    A means that the file system refused once is not tried again.
-    """
+    """Makes files in one directory; a means that was refused is not tried again. ``copies_only``: no shared blocks."""
 
     def __init__(self, directory: Location, *, copies_only: bool) -> None:
         self._directory = directory
