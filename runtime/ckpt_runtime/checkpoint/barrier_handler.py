@@ -316,12 +316,7 @@ class BarrierHandler:
     def _on_barrier(self, event: BarrierAnnounced | BarrierReceived, now: Instant) -> None:
         received = isinstance(event, BarrierReceived)
         self._pass(event.channel, event.checkpoint_id, in_order=received)
-        if event.checkpoint_id > self._latest:
-            aborted = event.checkpoint_id in self._aborted
-            self._see(event.checkpoint_id)
-            if not aborted and event.checkpoint_id not in self._pending:
-                self._begin(event, now)
-        pending = self._pending.get(event.checkpoint_id)
+        pending = self._begin_by_sign(event, now)
         if pending is None:
             return
         if received:
@@ -361,6 +356,15 @@ class BarrierHandler:
             missed = in_order and not pending.collecting and channel in pending.announced
             if missed or channel in pending.unseen:
                 self._give_up(pending.checkpoint_id, Reason.CHECKPOINT_DECLINED_SUBSUMED)
+
+    def _begin_by_sign(self, event: BarrierAnnounced | BarrierReceived, now: Instant) -> _Pending | None:
+        """The checkpoint of a barrier; None if the checkpoint is done, aborted, or older than the latest seen one."""
+        if event.checkpoint_id > self._latest:
+            aborted = event.checkpoint_id in self._aborted
+            self._see(event.checkpoint_id)
+            if not aborted and event.checkpoint_id not in self._pending:
+                self._begin(event, now)
+        return self._pending.get(event.checkpoint_id)
 
     def _begin(self, event: BarrierAnnounced | BarrierReceived | TriggeredByCoordinator, now: Instant) -> None:
         """A coordinator trigger does not count as seen: older barriers may still arrive before the channels end."""

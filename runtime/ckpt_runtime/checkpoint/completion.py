@@ -449,11 +449,7 @@ class Completion:
     def on_acknowledged(self, event: on.Acknowledged, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)
         if pending is None:
-            # The state of an aborted checkpoint is discarded. If the checkpoint completed, this is a repetition: its
-            # files are in use.
-            if self._pending.was_aborted(event.checkpoint_id):
-                self._retention.register(event)
-                self._retention.discard_state(event)
+            self._on_late_acknowledgement(event)
             return
         result = pending.classify(event.execution) if event.directory == pending.directory else AckResult.UNKNOWN
         # Nothing is discarded: its files are those of the first acknowledgement, and in use.
@@ -475,6 +471,12 @@ class Completion:
             return
         pending.acknowledge(event.execution, event.state)
         self._report_subtask(event, now)
+
+    def _on_late_acknowledgement(self, event: on.Acknowledged) -> None:
+        """Discards the state if the checkpoint was aborted. If it completed, this is a repetition: files are in use."""
+        if self._pending.was_aborted(event.checkpoint_id):
+            self._retention.register(event)
+            self._retention.discard_state(event)
 
     def on_declined(self, event: on.Declined, now: Instant) -> None:
         pending = self._pending.get(event.checkpoint_id)

@@ -84,15 +84,7 @@ def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOp
     file = Path(name)
     file.write_text(json.dumps(found.configuration, indent=2, sort_keys=True) + "\n")
     try:
-        editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
-        try:
-            done = subprocess.run([*shlex.split(editor), str(file)], check=False)
-        except (OSError, ValueError) as error:
-            raise CommandError(f"$EDITOR: {editor!r} cannot be started: {error}", ExitCode.USAGE) from error
-        if done.returncode != 0:
-            raise CommandError(
-                f"$EDITOR: {editor!r} ended with {done.returncode}; nothing has changed", ExitCode.FAILED
-            )
+        _edit(file)
         wanted = _read(file)
         planned = client.replace_job_config(job, wanted, found.version, dry_run=True)
         if dry_run or not planned.changes:
@@ -108,6 +100,16 @@ def edit(cli: Cli, job: JobArgument, dry_run: DryRunOption = False, wait: WaitOp
         raise
     file.unlink()
     _show(cli, job, change, wait=wait)
+
+
+def _edit(file: Path) -> None:
+    editor = os.environ.get("VISUAL") or os.environ.get("EDITOR") or "vi"
+    try:
+        done = subprocess.run([*shlex.split(editor), str(file)], check=False)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"$EDITOR: {editor!r} cannot be started: {error}", ExitCode.USAGE) from error
+    if done.returncode != 0:
+        raise CommandError(f"$EDITOR: {editor!r} ended with {done.returncode}; nothing has changed", ExitCode.FAILED)
 
 
 def _read(file: Path) -> dict[str, str]:

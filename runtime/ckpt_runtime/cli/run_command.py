@@ -20,6 +20,7 @@ from ckpt_runtime.client.clients import CkptClient
 from ckpt_runtime.client.errors import CkptClientError
 from ckpt_runtime.client.packaging import pack_pipeline
 from ckpt_runtime.client.waiting import watch
+from ckpt_runtime.contract.checkpoints import CheckpointStatistics
 from ckpt_runtime.contract.jobs import TERMINAL_STATES, JobDetails, RestorePreview, RunOptions
 
 WATCH_INTERVAL_S = 1.0
@@ -128,19 +129,22 @@ def _watch(cli: Cli, client: CkptClient, job: str) -> JobDetails:
             statistics = await client.calls.execute(
                 requests.checkpoint_statistics(job), retry_timeout_s=retry_timeout_s
             )
-            # Off a terminal each change is printed as a line, so it has only what rarely changes.
-            live = cli.output.decorated
-            text = details.state
-            if live:
-                records = sum(vertex.io.write_records for vertex in details.vertices)
-                text += f"  {records:,} records sent"
-            latest = statistics.latest_completed
-            if latest is not None and live:
-                text += f"  checkpoint {latest.id}, {size_text(latest.state_size)}"
-            show(text)
+            show(_progress_text(details, statistics, live=cli.output.decorated))
             return details if details.state in TERMINAL_STATES else None
 
         return client.run(watch(look, f"The end of job {job}", None, WATCH_INTERVAL_S))
+
+
+def _progress_text(details: JobDetails, statistics: CheckpointStatistics, *, live: bool) -> str:
+    """The progress as text. Off a terminal each change is printed as a line, so it has only what rarely changes."""
+    text = details.state
+    if live:
+        records = sum(vertex.io.write_records for vertex in details.vertices)
+        text += f"  {records:,} records sent"
+    latest = statistics.latest_completed
+    if latest is not None and live:
+        text += f"  checkpoint {latest.id}, {size_text(latest.state_size)}"
+    return text
 
 
 def _report_end(cli: Cli, client: CkptClient, details: JobDetails) -> ExitCode:

@@ -219,11 +219,7 @@ class PlanChange(DurableChange):
             return [core.ChangeAnswered(request_id, ChangeOutcome.NOT_NOW, str(error))]
         if isinstance(event, core.RescaleRequested):
             return self._rescale(event, present, state)
-        if event.base is not present:
-            return [core.ChangeAnswered(event.request_id, ChangeOutcome.STALE)]
-        graph = event.plan.graph
-        at_once = state is not JobState.RUNNING or graph.vertices == present.graph.vertices
-        return self._begin(event, event.plan, graph.slots, at_once=at_once)
+        return self._configure(event, present, state)
 
     def _rescale(self, event: core.RescaleRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
         try:
@@ -239,6 +235,14 @@ class PlanChange(DurableChange):
             at_once = True  # only the declared bounds change
         least = max(bounds.lower for bounds in event.bounds.values())
         return self._begin(event, replace(present, graph=graph), least, at_once=at_once)
+
+    def _configure(self, event: core.ConfigurationRequested, present: JobPlan, state: JobState) -> list[JobOutput]:
+        # Compared by identity: with an equal plan of another version, a version number would be assigned twice.
+        if event.base is not present:
+            return [core.ChangeAnswered(event.request_id, ChangeOutcome.STALE)]
+        graph = event.plan.graph
+        at_once = state is not JobState.RUNNING or graph.vertices == present.graph.vertices
+        return self._begin(event, event.plan, graph.slots, at_once=at_once)
 
     def _begin(self, event: PlanRequest, plan: JobPlan, least_slots: int, *, at_once: bool) -> list[JobOutput]:
         change = self._change = _Change(event, plan, _Step.STORED if at_once else _Step.SLOTS)

@@ -140,9 +140,11 @@ def _():
     original = JobCore._on_attempt_recorded
 
     def recorded(self, event):
-        another = self._activate_plan()
-        if another is not None:
-            self._to_coordinator(checkpoint_on.GraphReplaced(another))
+        # The plan takes effect, but not where the machine acquires slots.
+        before, self.plan = self.plan, self.accepted_plan
+        self._redeploy_is_due = False
+        if self.plan.graph is not before.graph:
+            self._to_coordinator(checkpoint_on.GraphReplaced(self.plan.graph))
         original(self, event)
 
     return [(JobCore, "_acquire_slots", JobCore._emit), (JobCore, "_on_attempt_recorded", recorded)]
