@@ -179,7 +179,7 @@ class JobMaster:
         self._shell.clean_up_after(status)
 
     def suspend(self, *, fenced: bool = False) -> None:
-        """Ends the tasks because this driver ends; ``fenced`` when another one leads and this one may change nothing."""
+        """Ends the tasks because this driver ends; ``fenced``: another one leads, and this one may change nothing."""
         self._shell.tell(LeadershipLost() if fenced else job_on.SuspendRequested())
         self.close()
 
@@ -352,7 +352,7 @@ class JobMaster:
     async def change_configuration(
         self, plan: JobPlan, base: JobPlan, strategy: RestartStrategy | None, *, restarts: bool
     ) -> None:
-        """Persists, applies, and returns when a needed restart has begun. Raises as ``Dispatcher.change_job_config``."""
+        """Persists, applies, returns when a needed restart has begun. Raises as ``Dispatcher.change_job_config``."""
         answer = await self._change(ConfigurationRequested(uuid.uuid4().hex, plan, base, restarts, strategy))
         match answer.outcome:
             case ChangeOutcome.BUSY:
