@@ -305,7 +305,7 @@ class Once(AsyncCalls):
 
 
 class Wait:
-    """One wait for a condition until ``deadline``, in seconds since the epoch by the clock ``wall``; ``None``: never."""
+    """One wait for a condition until ``deadline``, seconds since the epoch by the clock ``wall``; ``None``: never."""
 
     def __init__(
         self,

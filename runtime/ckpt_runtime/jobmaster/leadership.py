@@ -111,7 +111,7 @@ class Leadership:
         return 0 if self._info is None else self._info.epoch
 
     def fence(self) -> None:
-        """For pool threads. Raises NotLeaderError if another driver leads, StorageError while that is uncertain."""
+        """For pool threads. Raises NotLeaderError unless this driver leads, StorageError while that is uncertain."""
         info = self._info
         if info is None or self._lost:
             raise NotLeaderError("this driver is not the leader", "")
