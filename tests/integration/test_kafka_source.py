@@ -179,6 +179,19 @@ def test_starting_offsets_say_where_known_partitions_start(broker: KafkaBroker, 
 
 
 @pytest.mark.row("ends.4")
+@pytest.mark.parametrize("bounded", ["true", "false"])
+def test_assigned_partition_that_does_not_exist_is_named(broker: KafkaBroker, topic: str, bounded: str) -> None:
+    for asked, there in (
+        ({topic: [1, 2]}, f"{topic}-2 .*there is {topic}-0, {topic}-1"),
+        ({"no": [0]}, "no such topic"),
+    ):
+        given = {**options(broker, "", availableNow=bounded), "assign": json.dumps(asked)}
+        del given["subscribe"]
+        with closing(Job("kafka", given)) as job, pytest.raises(ValueError, match=f"option 'assign': .*{there}"):
+            until(lambda job=job: job.discover(), "the partitions")  # type: ignore[misc]
+
+
+@pytest.mark.row("ends.4")
 def test_topics_that_appear_and_match_the_pattern_are_read_from_their_beginnings(broker: KafkaBroker) -> None:
     name = f"late-{uuid4().hex[:8]}"
     broker.create_topic(f"{name}-a")

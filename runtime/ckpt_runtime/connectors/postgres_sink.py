@@ -185,12 +185,33 @@ class Database:
     def columns(self) -> dict[str, TableColumn]:
         """The columns of the target by their names."""
         rows = self.run(
-            "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "JOIN pg_type ON pg_type.oid = atttypid "
+            "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod), "
+            "CASE WHEN attgenerated <> '' THEN 'GENERATED ALWAYS AS (...)' "
+            "WHEN attidentity = 'a' THEN 'GENERATED ALWAYS AS IDENTITY' ELSE '' END "
+            "FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             (self._quoted(self.table),),
         )
         return {row[0]: TableColumn(*row) for row in rows}
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raises ValueError unless a unique index of the table has exactly these columns: ``ON CONFLICT`` needs it.
+
+        A view has no index; the server looks at those of its table.
+        """
+        rows = self.run(
+            "SELECT relkind = 'v', array(SELECT attname::text FROM pg_attribute "
+            "WHERE attrelid = indrelid AND attnum = ANY((indkey::int2[])[:indnkeyatts - 1]) ORDER BY attname) "
+            "FROM pg_class LEFT JOIN pg_index ON indrelid = pg_class.oid AND indisunique AND indisvalid "
+            "AND indimmediate AND indpred IS NULL AND indexprs IS NULL WHERE pg_class.oid = to_regclass(%s)",
+            (self._quoted(self.table),),
+        ).fetchall()
+        if not any(is_view or set(columns) == set(keys) for is_view, columns in rows):
+            there = "; ".join(", ".join(columns) for _, columns in rows if columns) or "no unique columns"
+            raise ValueError(
+                f"option 'keys': mode upsert needs a unique index of table {self.table!r} with the columns "
+                f"{', '.join(keys)} and no others; the table has {there}"
+            )
 
     def close(self) -> None:
         self.connection.close()
@@ -206,7 +227,11 @@ class PostgresWriter(SinkWriter):
         self._marker = options["deleteColumn"]
         self._prepares = bool(options["preparedTransactions"])
         self._columns = [name for name in schema.names if name != self._marker]
-        self._table = self._checked_columns(schema)
+        try:
+            self._table = self._checked_columns(schema, key_columns(options))
+        except ValueError:
+            database.close()
+            raise
         self._rows = 0
         self._name = ""
         self._copying: Any = None
@@ -221,9 +246,10 @@ class PostgresWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         table = self._database.table
-        columns = [values_of(table, column, batch.column(column.name)) for column in self._table]
-        if self._marker:
-            columns.append([bool(value) for value in batch.column(self._marker).to_pylist()])
+        deleted = batch.column(self._marker).fill_null(False) if self._marker else None
+        columns = [values_of(table, column, batch.column(column.name), deleted) for column in self._table]
+        if deleted is not None:
+            columns.append(deleted.to_pylist())
         if self._copy is None:
             self._begin()
         for at, row in enumerate(zip(*columns, strict=True), self._rows):
@@ -286,27 +312,33 @@ class PostgresWriter(SinkWriter):
         self._copy = self._copying.__enter__()
         self._copy.set_types(types)
 
-    def _checked_columns(self, schema: pa.Schema) -> list[TableColumn]:
-        """The columns of the table that are written. Nulls are checked, unless rows only name what is deleted.
+    def _checked_columns(self, schema: pa.Schema, keys: Sequence[str]) -> list[TableColumn]:
+        """The columns of the table that are written.
 
-        Raises ValueError for a column that the table lacks, or has with another type.
+        Raises ValueError for a column that the table lacks, computes, or has with another type, and for keys that it
+        has no unique index of.
         """
         database = self._database
         known = database.columns()
         found: list[TableColumn] = []
         for name in self._columns:
             if name not in known:
-                database.close()
                 raise ValueError(f"table {database.table!r} has no column {name!r}; it has {', '.join(known)}")
             column = known[name]
+            if column.generated:
+                raise ValueError(
+                    f"column {name!r} of table {database.table!r} is {column.generated}, so no value can be written: "
+                    "leave it out of the query"
+                )
             allowed = database_types(schema.field(name))
             if column.kind not in allowed:
-                database.close()
                 raise ValueError(
                     f"column {name!r} is {column.kind} in table {database.table!r} and {schema.field(name).type} in "
                     f"the query, for which the table's column may be {', '.join(allowed)}: cast it"
                 )
-            found.append(replace(column, required=column.required and not self._marker))
+            found.append(replace(column, is_key=name in keys))
+        if keys:
+            database.check_keys(keys)
         return found
 
 
@@ -331,6 +363,19 @@ class PostgresCommitter(SinkCommitter):
         if prepared and not self._is_noted(transaction):
             for staging in prepared:
                 self.commit_prepared(staging)
+        import psycopg
+
+        try:
+            return self._commit_once(transaction, committables)
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            raise CommitError(
+                f"the rows of checkpoint {transaction.checkpoint_id} cannot be merged into table "
+                f"{self._database.table!r}: {str(error).strip()}. They stay in "
+                f"{', '.join(staging.name for staging in committables)}: change the table or these rows, then the next "
+                "attempt, or a job that starts from the checkpoint, merges them"
+            ) from error
+
+    def _commit_once(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
         with self._database.connection.transaction():
             noted = self._database.run(
                 "INSERT INTO {commits} AS known (writer_id, checkpoint_id) VALUES (%s, %s) "

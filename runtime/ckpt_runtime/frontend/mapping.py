@@ -481,7 +481,7 @@ class QueryMapper:
             raise PlanError("trigger", "queries that read one stream need one trigger, availableNow or another")
         if known is None:
             source = self._capture.sources[node.plan_id]
-            if source.format.lower() in ("csv", "json") and not any(
+            if source.format.lower() in ("csv", "json", "delta") and not any(
                 key.lower() == "timezone" for key in source.options
             ):
                 source.options["timeZone"] = self._capture.configuration.get("spark.sql.session.timeZone", "UTC")

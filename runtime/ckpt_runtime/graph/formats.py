@@ -322,6 +322,7 @@ SINK_FORMATS: dict[str, SinkFormat] = {
                 Option("partitionBy"),
                 Option("mergeSchema", bool, False),
                 Option("targetFileSize"),
+                Option("userMetadata"),
             ),
             _check_delta,
         ),

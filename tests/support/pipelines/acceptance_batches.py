@@ -39,29 +39,23 @@ def windows_of_late_rows(rows: DataFrame) -> DataFrame:
     return timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
 
 
-@program("update", keys="start k", schemas=PAIRS, rows=BATCHES)
-def windows_of_late_rows_in_update_mode(rows: DataFrame) -> DataFrame:
-    return windows_of_late_rows(rows)
+program("update", keys="start k", schemas=PAIRS, rows=BATCHES)(windows_of_late_rows_in_update_mode=windows_of_late_rows)
 
-
-@program("append", schemas=PAIRS, rows=BATCHES)
-def sessions_of_late_rows(rows: DataFrame) -> DataFrame:
-    return (
+program("append", schemas=PAIRS, rows=BATCHES)(
+    sessions_of_late_rows=lambda rows: (
         timed(rows)
         .groupBy(F.session_window("t", "8 seconds").alias("s"), "k")
         .count()
         .selectExpr(*seconds("s"), "k", "count")
-    )
-
-
-@program("append", schemas=PAIRS, rows=BATCHES)
-def late_rows_without_duplicates(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicates(["k", "t"]).select("k", "v")
-
-
-@program("append", schemas=PAIRS, rows=BATCHES)
-def late_rows_without_duplicates_within_the_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    ),
+    late_rows_without_duplicates=lambda rows: timed(rows).dropDuplicates(["k", "t"]).select("k", "v"),
+    late_rows_without_duplicates_within_the_watermark=lambda rows: (
+        timed(rows).dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    ),
+    inner_join_of_late_rows=lambda rows: pairs_of_one_stream(rows, "inner"),
+    left_join_of_late_rows=lambda rows: pairs_of_one_stream(rows, "left_outer"),
+    full_join_of_late_rows=lambda rows: pairs_of_one_stream(rows, "full_outer"),
+)
 
 
 @program("append", schemas=PAIRS, rows=BATCHES)
@@ -144,24 +138,9 @@ def pairs_of_one_stream(rows: DataFrame, how: str) -> DataFrame:
     return left.join(right, on, how).select(*(["lv"] if how == "left_semi" else ["lv", "rv"]))
 
 
-@program("append", schemas=PAIRS, rows=BATCHES)
-def inner_join_of_late_rows(rows: DataFrame) -> DataFrame:
-    return pairs_of_one_stream(rows, "inner")
-
-
-@program("append", schemas=PAIRS, rows=BATCHES)
-def left_join_of_late_rows(rows: DataFrame) -> DataFrame:
-    return pairs_of_one_stream(rows, "left_outer")
-
-
-@program("append", schemas=PAIRS, rows=BATCHES)
-def full_join_of_late_rows(rows: DataFrame) -> DataFrame:
-    return pairs_of_one_stream(rows, "full_outer")
-
-
-@program("append", schemas=PAIRS, rows=BATCHES, differs="Spark misses a match with a later row of the same batch.")
-def semi_join_of_late_rows(rows: DataFrame) -> DataFrame:
-    return pairs_of_one_stream(rows, "left_semi")
+program("append", schemas=PAIRS, rows=BATCHES, differs="Spark misses a match with a later row of the same batch.")(
+    semi_join_of_late_rows=lambda rows: pairs_of_one_stream(rows, "left_semi")
+)
 
 
 def sides(rows: DataFrame, others: DataFrame, how: str) -> DataFrame:
@@ -175,19 +154,14 @@ TWO = {"schemas": {"rows": "k STRING, v INT", "others": "k STRING, v INT"}, "row
 SHORTER = {**TWO, "others": BATCHES[:3]}
 
 
-@program("append", **TWO)
-def inner_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return sides(rows, others, "inner")
+program("append", **TWO)(
+    inner_join_of_two_streams_with_late_rows=lambda rows, others: sides(rows, others, "inner"),
+    full_join_of_two_streams_with_late_rows=lambda rows, others: sides(rows, others, "full_outer"),
+)
 
-
-@program("append", **TWO)
-def full_join_of_two_streams_with_late_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return sides(rows, others, "full_outer")
-
-
-@program("append", **SHORTER)
-def left_join_of_two_streams_of_which_one_ends_earlier(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return sides(rows, others, "left_outer")
+program("append", **SHORTER)(
+    left_join_of_two_streams_of_which_one_ends_earlier=lambda rows, others: sides(rows, others, "left_outer")
+)
 
 
 @program("append", **SHORTER)
@@ -240,9 +214,11 @@ def join_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) -> Da
     return both.join(late, F.expr("b.t = l.t"), "left_outer").selectExpr("b.v", "l.v AS w")
 
 
-@program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)
-def windows_without_empty_batches(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)(
+    windows_without_empty_batches=lambda rows: (
+        timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")
+    )
+)
 
 
 @program("append", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)

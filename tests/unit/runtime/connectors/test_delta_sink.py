@@ -243,6 +243,26 @@ def test_column_that_a_table_lacks_is_added_by_option(tmp_path: Path) -> None:
     assert numbers(tmp_path) == [1]
 
 
+def test_column_that_differs_in_case_from_one_of_the_table_is_refused_and_not_added(tmp_path: Path) -> None:
+    schema = deltalake.Schema.from_arrow(pa.schema([("N", pa.int64()), ("part", pa.string())]))
+    deltalake.DeltaTable.create(str(tmp_path), schema, partition_by=["part"])
+    job = Job(tmp_path, mergeSchema="true")
+    job.write(1)
+    job.checkpoint(1)
+    with pytest.raises(CommitError, match="has column 'N', which differs from 'n' of the query in case alone"):
+        job.committer.notify_complete(1)
+
+
+def test_text_of_the_user_is_in_the_history_of_the_table(tmp_path: Path) -> None:
+    job = Job(tmp_path, userMetadata='from "orders"')
+    job.write(1)
+    job.checkpoint(1)
+    job.committer.notify_complete(1)
+    lines = map(json.loads, (tmp_path / "_delta_log" / f"{1:020}.json").read_text().splitlines())
+    [info] = [line["commitInfo"] for line in lines if "commitInfo" in line]
+    assert info["userMetadata"] == 'from "orders"'
+
+
 def test_table_with_a_feature_that_the_sink_lacks_is_refused_by_its_name(tmp_path: Path) -> None:
     table = deltalake.DeltaTable.create(str(tmp_path), deltalake.Schema.from_arrow(SCHEMA), partition_by=["part"])
     table.alter.add_constraint({"positive": "n > 0"})

@@ -11,15 +11,12 @@ from ckpt_runtime.operators.operator import IDLE_WATERMARK, MAX_WATERMARK, UNNUM
 from ckpt_runtime.task.watermark_valve import InputTime, WatermarkValve
 
 
-def test_watermark_is_unknown_until_every_channel_has_sent_one() -> None:
+def test_watermark_is_the_least_of_all_channels_and_never_decreases() -> None:
     valve = WatermarkValve([0, 0])
     assert valve.advance(0, 10) == []
     assert valve.advance(0, 20) == []
     assert valve.advance(1, 5) == [5]
     assert valve.advance(1, 30) == [20]
-
-
-def test_decreasing_watermark_of_a_channel_is_ignored() -> None:
     valve = WatermarkValve([0])
     assert valve.advance(0, 10) == [10]
     assert valve.advance(0, 10) == []
