@@ -26,7 +26,7 @@ EXTRAS_REQUIRE = {
     "postgres": ["ckpt-runtime[postgres]==0.1.0"],
     "s3": ["ckpt-runtime[s3]==0.1.0"],
     "benchmarks": ["matplotlib>=3.9", "psutil>=5.9"],
-    # What operators tell it: airflow_provider_ckpt/lineage.py.
+    # The lineage of operators: airflow_provider_ckpt/lineage.py.
     "openlineage": ["apache-airflow-providers-openlineage>=2.20"],
     "test": [
         "anyio>=4.5",  # its pytest plugin runs the tests that are coroutines

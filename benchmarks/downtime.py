@@ -170,13 +170,13 @@ class _Load:
 
     def _fill(self, job: BenchmarkJob) -> None:
         progress(f"filling {self.keys:,} keys")
-        told = time.monotonic()
+        reported_at = time.monotonic()
 
         def is_full() -> bool:
-            nonlocal told
+            nonlocal reported_at
             rows = _newest(job).total("rows")
-            if time.monotonic() - told > TELL_S:
-                told = time.monotonic()
+            if time.monotonic() - reported_at > TELL_S:
+                reported_at = time.monotonic()
                 progress(f"  {rows:,}")
             return rows >= self.keys
 

@@ -22,7 +22,7 @@ from tests.support.run_directory import ENGINES, RUN
 if TYPE_CHECKING:
     from tests.support.kafka_broker import KafkaBroker
 
-# A machine that is busy with other tests pauses any of them; what is too slow is for the time limits to tell.
+# A machine that is busy with other tests pauses any of them; the time limits show what is too slow.
 settings.register_profile(
     "suite", deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow]
 )

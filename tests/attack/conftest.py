@@ -78,7 +78,7 @@ class AttackedSession:
 
     @property
     def connect_port(self) -> int:
-        """The port of Spark Connect, as the session's log tells it."""
+        """The port of Spark Connect, from the session's log."""
         log = (self.directory / "session.log").read_text()
         return int(log.partition("CKPT_CONNECT_URL ")[2].split()[0].rpartition(":")[2])
 

@@ -1,4 +1,4 @@
-"""User code looks for what would open the doors of its session."""
+"""User code looks for secrets that would give it access to its session."""
 
 from __future__ import annotations
 

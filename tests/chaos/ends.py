@@ -114,7 +114,7 @@ class _FromKafka(Ends):
 
 
 class KafkaToKafka(_FromKafka):
-    """Read by the marks in the broker's log: it tells consumers of no aborted transactions."""
+    """Read by the marks in the broker's log: it does not report aborted transactions to consumers."""
 
     entry = "ends_job:kafka_to_kafka"
 

@@ -75,7 +75,7 @@ class Session:
         def over() -> bool:
             return former.poll() is not None or _GIVEN_UP in log.read_text(errors="replace")
 
-        wait_until(over, "the former driver to let go")
+        wait_until(over, "the former driver to release its leadership")
         former.kill()
         former.wait()
 

@@ -81,7 +81,7 @@ class SparkSession(Session):
         return self._replace(self.driver_pid)
 
     def kill_jvm(self) -> CkptClient:
-        """Its driver has to let go of its leadership."""
+        """Its driver has to release its leadership."""
         [jvm] = self.of_role("jvm")
         return self._replace(jvm)
 

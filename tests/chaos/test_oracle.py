@@ -46,7 +46,7 @@ def test_right_output_passes(made: Input, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["totals", "windows", "joined", "united", "thirtieth"])
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("harm", "message"),
     [
         (lambda table: table.slice(1), "1 rows of"),
         (lambda table: pa.concat_tables([table, table.slice(0, 1)]), "1 are"),
@@ -54,12 +54,12 @@ def test_right_output_passes(made: Input, tmp_path: Path) -> None:
     ids=["lost", "doubled"],
 )
 def test_a_lost_and_a_doubled_row_are_found(
-    made: Input, tmp_path: Path, name: str, harm: Callable[[pa.Table], pa.Table], told: str
+    made: Input, tmp_path: Path, name: str, harm: Callable[[pa.Table], pa.Table], message: str
 ) -> None:
     write(made, tmp_path)
     file = tmp_path / name / "part-0.parquet"
     pq.write_table(harm(pq.read_table(file)), file)
-    with pytest.raises(WrongOutput, match=f"{name}.*{told}"):
+    with pytest.raises(WrongOutput, match=f"{name}.*{message}"):
         check_content(made, tmp_path)
 
 

@@ -146,11 +146,11 @@ def test_files_named_by_a_task_attempt_are_not_overwritten_by_another_attempt(
     in_spark: Outcome, in_the_engine: Outcome
 ) -> None:
     for outcome in (in_spark, in_the_engine):
-        told = outcome.committed()
-        assert len({entry[2] for entry in told}) == len(told)
-        assert [entry[6] for entry in told] == [entry[2] for entry in told], "a thread of the task has its context"
-        assert sum(entry[3] for entry in told) == sum(ROWS.values())
-        assert {entry[5] for entry in told} == {4}, "ids of messages are UUIDs of version 4"
+        commits = outcome.committed()
+        assert len({entry[2] for entry in commits}) == len(commits)
+        assert [entry[6] for entry in commits] == [entry[2] for entry in commits], "a thread has its task's context"
+        assert sum(entry[3] for entry in commits) == sum(ROWS.values())
+        assert {entry[5] for entry in commits} == {4}, "ids of messages are UUIDs of version 4"
     assert {entry[0] for entry in in_the_engine.committed()} == {0, 1}
     assert {entry[1] for entry in in_spark.committed()} == {0}
     assert {entry[1] for entry in in_the_engine.committed()} == {0, 1}

@@ -37,6 +37,26 @@ def test_messages_reach_the_topic_and_partition_of_their_row_before_the_checkpoi
     operator.close()
 
 
+def test_key_has_the_partition_that_the_producer_of_spark_chooses(broker: KafkaBroker) -> None:
+    """The hashes are those of the tests of ``org.apache.kafka.common.utils.Utils.murmur2``."""
+    hashes = {
+        "21": -973932308,
+        "foobar": -790332482,
+        "a-little-bit-long-string": -985981536,
+        "a-little-bit-longer-string": -1486304829,
+        "lkjh234lh9fiuh90y23oiuhsafujhadof229phr9h19h89h8": -58897971,
+        "abc": 479470107,
+    }
+    broker.create_topic("keyed", 7)
+    operator = sink(broker, topic="keyed")
+    opened(operator, context(uid="out"))
+    operator.process_batch(pa.record_batch({"key": list(hashes), "value": list(hashes)}), 0)
+    snapshot_of(operator, 1)
+    found = {message.key().decode(): message.partition() for message in broker.consume("keyed", 7)}
+    assert found == {key: (number & 0x7FFFFFFF) % 7 for key, number in hashes.items()}
+    operator.close()
+
+
 def test_row_without_a_topic_and_message_that_the_broker_refuses_fail_the_job_by_name(broker: KafkaBroker) -> None:
     operator = sink(broker)
     opened(operator, context(uid="out"))

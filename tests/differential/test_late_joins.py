@@ -250,12 +250,12 @@ def test_processor_after_an_outer_join_gives_the_rows_of_spark(
     """It gets the same rows, none of them late, and the same timers; Spark gives unmatched rows a call of their own."""
     batches = tables(wide_batches(Random(5)))
 
-    def told(joined: Joined) -> DataFrame:
+    def pairs_of_a_processor(joined: Joined) -> DataFrame:
         pairs = joined("left_outer").select(col("lk").alias("k"), col("lt").alias("t"), col("rv").alias("v"))
         processor = side_processors.RowsAndTimers()
         return pairs.groupBy("k").transformWithState(processor, side_processors.SCHEMA, "Append", "EventTime")
 
-    theirs = sum(in_spark(spark, tmp_path, batches, of_bounded_joins(told)), Counter())
+    theirs = sum(in_spark(spark, tmp_path, batches, of_bounded_joins(pairs_of_a_processor)), Counter())
     case = Case(
         "RowsAndTimers", latest_first(batches), side_processors.SCHEMA, ("left_outer",), "Append", "EventTime",
         ("t", f"{DELAY_S} seconds"), chunk=1, entry="behind_a_join:pipeline",

@@ -95,8 +95,11 @@ def test_parquet_directory_with_partitions_gives_the_rows_of_spark(
         directory = source / f"country={country}" / f"number={at}"
         directory.mkdir(parents=True)
         nanoseconds = pa.array([number * 10**9 + 1 for number in range(20 + at)], pa.timestamp("ns"))
-        table = typed_table(20 + at).append_column("exact", nanoseconds)
-        pq.write_table(table, directory / "part-0.parquet", row_group_size=8)
+        table = typed_table(20 + at)
+        as_spark = at == 2  # which stores times as INT96
+        table = table if as_spark else table.append_column("exact", nanoseconds)
+        place = directory / "part-0.parquet"
+        pq.write_table(table, place, row_group_size=8, use_deprecated_int96_timestamps=as_spark)
         (directory / "_hidden.parquet").write_text("this is not a file of Parquet")
     schema = (
         "FLAG BOOLEAN, small INT, big BIGINT, real DOUBLE, price DECIMAL(12,2), name STRING, day DATE, at TIMESTAMP, "

@@ -66,11 +66,11 @@ def test_a_failed_checkpoint_is_found_by_its_id_on_lines_of_driver_and_workers(
         found = [line for line in lines(log) if line.get("process") == process and "checkpoint_id" in line]
         return {line["checkpoint_id"]: line for line in found if reason in line["message"]}
 
-    def told() -> set[int]:
+    def logged_checkpoints() -> set[int]:
         return told_by("worker", "No space left").keys() & told_by("driver", "failed").keys()
 
-    wait_until(lambda: bool(told()), "both to log the same checkpoint")
-    number = min(told())
+    wait_until(lambda: bool(logged_checkpoints()), "both to log the same checkpoint")
+    number = min(logged_checkpoints())
     worker, driver = told_by("worker", "No space left"), told_by("driver", "failed")
     client.cancel_job(job_id)
     name = client.job_details(job_id).name

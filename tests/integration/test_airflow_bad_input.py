@@ -16,7 +16,7 @@ import pytest
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.testing.mini_cluster import MiniCluster
 from tests.support.jobs import SequenceJob, fast, program_of
-from tests.unit.provider.conftest import Task, run_to_end
+from tests.unit.provider.conftest import Task, finish
 
 UNKNOWN = "2" * 32
 TOKEN = "the-token-of-the-session"
@@ -120,7 +120,7 @@ def says(asked: Asked, directory: Path, job: str, seconds: float = 60) -> str:
 
     (directory / "savepoints").mkdir(exist_ok=True)
     with pytest.raises(AirflowException) as failure:
-        run_to_end(asked.made(directory, job, seconds), Task().context())
+        finish(asked.made(directory, job, seconds), Task().context())
     return str(failure.value)
 
 

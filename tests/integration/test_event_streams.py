@@ -75,12 +75,12 @@ def test_event_stream_reports_the_entries_of_the_history(
         (savepoint,) = [event.data for event in ended if event.type == "savepoint-completed"]
         assert ended[-1].data["location"] == savepoint["external_path"]
         assert [event.data["status"] for event in ended if event.type == "job-status"] == ["FINISHED"]
-        told = {
+        from_events = {
             event.data["id"]: (event.type.rpartition("-")[2].upper(), event.data.get("external_path"))
             for event in (*begun, *seen, *failed, *ended)
             if event.type in ENDED
         }
-        assert told == history(client.checkpoint_statistics(job.job_id))
+        assert from_events == history(client.checkpoint_statistics(job.job_id))
         numbers = [int(event.id.rpartition("-")[2]) for event in (*begun, *seen, patched, *failed, *ended)]
         assert numbers == sorted(set(numbers))
 
@@ -112,12 +112,12 @@ def test_event_stream_of_one_job_has_no_events_of_other_jobs(
     with httpx.stream("GET", f"{cluster.rest_url}/v1/jobs/{job.job_id.upper()}/events") as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = response.iter_lines()
-        told: list[str] = []
-        while len(told) < 5:
+        jobs: list[str] = []
+        while len(jobs) < 5:
             line = next(lines)
             if line.startswith("data:"):
-                told.append(json.loads(line.removeprefix("data:")).get("jobid", "the stream"))
-    assert told == ["the stream", *[job.job_id] * 4]
+                jobs.append(json.loads(line.removeprefix("data:")).get("jobid", "the stream"))
+    assert jobs == ["the stream", *[job.job_id] * 4]
     job.canceled()
     assert httpx.get(f"{cluster.rest_url}/jobs/{'0' * 32}/events").status_code == 404
     assert httpx.get(f"{cluster.rest_url}/events?job=nonsense").status_code == 400
@@ -141,8 +141,8 @@ def test_changes_of_configuration_and_parallelism_are_events(
     cluster.wait_for_checkpoints(job.job_id, 1)
     with stream(client, job.job_id) as events:
         client.patch_job_config(job.job_id, {"execution.buffer-timeout.interval": "10 ms"})
-        told = until(events, "tasks-running")
-        (changed,) = [event.data for event in told if event.type == "configuration"]
+        earlier = until(events, "tasks-running")
+        (changed,) = [event.data for event in earlier if event.type == "configuration"]
         assert (changed["version"], changed["options"]) == (2, ["execution.buffer-timeout.interval"])
         wanted = dict.fromkeys(client.resource_requirements(job.job_id), 2)
         client.rescale(job.job_id, wanted, timeout_s=patient(60))

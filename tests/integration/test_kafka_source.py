@@ -80,7 +80,9 @@ def numbers(rows: list[dict[str, Any]]) -> Counter[int]:
 def test_records_have_the_columns_of_spark(broker: KafkaBroker, topic: str) -> None:
     broker.produce(topic, [b"one", None], key=b"k", partition=1, headers=[("trace", b"7"), ("trace", None)])
     broker.produce(topic, [b"bare"], partition=0)
-    with closing(Job("kafka", options(broker, topic, includeHeaders="true", availableNow="true"))) as job:
+    without_effect = {"minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1h", "maxRecordsPerPartition": "1"}
+    given = options(broker, topic, includeHeaders="true", availableNow="true", **without_effect)
+    with closing(Job("kafka", given)) as job:
         job.discover()
         read_while(job, lambda: any(reader.has_work_left for reader in job.readers))
         rows = sorted(job.rows, key=lambda row: (row["partition"], row["offset"]))
@@ -176,6 +178,19 @@ def test_starting_offsets_say_where_known_partitions_start(broker: KafkaBroker, 
     start = json.dumps({topic: {"0": 3, "1": -1}})
     assert rows_from(start, 101) == Counter([3, 4, 100, 101])
     assert rows_from(json.dumps({topic: {"0": -1, "1": -2}}), 102) - Counter(range(10, 15)) == Counter([102])
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.parametrize("bounded", ["true", "false"])
+def test_assigned_partition_that_does_not_exist_is_named(broker: KafkaBroker, topic: str, bounded: str) -> None:
+    for asked, there in (
+        ({topic: [1, 2]}, f"{topic}-2 .*there is {topic}-0, {topic}-1"),
+        ({"no": [0]}, "no such topic"),
+    ):
+        given = {**options(broker, "", availableNow=bounded), "assign": json.dumps(asked)}
+        del given["subscribe"]
+        with closing(Job("kafka", given)) as job, pytest.raises(ValueError, match=f"option 'assign': .*{there}"):
+            until(lambda job=job: job.discover(), "the partitions")  # type: ignore[misc]
 
 
 @pytest.mark.row("ends.4")

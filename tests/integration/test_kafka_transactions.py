@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from uuid import uuid4
@@ -16,6 +17,8 @@ import pytest
 from ckpt_runtime.checkpoint.completed_checkpoint import OperatorListState
 from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.client.clients import CkptClient
+from ckpt_runtime.connectors import kafka_sink
+from ckpt_runtime.connectors.kafka_protocol import TransactionClient
 from ckpt_runtime.connectors.kafka_sink import KafkaSink
 from ckpt_runtime.connectors.sink_operators import CommittingSinkOperator
 from ckpt_runtime.scheduler.job_status import JobStatus
@@ -206,6 +209,27 @@ def test_job_that_resumes_aborts_what_an_ended_job_has_left_open(broker: KafkaBr
     resumed.checkpoint(4)
     until(lambda: committed(broker, topic).open == {}, "the end of transactions that the ended job has left")
     assert values(committed(broker, topic)) == ["1", "2", "3", "4"]
+
+
+@pytest.mark.row("ends.5")
+def test_transactions_that_a_crash_has_left_are_aborted_when_silent_brokers_answer_again(
+    broker: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kafka_sink, "TransactionClient", partial(TransactionClient, timeout_s=0.05))
+    caplog.set_level("INFO", "ckpt_runtime.connectors.kafka_sink")
+    crashed = Attempt(broker, topic)
+    crashed.write("uncovered")
+    crashed.checkpoint(1, completes=False)
+    after = Attempt(broker, topic, attempt=1)
+    assert after.sink.pool is not None
+    assert after.sink.pool._next is not None
+    after.sink.pool._next.result(patient(60))
+    with broker.silent():
+        after.checkpoint(2)
+        until(lambda: "is not taken over yet" in caplog.text, "a request that gets no answer")
+    until(lambda: committed(broker, topic).open == {}, "the end of transactions that the crash has left")
+    until(lambda: not after.operator.has_commits_left, "the end of the clean-up")
+    assert values(committed(broker, topic)) == []
 
 
 @pytest.mark.row("ends.5")

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.flink_cluster import FlinkCluster, absent, assert_numbered
 from tests.support.patience import patient
-from tests.unit.provider.conftest import Task, run_to_end
+from tests.unit.provider.conftest import Task, finish
 
 pytestmark = [
     pytest.mark.flink,
@@ -81,18 +81,18 @@ class Job:
         )
 
     def submit(self, rows: int, rows_per_s: int, *more: str, **arguments: Any) -> Any:
-        found = run_to_end(self.submission(rows, rows_per_s, *more, **arguments), Task().context())
+        found = finish(self.submission(rows, rows_per_s, *more, **arguments), Task().context())
         self.job_id = found["job_id"]
         return found
 
     def run(self, kind: type[Any], **arguments: Any) -> Any:
         """What a task of the job returns. The triggerer's part runs as well."""
         task = kind(task_id="t", job=self.job_id, poll_interval=0.1, **arguments)
-        return run_to_end(task, Task().context())
+        return finish(task, Task().context())
 
     def sense(self, kind: type[Any], **arguments: Any) -> Any:
         sensor = kind(task_id="t", job=self.job_id, poke_interval=0.1, deferrable=True, **arguments)
-        return run_to_end(sensor, Task().context())
+        return finish(sensor, Task().context())
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
     from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 
     task = Task()
-    first = run_to_end(job.submission(WITHOUT_END, 1000), task.context())
+    first = finish(job.submission(WITHOUT_END, 1000), task.context())
     job.job_id = first["job_id"]
-    assert run_to_end(job.submission(WITHOUT_END, 1000), task.context())["job_id"] == job.job_id
+    assert finish(job.submission(WITHOUT_END, 1000), task.context())["job_id"] == job.job_id
 
     def savepoint() -> TakeSavepointOperator:
         target = str(job.directory / "savepoints")
@@ -183,7 +183,7 @@ def test_a_task_that_is_tried_again_attaches_to_its_job_and_its_savepoint(
     monkeypatch.setattr(first_try, "_wait_for_operation", die)  # the savepoint was started before the worker died
     with pytest.raises(KeyboardInterrupt):
         first_try.execute(task.context())
-    taken = run_to_end(savepoint(), task.context())
+    taken = finish(savepoint(), task.context())
     assert [Path(taken["savepoint_path"].removeprefix("file:"))] == list((job.directory / "savepoints").iterdir())
 
 
@@ -203,9 +203,7 @@ def test_a_named_job_is_rescaled_and_resumed_from_its_latest_snapshot_and_its_sa
     from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 
     job.submit(ROWS, 500, configuration=RUNNING | {"pipeline.name": "named"})
-    rescaled = run_to_end(
-        RescaleJobOperator(task_id="t", job="named", parallelism=1, poll_interval=0.1), Task().context()
-    )
+    rescaled = finish(RescaleJobOperator(task_id="t", job="named", parallelism=1, poll_interval=0.1), Task().context())
     assert set(rescaled["parallelism"].values()) == {1}
     target = str(job.directory / "savepoints")
     taken = job.run(TakeSavepointOperator, target_directory=target)
@@ -214,7 +212,7 @@ def test_a_named_job_is_rescaled_and_resumed_from_its_latest_snapshot_and_its_sa
     assert resumed["status"] == "FINISHED"
     assert_numbered(job.out, ROWS)
     dispose = DisposeSavepointOperator(task_id="t", savepoint_path=taken["savepoint_path"], poll_interval=0.1)
-    run_to_end(dispose, Task().context())
+    finish(dispose, Task().context())
     assert not Path(taken["savepoint_path"].removeprefix("file:")).exists()
 
 
@@ -312,7 +310,7 @@ def test_features_that_flink_lacks_are_named(job: Job) -> None:
         job.sense(CheckpointHealthSensor)
     drill = RestoreDrillOperator(task_id="t", pipeline=str(job.jar), savepoint_path="/nowhere", poll_interval=0.1)
     with pytest.raises(CkptRequestRejected, match="drill"):
-        run_to_end(drill, Task().context())
+        finish(drill, Task().context())
     with pytest.raises(AirflowException, match="Flink|does not"):
         job.run(UpgradeJobOperator, pipeline=str(job.jar))
     assert job.sense(JobStatusSensor, expected="RUNNING")["status"] == "RUNNING"

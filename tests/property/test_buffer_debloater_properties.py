@@ -27,9 +27,9 @@ def test_sizes_stay_within_bounds_and_only_changes_are_reported(
     most = known.size
     for processed, active_ms in samples:
         before = known.size
-        told = known.measured(processed, active_ms)
+        changed = known.measured(processed, active_ms)
         assert MIN_BUFFER_BYTES <= known.size <= most
-        assert told == (None if known.size == before else known.size)
+        assert changed == (None if known.size == before else known.size)
 
 
 @given(

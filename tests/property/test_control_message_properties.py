@@ -300,13 +300,13 @@ def test_message_with_a_changed_byte_is_accepted_or_refused_by_name(
     try:
         taken = decoder.decode(msgspec.msgpack.encode(document))
     except MalformedMessageError as error:
-        told = str(error)
+        message_text = str(error)
     else:
         assert decoder.decode(encode(taken)) == taken or "nan" in repr(taken)
         return
-    assert 0 < len(told) < 1000
+    assert 0 < len(message_text) < 1000
     if document.get("type") == type(message).__name__:
-        assert f"the message {type(message).__name__} of" in told
+        assert f"the message {type(message).__name__} of" in message_text
 
 
 @given(st.binary(max_size=200), st.sampled_from(DECODERS))
@@ -334,7 +334,7 @@ def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[A
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "expected"),
     [
         ({"checkpoint_id": -1}, r"Expected `int` >= 0 - at `\$.checkpoint_id`"),
         ({"subtask": "1"}, r"Expected `int`, got `str` - at `\$.subtask`"),
@@ -350,12 +350,12 @@ def test_measureless_announcements_are_refused_at_once(decoder: MessageDecoder[A
         ),
     ],
 )
-def test_the_error_for_a_wrong_acknowledgement_names_what_is_wrong(change: dict[str, Any], told: str) -> None:
+def test_the_error_for_a_wrong_acknowledgement_names_what_is_wrong(change: dict[str, Any], expected: str) -> None:
     right = AcknowledgeCheckpoint(1, "v", 0, 7, "file:///c", SubtaskState(), CheckpointMetrics())
     document = msgspec.msgpack.decode(encode(right))
     assert FROM_WORKER.decode(msgspec.msgpack.encode(document)) == right
     with pytest.raises(
-        MalformedMessageError, match=f"message AcknowledgeCheckpoint of a worker is malformed: .*{told}"
+        MalformedMessageError, match=f"message AcknowledgeCheckpoint of a worker is malformed: .*{expected}"
     ):
         FROM_WORKER.decode(msgspec.msgpack.encode(document | change))
 

@@ -310,8 +310,8 @@ class Ownership(RuleBasedStateMachine):
     @rule(index=st.integers(0, 1), lost=st.integers(0, 5))
     def hear(self, index: int, lost: int) -> None:
         news, self.tasks[index].news = self.tasks[index].news, []
-        for told in news[lost == 0 :]:
-            told()
+        for report in news[lost == 0 :]:
+            report()
 
     # --- the storage, the user, and what goes wrong
 

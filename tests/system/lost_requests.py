@@ -21,7 +21,7 @@ class Hanging:
     came: threading.Event = field(default_factory=threading.Event)
 
 
-async def _nobody(_: Message) -> None:
+async def _discarded(_: Message) -> None:
     """An answer that is lost."""
 
 
@@ -55,7 +55,7 @@ class Watched:
             await self._application(scope, receive, send)
             return
         if hanging.carried_out:
-            await self._application(scope, receive, _nobody)
+            await self._application(scope, receive, _discarded)
         hanging.came.set()
         while (await receive())["type"] != "http.disconnect":
             pass

@@ -68,7 +68,7 @@ def main() -> None:
         answer = client.request(method, f"/ckpt/{path}", headers=sent)
         return answer.status_code, answer.text
 
-    found: Answers = {"nobody": [ask("GET", path, {}) for path in paths]}
+    found: Answers = {"anonymous": [ask("GET", path, {}) for path in paths]}
     for role in ROLES:
         found[role] = [ask("GET", path, headers(role)) for path in paths]
     found["changes"] = [ask(method, changed, headers("ADMIN")) for method in ("PATCH", "POST", "DELETE")]

@@ -210,7 +210,7 @@ def timeout_ms(job: SequenceJob) -> int:
     return job.cluster.of_job(job.job_id, lambda job: job.checkpoint_config()).settings.timeout_ms
 
 
-def told(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:
+def event_at(airflow: LocalAirflow, path: str) -> dict[str, Any] | None:
     """The payload of the asset's event for a savepoint, in a run that it has started."""
     runs = airflow.api.call("GET", "/dags/system_new_savepoint/dagRuns")["dag_runs"]
     for found in runs:
@@ -260,7 +260,7 @@ def test_the_delivered_dags_work_on_a_job_that_is_named(
     assert [copy.name for copy in (job.directory / "copies").iterdir()] == [path.rpartition("/")[2]]
     (directory,) = (job.directory / "savepoints" / "by-schedule").iterdir()
     assert len(list(directory.iterdir())) == 1
-    event = until(lambda: told(airflow, path), "the event of the savepoint")
+    event = until(lambda: event_at(airflow, path), "the event of the savepoint")
     assert (event["job"], event["job_id"], event["kind"]) == (name, job.job_id, "SAVEPOINT")
     assert event["size"] > 0
     assert_drilled(airflow, drill, job, drilled)
@@ -281,7 +281,7 @@ def test_pages_in_airflow_require_the_right_to_read_the_connection(
     refused += ["other/overview", "nosuch/overview"]
     seen = visits(airflow, ["", *paths, *refused, *views, "trouble"], f"{conn_id}/jobs/{held.job_id}")
     assert {role: [status for status, _ in answers[1:5]] for role, answers in seen.items() if role != "changes"} == {
-        "nobody": [401] * 4,
+        "anonymous": [401] * 4,
         "VIEWER": [403] * 4,
         "USER": [403] * 4,
         "OP": [200] * 4,
@@ -291,10 +291,10 @@ def test_pages_in_airflow_require_the_right_to_read_the_connection(
     assert [status for status, _ in seen["changes"]] == [405] * 3
     assert sorted(re.findall(r'href="(\w+)/web/"', seen["OP"][0][1])) == ["ckpt_default", conn_id]
     assert "There is no connection" in seen["VIEWER"][0][1]
-    assert seen["nobody"][0][0] == 401
+    assert seen["anonymous"][0][0] == 401
     assert TOKEN not in json.dumps(seen)
     assert {role: [status for status, _ in answers[11:15]] for role, answers in seen.items() if role != "changes"} == {
-        "nobody": [401] * 4,
+        "anonymous": [401] * 4,
         "VIEWER": [200] * 4,
         "USER": [200] * 4,
         "OP": [303, 200, 200, 200],
@@ -308,7 +308,7 @@ def test_pages_in_airflow_require_the_right_to_read_the_connection(
         assert ">sequence<" in text
         assert ">running<" in text
     assert "has no stream job" in without
-    assert (seen["nobody"][15][0], json.loads(seen["VIEWER"][15][1])["connections"]) == (401, 0)
+    assert (seen["anonymous"][15][0], json.loads(seen["VIEWER"][15][1])["connections"]) == (401, 0)
     assert json.loads(seen["OP"][15][1])["connections"] >= 2
 
 

@@ -39,7 +39,7 @@ from ckpt_runtime.scheduler.job_status import JobStatus
 logger = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _GREATEST_PAUSE_S = 0.2, 2.0
-"""Between checkpoints that show whether sources have looked for data in vain."""
+"""Between checkpoints that show whether sources have looked for data and found none."""
 _DEFAULT_INTERVAL = "1 s"
 """Between the checkpoints of a query without a trigger, whose rows Spark shows as soon as possible."""
 _MODULE = "connect_query"

@@ -222,7 +222,9 @@ class ClientSessions:
     def of(self, request: Any) -> ClientSession:
         """Returns the session of a request, a new one for a new id."""
         key = (request.user_context.user_id, request.session_id)
-        session = self._sessions.setdefault(key, ClientSession())
+        session = self._sessions.get(key)
+        if session is None:
+            session = self._sessions[key] = ClientSession()
         self._sessions.move_to_end(key)
         if len(self._sessions) > MOST_SESSIONS:
             self._sessions.popitem(last=False)

@@ -128,6 +128,7 @@ class DeltaCommitter(SinkCommitter):
         self._compression = options["compression"]
         self._merges = bool(options["mergeSchema"])
         self._target_size = 0 if overwrites else target_file_size(options)
+        self._user_metadata: str | None = options["userMetadata"]
         self._small_bytes: int | None = None
         """The size of all files that are worth merging; None before the first commit of this attempt."""
 
@@ -182,7 +183,10 @@ class DeltaCommitter(SinkCommitter):
             self._mode,
             table.schema(),
             list(self._keys) or None,
-            commit_properties=deltalake.CommitProperties(app_transactions=[mark]),
+            commit_properties=deltalake.CommitProperties(
+                app_transactions=[mark],
+                custom_metadata=None if self._user_metadata is None else {"userMetadata": self._user_metadata},
+            ),
         )
 
     def _merge_small_files(self, files: Sequence[DeltaFile]) -> None:
@@ -320,9 +324,15 @@ class DeltaCommitter(SinkCommitter):
 
     def _missing_columns(self, table: Any, schema: Any) -> list[Any]:
         known = {field.name: field for field in table.schema().fields}
+        spelled = {name.lower(): name for name in known}
         missing = []
         for field in schema.fields:
             if field.name not in known:
+                if same := spelled.get(field.name.lower()):
+                    raise CommitError(
+                        f"{self._directory.url} has column {same!r}, which differs from {field.name!r} of the query in "
+                        "case alone, and readers find columns ignoring case: rename that of the query"
+                    )
                 missing.append(field)
             elif known[field.name].type != field.type:
                 raise CommitError(

@@ -26,6 +26,8 @@ from ckpt_runtime.graph.delta_options import (
     check_columns,
     check_partitions,
     check_readable,
+    excluded_paths,
+    most_bytes,
     open_table,
     starting_ms,
     starting_version,
@@ -155,6 +157,8 @@ class DeltaEnumerator(SplitEnumerator):
     def __init__(self, options: dict[str, Any], schema: pa.Schema, state: Any, *, bounded: bool) -> None:
         self._options = options
         self._schema = schema
+        self._most_bytes = most_bytes(options)
+        self._excluded = excluded_paths(options)
         self._root = resolve(options["path"])
         self._path = self._root.path if self._root.is_local else options["path"]
         table = open_table(self._path)
@@ -173,10 +177,13 @@ class DeltaEnumerator(SplitEnumerator):
             self._files = self._files_of_snapshot(table)
 
     def discover(self) -> Sequence[Split]:
-        """Returns at most ``maxFilesPerTrigger`` files, of one version or of several."""
+        """Returns files of one version or of several, at most ``maxFilesPerTrigger``.
+
+        The file with which they have ``maxBytesPerTrigger`` is the last one.
+        """
         splits: list[Split] = []
-        limit, versions = self._options["maxFilesPerTrigger"], 0
-        while len(splits) < limit and (self._last is None or self._version <= self._last):
+        versions = size = 0
+        while self._has_room(len(splits), size) and (self._last is None or self._version <= self._last):
             if self._files is None:
                 if splits and versions >= _VERSIONS_AT_ONCE:
                     break
@@ -184,12 +191,18 @@ class DeltaEnumerator(SplitEnumerator):
                 versions += 1
             if self._files is None:
                 break
-            for described in self._files[self._index : self._index + limit - len(splits)]:
-                splits.append(Split(f"{self._version}-{self._index}", described))
+            while self._index < len(self._files) and self._has_room(len(splits), size):
+                described = self._files[self._index]
+                if self._excluded is None or not self._excluded.search(described["path"]):
+                    splits.append(Split(f"{self._version}-{self._index}", described))
+                    size += described["size"]
                 self._index += 1
             if self._index >= len(self._files):
                 self._version, self._index, self._is_snapshot, self._files = self._version + 1, 0, False, None
         return splits
+
+    def _has_room(self, files: int, size: int) -> bool:
+        return files < self._options["maxFilesPerTrigger"] and (self._most_bytes is None or size < self._most_bytes)
 
     def snapshot(self) -> Any:
         return {

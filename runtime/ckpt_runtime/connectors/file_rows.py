@@ -7,9 +7,11 @@ import io
 import zlib
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ckpt_runtime.expressions.rows import as_list, with_elements, with_entries
@@ -29,8 +31,11 @@ _BLOCK_BYTES = 1 << 20
 MOST_WHOLE_BYTES = 1 << 28
 """The greatest size, without compression, of a file that is read as a whole. Its rows take several times as much."""
 _COMPRESSIONS = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
-_UNREADABLE = (".lz4", ".xz", ".lzo")
+_FROM_HADOOP = {".snappy": "snappy", ".lz4": "lz4_raw"}
+_UNREADABLE = (".xz", ".lzo")
 _MOST_BLOCK_BYTES = 1 << 28
+_FIRST_DATE, _FIRST_TIME = date(1582, 10, 15), datetime(1900, 1, 1, tzinfo=UTC)
+"""The first ones that are the same in the Julian and the Gregorian calendar; times, in every zone."""
 
 
 class FileFormatError(StorageError):
@@ -66,7 +71,7 @@ def count_rows(format_: str, location: Location, size: int, options: dict[str, A
 
     Parquet and ORC files have the number in their footer. That of other files is estimated from the lines of their
     first :data:`SAMPLE_BYTES`; it is exact for a shorter file without blank lines and bad records. Raises StorageError
-    for a file that cannot be opened, and FileFormatError for one in another format, or whose lines cannot be told.
+    for a file that cannot be opened, and FileFormatError for one in another format or whose line ends are unknown.
     """
     with naming("read", location), closing(location.filesystem.open(location.path, "rb")) as stream:
         try:
@@ -111,6 +116,10 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
         names = _names_in_file(file.schema_arrow, schema, location)
         wanted = [name for name in names if name is not None]
         dictionaries = _Dictionaries(file, names, schema)
+        facts = file.metadata.metadata or {}
+        version = facts.get(b"org.apache.spark.version", b"4.")
+        old_dates = b"org.apache.spark.legacyDateTime" in facts or version.startswith((b"1.", b"2."))
+        old_times = old_dates or b"org.apache.spark.legacyINT96" in facts or version.startswith(b"3.0")
         for group in range(file.metadata.num_row_groups):
             if not wanted:
                 yield from _batches_of_nulls(file.metadata.row_group(group).num_rows, schema)
@@ -118,6 +127,8 @@ def _parquet(location: Location, schema: pa.Schema, options: dict[str, Any]) -> 
             # Decoded piece by piece: decoding a whole group may take a second, during which no barrier is processed.
             for batch in dictionaries.batches(stream, group, wanted):
                 if batch.num_rows:
+                    if old_times:
+                        _check_calendar(batch, location, dates=old_dates)
                     yield _conformed(batch, names, schema, location)
 
 
@@ -138,7 +149,10 @@ class _Dictionaries:
     def batches(self, stream: Any, group: int, columns: list[str]) -> Iterator[pa.RecordBatch]:
         """The batches of a row group."""
         while True:
-            file = pq.ParquetFile(stream, metadata=self._metadata, read_dictionary=self._names)
+            # Spark writes its timestamps as INT96 by default; in nanoseconds they would not reach before 1677.
+            file = pq.ParquetFile(
+                stream, metadata=self._metadata, read_dictionary=self._names, coerce_int96_timestamp_unit="us"
+            )
             batches = file.iter_batches(BATCH_ROWS, row_groups=[group], columns=columns)
             first = next(batches, None)
             if first is None:
@@ -175,7 +189,36 @@ def _orc(location: Location, schema: pa.Schema, options: dict[str, Any]) -> Iter
             rows = file.read_stripe(stripe, columns=wanted or None)
             for batch in pa.Table.from_batches([rows]).to_batches(max_chunksize=BATCH_ROWS):
                 if batch.num_rows:
+                    _check_calendar(batch, location)
                     yield _conformed(batch, names, schema, location, orc=True)
+
+
+def _check_calendar(batch: pa.RecordBatch, location: Location, *, dates: bool = True) -> None:
+    """Raises FileFormatError for a time, or date, that the writer may have counted by another calendar or zone."""
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        for values in _leaves(column):
+            if not pa.types.is_timestamp(values.type) and not (dates and pa.types.is_date(values.type)):
+                continue
+            first = _FIRST_DATE if pa.types.is_date(values.type) else _FIRST_TIME
+            if pc.any(pc.less(values, pa.scalar(first, values.type))).as_py():
+                raise FileFormatError(
+                    location,
+                    f"column {name!r} has a value before {first:%Y-%m-%d}, which depends on the calendar of the file's "
+                    "writer: write the rows to Parquet files with Spark, and read those",
+                )
+
+
+def _leaves(column: pa.Array) -> Iterator[pa.Array]:
+    """The values within a column that are no structs, lists or maps."""
+    if pa.types.is_struct(column.type):
+        for field in column.flatten():
+            yield from _leaves(field)
+    elif pa.types.is_map(column.type):
+        yield from _leaves(as_list(column))
+    elif pa.types.is_list(column.type):
+        yield from _leaves(column.flatten())
+    else:
+        yield column
 
 
 def _names_in_file(found: pa.Schema, schema: pa.Schema, location: Location) -> list[str | None]:
@@ -303,6 +346,7 @@ _FURTHER_IN_PARQUET = {
     (pa.uint16(), pa.int32()),
     (pa.uint32(), pa.int64()),
     (pa.uint64(), pa.decimal128(20, 0)),
+    (pa.int64(), pa.duration("us")),
 }
 
 
@@ -335,7 +379,7 @@ def _records(
 ) -> Iterator[pa.RecordBatch]:
     """The rows of a file with a record in each line, or with ``multiLine`` in any number of lines."""
     # In a decompressed stream, Spark's reader does not find the text of an object again.
-    copies = options["multiLine"] and _suffix(location) in (*_COMPRESSIONS, ".snappy", ".deflate")
+    copies = options["multiLine"] and _suffix(location) in (*_COMPRESSIONS, *_FROM_HADOOP, ".deflate")
     reader: Any = CsvRows(options, schema) if format_ == "csv" else JsonRows(options, schema, copies=copies)
     header_comes = format_ == "csv" and options["header"]
     place = "record" if options["multiLine"] else "line"
@@ -405,11 +449,14 @@ def _unpacked(raw: Any, location: Location) -> Any:
     """A stream of what another one has, decompressed if the file's name has the suffix of a compression."""
     suffix = _suffix(location)
     if suffix in _UNREADABLE:
-        raise FileFormatError(location, "its compression is not supported; use .gz, .bz2, .zst, .snappy or .deflate")
+        raise FileFormatError(
+            location, "its compression is not supported; use .gz, .bz2, .zst, .snappy, .lz4 or .deflate"
+        )
     if suffix in _COMPRESSIONS:
         return pa.CompressedInputStream(pa.PythonFile(raw, "r"), _COMPRESSIONS[suffix])
-    pieces = {".snappy": _from_snappy, ".deflate": _inflated}.get(suffix)
-    return raw if pieces is None else io.BufferedReader(_Pieces(pieces(raw)))
+    if suffix in _FROM_HADOOP:
+        return io.BufferedReader(_Pieces(_from_hadoop(raw, _FROM_HADOOP[suffix])))
+    return io.BufferedReader(_Pieces(_inflated(raw))) if suffix == ".deflate" else raw
 
 
 class _Pieces(io.RawIOBase):
@@ -441,21 +488,54 @@ def _inflated(raw: Any) -> Iterator[bytes]:
         raise EOFError("it ends in the middle of compressed data")
 
 
-def _from_snappy(raw: Any) -> Iterator[bytes]:
+def _from_hadoop(raw: Any, codec: str) -> Iterator[bytes]:
     """From Hadoop's form: blocks, each with its length, of pieces, each with the length of what is stored."""
+    length_of = _snappy_length if codec == "snappy" else _lz4_length
     while (left := _block_length(raw)) is not None:
         while left > 0:
-            data = raw.read(_block_length(raw) or 0)
-            size = shift = 0
-            for byte in data[:5]:  # a piece begins with its own length
-                size, shift = size | (byte & 0x7F) << shift, shift + 7
-                if byte < 0x80:
-                    break
-            piece = pa.decompress(data, min(size, left), "snappy", asbytes=True) if size else b""
+            stored = _block_length(raw) or 0
+            data = raw.read(stored)
+            size = length_of(data) if len(data) == stored else 0
+            piece = pa.decompress(data, min(size, left), codec, asbytes=True) if size else b""
             if not piece:
                 raise EOFError("it ends in the middle of a block")
             yield piece
             left -= len(piece)
+
+
+def _snappy_length(data: bytes) -> int:
+    """A piece begins with its own length."""
+    size = shift = 0
+    for byte in data[:5]:
+        size, shift = size | (byte & 0x7F) << shift, shift + 7
+        if byte < 0x80:
+            break
+    return size
+
+
+def _lz4_length(data: bytes) -> int:
+    """The sum of the sequences: each is some literal bytes, and then, but in the last, a copy of earlier bytes."""
+    at = size = 0
+
+    def number(first: int) -> int:
+        nonlocal at
+        more = 255 if first == 15 else 0
+        while more == 255:
+            more, at = data[at], at + 1
+            first += more
+        return first
+
+    try:
+        while at < len(data):
+            token, at = data[at], at + 1
+            literals = number(token >> 4)
+            at, size = at + literals, size + literals
+            if at < len(data):
+                at += 2  # where the copied bytes are
+                size += number(token & 15) + 4
+    except IndexError:
+        return 0
+    return size
 
 
 def _block_length(raw: Any) -> int | None:
@@ -463,7 +543,7 @@ def _block_length(raw: Any) -> int | None:
     data = raw.read(4)
     length = int.from_bytes(data, "big")
     if data and (len(data) < 4 or length > _MOST_BLOCK_BYTES):
-        raise EOFError("it is not what Hadoop stores as snappy")
+        raise EOFError("it is not what Hadoop stores with this compression")
     return length if data else None
 
 

@@ -569,16 +569,25 @@ class TransactionCommitter(SinkCommitter):
     def _abort_subtask(self, client: TransactionClient, prefix: str) -> bool:
         """Aborts the transactions of one subtask; returns whether it had used any of the ids."""
         slot = 0
-        while True:
-            deadline = time.monotonic() + _PATIENCE_S
-            found = client.take_over(f"{prefix}{slot}")
-            while isinstance(found, int):
-                if found != CONCURRENT_TRANSACTIONS and found not in COORDINATOR_MOVES:
-                    raise KafkaProtocolError(f"InitProducerId of {prefix}{slot}", found)
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"InitProducerId of {prefix}{slot} got no answer in {_PATIENCE_S:g} s")
-                time.sleep(_RETRY_S)
-                found = client.take_over(f"{prefix}{slot}")
-            if found.epoch == 0:
-                return slot > 0
+        while self._take_over(client, f"{prefix}{slot}").epoch:
             slot += 1
+        return slot > 0
+
+    def _take_over(self, client: TransactionClient, transactional_id: str) -> ProducerIdentity:
+        """Asks again while brokers do not answer: no later attempt may come that would abort the transaction."""
+        deadline = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                found = client.take_over(transactional_id)
+            except OSError as error:
+                if time.monotonic() > deadline:
+                    raise
+                _LOG.info("transactional id %s is not taken over yet: %s", transactional_id, error)
+            else:
+                if isinstance(found, ProducerIdentity):
+                    return found
+                if found != CONCURRENT_TRANSACTIONS and found not in COORDINATOR_MOVES:
+                    raise KafkaProtocolError(f"InitProducerId of {transactional_id}", found)
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"InitProducerId of {transactional_id} got no answer in {_PATIENCE_S:g} s")
+            time.sleep(_RETRY_S)

@@ -199,14 +199,23 @@ class _Brokers:
     def partitions(self, known: Collection[Partition]) -> set[Partition]:
         """The partitions that the options name and that exist.
 
-        Raises ValueError for a topic that does not, unless some of its partitions are ``known``.
+        Raises ValueError for a topic that does not, unless some of its partitions are ``known``, and for a partition
+        of option ``assign`` that does not and is not ``known``.
         """
-        wanted = self._subscription
-        if wanted.partitions is not None:
-            return {(topic, number) for topic, numbers in wanted.partitions.items() for number in numbers}
         from confluent_kafka import KafkaException
 
+        wanted = self._subscription
         topics = self._consumer.list_topics(timeout=_ANSWER_S).topics
+        if wanted.partitions is not None:
+            there = {(name, number) for name, topic in topics.items() for number in topic.partitions}
+            asked = {(name, number) for name, numbers in wanted.partitions.items() for number in numbers}
+            for name, number in sorted(asked - there - set(known)):
+                found = named(sorted(each for each in there if each[0] == name)) or "no such topic"
+                raise ValueError(
+                    f"option 'assign': {named([(name, number)])} does not exist at "
+                    f"{self._settings['bootstrap.servers']}; there is {found}"
+                )
+            return asked & there
         if wanted.pattern is not None:
             names = [name for name in topics if re.fullmatch(wanted.pattern, name)]
         else:
@@ -417,7 +426,7 @@ class KafkaEnumerator(SplitEnumerator):
 
         An offset that was reached in a deleted topic may exist in one that was created with its name, so only the ids
         of topics show the difference. If loss is allowed, partitions that are being read continue at their offsets,
-        because their readers cannot be told to leave them, and the others begin again.
+        because their readers cannot be asked to leave them, and the others begin again.
         """
         there = self._brokers.partitions(self._known)
         ids = self._brokers.topic_ids(there)  # before offsets: a topic may be created again at any moment

@@ -131,6 +131,8 @@ class Database:
                 put[key] = value
             else:
                 put[key] = sql.SQL(", ").join(map(sql.Identifier, value))
+        if values is not None:  # the driver looks for placeholders in names, too
+            put = {key: sql.SQL(name.as_string(self.connection).replace("%", "%%")) for key, name in put.items()}
         return self.connection.execute(sql.SQL(text).format(**put), values)
 
     def within(self, table: str) -> Any:
@@ -143,8 +145,8 @@ class Database:
 
     def joined(self, separator: str, pattern: str, names: Sequence[str]) -> Any:
         """Fills the pattern with each name in turn, and concatenates the results."""
-        sql = self.sql
-        return sql.SQL(separator).join(sql.SQL(pattern).format(sql.Identifier(name)) for name in names)
+        filled = [self.sql.SQL(pattern).format(self.sql.Identifier(name)) for name in names]
+        return self.sql.SQL(separator).join(filled)
 
     def prepare(self) -> None:
         """Creates the additional tables if they do not exist."""
@@ -185,12 +187,35 @@ class Database:
     def columns(self) -> dict[str, TableColumn]:
         """The columns of the target by their names."""
         rows = self.run(
-            "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod) FROM pg_attribute "
-            "JOIN pg_type ON pg_type.oid = atttypid "
+            "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod), "
+            "CASE WHEN attgenerated <> '' THEN 'GENERATED ALWAYS AS (...)' "
+            "WHEN attidentity = 'a' THEN 'GENERATED ALWAYS AS IDENTITY' ELSE '' END, "
+            "CASE typtype WHEN 'e' THEN 'text' "
+            "WHEN 'd' THEN (SELECT typname FROM pg_type b WHERE b.oid = t.typbasetype) ELSE typname END "
+            "FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             (self._quoted(self.table),),
         )
         return {row[0]: TableColumn(*row) for row in rows}
+
+    def check_keys(self, keys: Sequence[str]) -> None:
+        """Raises ValueError unless a unique index of the table has exactly these columns: ``ON CONFLICT`` needs it.
+
+        A view has no index; the server looks at those of its table.
+        """
+        rows = self.run(
+            "SELECT relkind = 'v', array(SELECT attname::text FROM pg_attribute "
+            "WHERE attrelid = indrelid AND attnum = ANY((indkey::int2[])[:indnkeyatts - 1]) ORDER BY attname) "
+            "FROM pg_class LEFT JOIN pg_index ON indrelid = pg_class.oid AND indisunique AND indisvalid "
+            "AND indimmediate AND indpred IS NULL AND indexprs IS NULL WHERE pg_class.oid = to_regclass(%s)",
+            (self._quoted(self.table),),
+        ).fetchall()
+        if not any(is_view or set(columns) == set(keys) for is_view, columns in rows):
+            there = "; ".join(", ".join(columns) for _, columns in rows if columns) or "no unique columns"
+            raise ValueError(
+                f"option 'keys': mode upsert needs a unique index of table {self.table!r} with the columns "
+                f"{', '.join(keys)} and no others; the table has {there}"
+            )
 
     def close(self) -> None:
         self.connection.close()
@@ -206,7 +231,11 @@ class PostgresWriter(SinkWriter):
         self._marker = options["deleteColumn"]
         self._prepares = bool(options["preparedTransactions"])
         self._columns = [name for name in schema.names if name != self._marker]
-        self._table = self._checked_columns(schema)
+        try:
+            self._table = self._checked_columns(schema, key_columns(options))
+        except ValueError:
+            database.close()
+            raise
         self._rows = 0
         self._name = ""
         self._copying: Any = None
@@ -221,9 +250,10 @@ class PostgresWriter(SinkWriter):
 
     def write(self, batch: pa.RecordBatch) -> None:
         table = self._database.table
-        columns = [values_of(table, column, batch.column(column.name)) for column in self._table]
-        if self._marker:
-            columns.append([bool(value) for value in batch.column(self._marker).to_pylist()])
+        deleted = batch.column(self._marker).fill_null(False) if self._marker else None
+        columns = [values_of(table, column, batch.column(column.name), deleted) for column in self._table]
+        if deleted is not None:
+            columns.append(deleted.to_pylist())
         if self._copy is None:
             self._begin()
         for at, row in enumerate(zip(*columns, strict=True), self._rows):
@@ -260,7 +290,8 @@ class PostgresWriter(SinkWriter):
 
     def _begin(self) -> None:
         self._database.run("BEGIN")
-        types = [_element_type(column.kind) for column in self._table]
+        # The driver's names of types.
+        types = [f"{kind[1:]}[]" if kind.startswith("_") else kind for kind in (column.kind for column in self._table)]
         if self._prepares:
             self._copy_into(self._database.within(self._database.table), self._columns, types)
             return
@@ -286,33 +317,34 @@ class PostgresWriter(SinkWriter):
         self._copy = self._copying.__enter__()
         self._copy.set_types(types)
 
-    def _checked_columns(self, schema: pa.Schema) -> list[TableColumn]:
-        """The columns of the table that are written. Nulls are checked, unless rows only name what is deleted.
+    def _checked_columns(self, schema: pa.Schema, keys: Sequence[str]) -> list[TableColumn]:
+        """The columns of the table that are written.
 
-        Raises ValueError for a column that the table lacks, or has with another type.
+        Raises ValueError for a column that the table lacks, computes, or has with another type, and for keys that it
+        has no unique index of.
         """
         database = self._database
         known = database.columns()
         found: list[TableColumn] = []
         for name in self._columns:
             if name not in known:
-                database.close()
                 raise ValueError(f"table {database.table!r} has no column {name!r}; it has {', '.join(known)}")
             column = known[name]
+            if column.generated:
+                raise ValueError(
+                    f"column {name!r} of table {database.table!r} is {column.generated}, so no value can be written: "
+                    "leave it out of the query"
+                )
             allowed = database_types(schema.field(name))
             if column.kind not in allowed:
-                database.close()
                 raise ValueError(
                     f"column {name!r} is {column.kind} in table {database.table!r} and {schema.field(name).type} in "
                     f"the query, for which the table's column may be {', '.join(allowed)}: cast it"
                 )
-            found.append(replace(column, required=column.required and not self._marker))
+            found.append(replace(column, is_key=name in keys))
+        if keys:
+            database.check_keys(keys)
         return found
-
-
-def _element_type(kind: str) -> str:
-    """The name by which the driver knows a type."""
-    return f"{kind[1:]}[]" if kind.startswith("_") else kind
 
 
 class PostgresCommitter(SinkCommitter):
@@ -328,9 +360,24 @@ class PostgresCommitter(SinkCommitter):
     def commit(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
         """Raises CommitError when a staging table, or a prepared transaction, is missing that was not committed."""
         prepared = [staging for staging in committables if staging.name.startswith("ckpt:")]
-        if prepared and not self._is_noted(transaction):
+        noted = "SELECT 1 FROM {commits} WHERE writer_id = %s AND checkpoint_id >= %s"
+        place = (transaction.writer_id, transaction.checkpoint_id)
+        if prepared and self._database.run(noted, place).fetchone() is None:
             for staging in prepared:
                 self.commit_prepared(staging)
+        import psycopg
+
+        try:
+            return self._commit_once(transaction, committables)
+        except (psycopg.IntegrityError, psycopg.DataError) as error:
+            raise CommitError(
+                f"the rows of checkpoint {transaction.checkpoint_id} cannot be merged into table "
+                f"{self._database.table!r}: {str(error).strip()}. They stay in "
+                f"{', '.join(staging.name for staging in committables)}: change the table or these rows, then the next "
+                "attempt, or a job that starts from the checkpoint, merges them"
+            ) from error
+
+    def _commit_once(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
         with self._database.connection.transaction():
             noted = self._database.run(
                 "INSERT INTO {commits} AS known (writer_id, checkpoint_id) VALUES (%s, %s) "
@@ -355,10 +402,6 @@ class PostgresCommitter(SinkCommitter):
                 f"the prepared transaction {staging.name} no longer exists, and its {staging.rows} rows were not "
                 "committed: it was rolled back; restore an earlier checkpoint"
             )
-
-    def _is_noted(self, transaction: Transaction) -> bool:
-        query = "SELECT 1 FROM {commits} WHERE writer_id = %s AND checkpoint_id >= %s"
-        return self._database.run(query, (transaction.writer_id, transaction.checkpoint_id)).fetchone() is not None
 
     def merge(self, staging: StagingTable) -> None:
         """Moves the rows of a staging table into the target and drops it, within the transaction of a commit."""
@@ -395,7 +438,7 @@ class PostgresCommitter(SinkCommitter):
         if self._marker:
             database.run(
                 f"DELETE FROM {{target}} AS t USING ({rows}) AS s WHERE s.{{marker}} AND {{equal}}",
-                equal=_equal(database, self._keys),
+                equal=database.joined(" AND ", "t.{0} = s.{0}", self._keys),
                 **last,
             )
         others = [name for name in self._columns if name not in self._keys]
@@ -404,7 +447,7 @@ class PostgresCommitter(SinkCommitter):
         database.run(
             f"INSERT INTO {{target}} ({{columns}}) SELECT {{columns}} FROM ({rows}) AS s {kept} "
             f"ON CONFLICT ({{keys}}) DO {action}",
-            changes=_assigned(database, others),
+            changes=database.joined(", ", "{0} = EXCLUDED.{0}", others),
             **last,
         )
 
@@ -418,14 +461,3 @@ class PostgresCommitter(SinkCommitter):
 
     def close(self) -> None:
         self._database.close()
-
-
-def _equal(database: Database, keys: Sequence[str]) -> Any:
-    sql = database.sql
-    pairs = [sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in keys]
-    return sql.SQL(" AND ").join(pairs)
-
-
-def _assigned(database: Database, names: Sequence[str]) -> Any:
-    sql = database.sql
-    return sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in names)

@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ckpt_runtime.failure_report import printable
 from ckpt_runtime.sinks import BadRowError
@@ -29,7 +30,9 @@ _MOST_SHOWN_CHARS = 100
 class TableColumn:
     """A column of a table. ``kind`` is the server's name of the type, with ``_`` in front of an array's.
 
-    ``modifier`` is -1 for a type without a length or digits; ``shown`` is the type as people write it.
+    ``modifier`` is -1 for a type without a length or digits; ``shown`` is the type as people write it. ``generated``
+    says how the server computes the values, and is empty for a column that it does not compute. ``read_as`` is the type
+    as which values are read: that below a domain, and text for an enumeration.
     """
 
     name: str
@@ -37,18 +40,31 @@ class TableColumn:
     required: bool
     modifier: int
     shown: str
+    generated: str
+    read_as: str
+    is_key: bool = False
 
 
-def values_of(table: str, column: TableColumn, values: pa.Array) -> list[Any]:
-    """Returns the values as the driver takes them. Raises BadRowError for one that the column cannot hold."""
+def values_of(table: str, column: TableColumn, values: pa.Array, deleted: pa.Array | None = None) -> list[Any]:
+    """Returns the values as the driver takes them. Raises BadRowError for one that the column cannot hold.
+
+    ``deleted`` tells the rows that only name by their keys what is removed, whose other columns may be null.
+    """
+    if column.required or column.is_key:
+        missing = values.is_null()
+        if deleted is not None and not column.is_key:
+            missing = pc.and_not(missing, deleted)
+        if missing.true_count:
+            why = "a key, and null is equal to no key" if column.is_key and not column.required else "NOT NULL"
+            raise BadRowError(
+                f"table {table!r}, column {column.name!r} ({column.shown}) cannot hold None: the column is {why}"
+            )
     convert = _converter(column.kind, column.modifier)
 
     def converted(part: pa.Array) -> list[Any]:
         found: list[Any] = part.to_pylist()  # raises for times that Python does not have
         if convert is not None:
             found = [None if value is None else convert(value) for value in found]
-        if column.required and None in found:
-            raise ValueError("the column is NOT NULL")
         return found
 
     try:

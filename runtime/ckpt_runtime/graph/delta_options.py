@@ -7,12 +7,14 @@ program is planned, and again by the running source at each change of the log.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from typing import Any
 
 import pyarrow as pa
 
+from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
+from ckpt_runtime.expressions.functions.casts import caster
 from ckpt_runtime.graph.ddl import to_arrow_schema
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.options import Option
@@ -27,6 +29,9 @@ DELTA_SOURCE_OPTIONS = (
     Option("ignoreChanges", bool, False),
     Option("skipChangeCommits", bool, False),
     Option("maxFilesPerTrigger", int, 1000, minimum=1),
+    Option("maxBytesPerTrigger"),
+    Option("excludeRegex"),
+    Option("timeZone", default="UTC"),
 )
 
 _READ_FEATURES = frozenset({"columnMapping", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"})
@@ -39,6 +44,15 @@ IN_COMMIT_TIMESTAMPS = "delta.enableInCommitTimestamps"
 
 class DeltaTableError(ValueError):
     """A Delta table cannot be read as the program requests. The message names the table or version, and a way out."""
+
+
+def check_table_path(path: str) -> None:
+    """Raises PlanError for a path which the library takes for another one, as it decodes ``%20``."""
+    if found := re.search(r"%[0-9a-fA-F]{2}|\\", path):
+        raise PlanError(
+            "option 'path'",
+            f"{path!r} contains {found[0]!r}, which the library deltalake takes for another character: rename it",
+        )
 
 
 def import_deltalake() -> Any:
@@ -56,8 +70,11 @@ def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
         raise PlanError("schema", "the columns of a Delta table are its own; do not set a schema")
     if options["startingVersion"] is not None and options["startingTimestamp"] is not None:
         raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; set only one of them")
+    check_table_path(options["path"])
     starting_version(options)
     starting_ms(options)
+    most_bytes(options)
+    excluded_paths(options)
     try:
         table = open_table(options["path"])
         check_readable(table.protocol(), table.metadata().configuration)
@@ -96,19 +113,38 @@ def starting_version(options: Mapping[str, Any]) -> int | str | None:
 
 
 def starting_ms(options: Mapping[str, Any]) -> int | None:
-    """Option ``startingTimestamp`` in milliseconds since the epoch. Raises PlanError for another value."""
+    """Option ``startingTimestamp`` in milliseconds since the epoch. Raises PlanError for another value.
+
+    The text is read as by Spark's cast: a date is its midnight, and without an offset the session's time zone counts.
+    """
     text: str | None = options["startingTimestamp"]
     if text is None:
         return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = datetime.min
-    if moment.tzinfo is None:
+    moment = caster("string", "timestamp", "try", options["timeZone"])(pa.array([text]))[0]
+    if not moment.is_valid:
         raise PlanError(
-            "option 'startingTimestamp'", f"{text!r} is not a time with an offset, such as 2026-11-01T09:00:00Z"
+            "option 'startingTimestamp'",
+            f"{text!r} is not a date or a time, such as 2026-11-01 or 2026-11-01T09:00:00Z",
         )
-    return int(moment.timestamp() * 1000)
+    return int(moment.value) // 1000
+
+
+def most_bytes(options: Mapping[str, Any]) -> int | None:
+    """Option ``maxBytesPerTrigger``, None if it is not set. Raises PlanError for a text that is no size."""
+    text: str | None = options["maxBytesPerTrigger"]
+    try:
+        return None if text is None else MemorySizeType(minimum=1).parse(text)
+    except ValueError:
+        raise PlanError("option 'maxBytesPerTrigger'", f"{text!r} is not {SIZE_FORM}, at least 1") from None
+
+
+def excluded_paths(options: Mapping[str, Any]) -> re.Pattern[str] | None:
+    """Option ``excludeRegex``, which a file's path in the log must not contain. Raises PlanError for a bad pattern."""
+    text: str | None = options["excludeRegex"]
+    try:
+        return None if text is None else re.compile(text)
+    except re.error as error:
+        raise PlanError("option 'excludeRegex'", f"{text!r} is not a regular expression: {error}") from None
 
 
 def columns_of(text: str) -> pa.Schema:

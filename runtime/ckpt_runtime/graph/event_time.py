@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from ckpt_runtime.expressions.nodes import Column
+from ckpt_runtime.expressions.nodes import Column, Literal
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.logical import LogicalInput, LogicalNode
 from ckpt_runtime.graph.options import duration_ms
@@ -44,6 +44,7 @@ from ckpt_runtime.graph.specs import (
 
 _KEEP_COLUMNS = (ConditionSpec, ObserveSpec, GenerateSpec, PythonFunctionsSpec, DeduplicateSpec, LimitSpec)
 """Specs of operators that emit their input's columns unchanged."""
+_NOTHING = ConditionSpec(Literal(False, "boolean"))
 
 
 def has_watermark(inputs: Sequence[LogicalInput]) -> bool:
@@ -59,13 +60,18 @@ def event_time_column(inputs: Sequence[LogicalInput]) -> str | None:
 
     Raises PlanError when the united streams have different ones.
     """
-    found = {_column_of(edge.node) for edge in inputs}
+    found = {_column_of(edge.node) for edge in inputs if not _has_no_rows(edge.node)}
     if len(found - {None}) > 1:
         names = sorted(name for name in found if name is not None)
         raise PlanError(
             "union", f"the united streams have different event time columns {names}; rename one before the union"
         )
     return found.pop() if len(found) == 1 else None
+
+
+def _has_no_rows(node: LogicalNode) -> bool:
+    """Whether only watermarks come from an operator (``frontend/query_watermark.py``)."""
+    return any(edge.node.spec == _NOTHING for edge in node.inputs)
 
 
 def _column_of(node: LogicalNode) -> str | None:

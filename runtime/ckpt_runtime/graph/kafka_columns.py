@@ -46,9 +46,13 @@ def sink_topic(options: Mapping[str, str]) -> str | None:
 
 
 def producer_settings(options: Mapping[str, str]) -> dict[str, str]:
-    """The client's settings: the options with the prefix ``kafka.``."""
+    """The client's settings: the options with the prefix ``kafka.``.
+
+    By default a key has the partition that Java's producers, also Spark's, choose for it.
+    """
     lower = {key.lower(): value for key, value in options.items()}
-    return with_credentials({key.removeprefix(PREFIX): text for key, text in lower.items() if key.startswith(PREFIX)})
+    given = {key.removeprefix(PREFIX): text for key, text in lower.items() if key.startswith(PREFIX)}
+    return with_credentials({"partitioner": "murmur2_random", **given})
 
 
 def is_exactly_once(options: Mapping[str, str]) -> bool:

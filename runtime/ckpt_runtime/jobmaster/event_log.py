@@ -171,7 +171,7 @@ class JobAnnouncer:
         self._known_failures: set[str] = set()
 
     def report(self, call: Callable[..., object], *arguments: Any) -> None:
-        """Makes a report that only users see. A failure is counted, and logged once for each kind; the job goes on."""
+        """Makes a report for users. A failure is counted, and logged once for each kind; the job continues."""
         try:
             call(*arguments)
         except Exception as error:

@@ -5,7 +5,7 @@ and in the simulation of whole jobs. An event that arises while outputs are bein
 
 An exception that the driver's own code does not expect fails the job, wherever it is raised: it is logged, every answer
 that the core waits for is given, and the restart strategy decides. Reports (progress, metrics, events, what users see
-of a subtask) are the exception: a failed one is counted, and the job goes on.
+of a subtask) are the exception: a failed one is counted, and the job continues.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ class JobShell:
         self._host.call_later(backoff_ms(1), tell)
 
     def _abandon_workers(self) -> None:
-        """Ends whatever the job's workers run: it is unknown what they were told."""
+        """Ends all tasks of the workers: it is unknown which orders they have received."""
         for slot in self._slots.held:
             self._host.replace_worker(slot)
 

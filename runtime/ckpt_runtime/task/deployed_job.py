@@ -301,6 +301,9 @@ class DeployedJob:
         self._spark_url = spark_url
         self.subtasks: dict[SubtaskKey, Subtask] = {}
         self._plan = plan
+        self._greatest_watermark = any(
+            isinstance(spec, WatermarkSpec) and spec.greatest for spec in plan.specs.values()
+        )
         self._transport = transport
         self._host = host
         self.configuration = Configuration(job.graph.configuration)
@@ -407,6 +410,7 @@ class DeployedJob:
             ended_hold=not self.configuration.get(ExecutionOptions.EVENT_TIME_ENDS),
             # A reader reports by itself which ranges it has read.
             in_step=(head.alignment_group or "").startswith(BATCHES) and head.kind != "range_reader",
+            greatest=self._greatest_watermark,
         )
         after_finish = self.configuration.get(CheckpointingOptions.CHECKPOINTS_AFTER_TASKS_FINISH)
         subtask.checkpoints.end_with_all = not after_finish

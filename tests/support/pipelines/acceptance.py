@@ -20,13 +20,14 @@ Batches = Sequence[Sequence[Any]]
 
 @dataclass(frozen=True)
 class Program:
-    """A query over streams. ``inputs`` are the batches of each stream, by the function's parameters.
+    """A query over streams. ``inputs`` are the batches of each stream, by the parameters of ``build``.
 
     ``schemas`` are the columns of streams that are not ``v INT``. ``keys`` identify a row in output mode ``update``:
     the last row of each key counts, because both systems emit others before it. ``settings`` are options of Spark.
     ``differs`` says what the engine does instead, where its rows are not Spark's.
     """
 
+    name: str
     build: Callable[..., DataFrame]
     inputs: Mapping[str, Batches]
     schemas: Mapping[str, str]
@@ -36,13 +37,9 @@ class Program:
     differs: str = ""
     suite: bool = False
 
-    @property
-    def name(self) -> str:
-        return self.build.__name__
-
 
 PROGRAMS: dict[str, Program] = {}
-"""All programs by the names of their functions."""
+"""All programs by their names."""
 
 
 def program(
@@ -54,13 +51,16 @@ def program(
     suite: bool = False,
     schemas: Mapping[str, str] | None = None,
     **inputs: Batches,
-) -> Callable[[Callable[..., DataFrame]], Callable[..., DataFrame]]:
-    """Registers a function as a program."""
+) -> Callable[..., Any]:
+    """Returns what registers programs with this input: a function, which it decorates, or several by their names."""
 
-    def register(build: Callable[..., DataFrame]) -> Callable[..., DataFrame]:
-        made = Program(build, inputs, schemas or {}, mode, tuple(keys.split()), settings or {}, differs, suite)
-        assert made.name not in PROGRAMS, made.name
-        PROGRAMS[made.name] = made
+    def register(build: Callable[..., DataFrame] | None = None, **builds: Callable[..., DataFrame]) -> Any:
+        for name, made in {build.__name__: build}.items() if build else builds.items():
+            assert name not in PROGRAMS, name
+            found = Program(
+                name, made, inputs, schemas or {}, mode, tuple(keys.split()), settings or {}, differs, suite
+            )
+            PROGRAMS[name] = found
         return build
 
     return register

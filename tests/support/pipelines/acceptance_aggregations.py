@@ -24,49 +24,95 @@ def seconds(window: str = "window") -> list[str]:
     return [f"cast({window}.start as long) AS start", f"cast({window}.end as long) AS end"]
 
 
-@program("update", keys="v", suite=True, rows=COUNTED)
-def count_by_key_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count()
+program("update", keys="v", suite=True, rows=COUNTED)(
+    count_by_key_in_update_mode=lambda rows: rows.groupBy("v").count()
+)
 
+program("complete", rows=COUNTED)(
+    count_by_key_in_complete_mode=lambda rows: rows.groupBy("v").agg(F.count("*").alias("n")),
+    aggregation_of_an_aggregation_in_complete_mode=lambda rows: (
+        rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
+    ),
+    last_value_changes_with_batches=lambda rows: rows.agg(
+        F.last("v", ignorenulls=True).alias("last"), F.first("v").alias("first")
+    ),
+    coalesced_rows_are_counted=lambda rows: rows.coalesce(1).groupBy().count(),
+    total_over_rows_that_are_filtered_out_in_complete_mode=lambda rows: rows.where("v > 100").agg(
+        F.count("*").alias("n"), F.max("v").alias("m")
+    ),
+    keys_that_are_decimals_and_booleans=lambda rows: rows.groupBy(
+        F.col("v").cast("decimal(12,3)").alias("d"), (F.col("v") > 1).alias("b")
+    ).count(),
+    keys_that_are_intervals=lambda rows: rows.groupBy(F.expr("make_dt_interval(0, 0, v)").alias("i")).count(),
+    keys_that_are_null_constants=lambda rows: rows.groupBy(F.lit(None).alias("nothing")).count(),
+    recent_rows_by_the_clock=lambda rows: (
+        rows.where(F.timestamp_seconds("v") < F.current_timestamp()).groupBy("v").count()
+    ),
+    approximate_aggregates=lambda rows: rows.agg(
+        F.approx_count_distinct("v").alias("n"), F.percentile_approx("v", 0.5).alias("p")
+    ),
+    complete_mode_without_an_aggregation=lambda rows: rows.select("v"),
+    limit_behind_an_aggregation=lambda rows: rows.groupBy("v").count().orderBy("v").limit(2).select("count"),
+    offset_behind_an_aggregation=lambda rows: rows.groupBy("v").count().orderBy("v").offset(1),
+)
 
-@program("complete", rows=COUNTED)
-def count_by_key_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").agg(F.count("*").alias("n"))
+program("append", rows=COUNTED)(
+    aggregation_without_event_time_in_append_mode=lambda rows: rows.groupBy("v").count(),
+    parameters_of_sql=lambda rows: rows.sparkSession.sql(
+        "SELECT v + :more AS w FROM {rows} WHERE v > :least", rows=rows, args={"more": 5, "least": 1}
+    ),
+    sort_of_a_stream=lambda rows: rows.orderBy("v"),
+    limit_of_a_stream=lambda rows: rows.where("v IS NOT NULL").select(F.lit(1).alias("one")).limit(4),
+    offset_of_a_stream=lambda rows: rows.offset(1),
+    intersection_of_streams=lambda rows: rows.intersect(rows),
+    difference_of_streams=lambda rows: rows.exceptAll(rows),
+    sample_of_a_stream=lambda rows: rows.sample(1.0, 3),
+    union_of_a_stream_and_a_table=lambda rows: rows.union(
+        rows.sparkSession.range(3).select(F.col("id").cast("int").alias("v"))
+    ),
+    filled_and_replaced_values=lambda rows: rows.fillna(0).replace(3, 33),
+    rows_without_nulls=lambda rows: rows.dropna(),
+    name_of_the_input_file=lambda rows: rows.select(
+        "v", F.regexp_extract(F.input_file_name(), r"(\d)\.json$", 1).alias("file")
+    ),
+)
 
+program("complete", rows=COUNTED, differs="The engine computes distinct aggregates, which Spark refuses on streams.")(
+    count_distinct_in_complete_mode=lambda rows: rows.agg(
+        F.count_distinct("v").alias("n"), F.sum_distinct("v").alias("s")
+    )
+)
 
-@program("append", rows=COUNTED)
-def aggregation_without_event_time_in_append_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count()
+program("update", keys="k", schemas=PAIRS, rows=PAIRED)(
+    several_aggregates_in_update_mode=lambda rows: rows.groupBy("k").agg(
+        F.sum("v").alias("s"), F.avg("v").alias("a"), F.min("v").alias("l"), F.max("v")
+    ),
+    sorted_aggregation_in_update_mode=lambda rows: rows.groupBy("k").count().orderBy("count"),
+)
 
+program("complete", schemas=PAIRS, rows=PAIRED)(
+    sorted_aggregation=lambda rows: rows.groupBy("k").agg(F.sum("v").alias("s")).orderBy(F.desc("s"), "k").limit(2),
+    rollup_in_complete_mode=lambda rows: rows.rollup("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g")),
+    pivot_of_a_stream=lambda rows: rows.groupBy("k").pivot("v", [1, 2]).count(),
+    pivot_without_values=lambda rows: rows.groupBy("k").pivot("v").count(),
+    collected_values=lambda rows: rows.groupBy("k").agg(
+        F.sort_array(F.collect_list("v")).alias("list"), F.sort_array(F.collect_set("v")).alias("set")
+    ),
+    keys_that_are_structs=lambda rows: rows.groupBy(F.struct("k", F.struct("v")).alias("s")).count(),
+    keys_that_are_arrays_of_structs=lambda rows: rows.groupBy(F.array(F.struct("k", "v")).alias("a")).count(),
+    keys_that_are_maps=lambda rows: rows.groupBy(
+        F.create_map(F.lit("x"), "k", F.lit("y"), F.lit("z")).alias("m")
+    ).count(),
+    extremes_of_texts_and_structs=lambda rows: rows.agg(
+        F.min("k").alias("least"), F.max(F.struct("v", "k")).alias("most")
+    ),
+)
 
-@program("complete", rows=COUNTED, differs="The engine computes distinct aggregates, which Spark refuses on streams.")
-def count_distinct_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.count_distinct("v").alias("n"), F.sum_distinct("v").alias("s"))
-
-
-@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
-def several_aggregates_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(F.sum("v").alias("s"), F.avg("v").alias("a"), F.min("v").alias("l"), F.max("v"))
-
-
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def sorted_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(F.sum("v").alias("s")).orderBy(F.desc("s"), "k").limit(2)
-
-
-@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
-def sorted_aggregation_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").count().orderBy("count")
-
-
-@program("update", keys="count", rows=COUNTED)
-def aggregation_of_an_aggregation_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
-
-
-@program("complete", rows=COUNTED)
-def aggregation_of_an_aggregation_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
+program("update", keys="count", rows=COUNTED)(
+    aggregation_of_an_aggregation_in_update_mode=lambda rows: (
+        rows.groupBy("v").count().groupBy("count").agg(F.count("*").alias("n"))
+    )
+)
 
 
 @program("complete", schemas=PAIRS, rows=PAIRED)
@@ -88,39 +134,21 @@ def union_of_distinct_values_in_update_mode(rows: DataFrame, others: DataFrame) 
     return rows.sparkSession.sql("SELECT DISTINCT v FROM ones UNION ALL SELECT DISTINCT v FROM tens")
 
 
-@program("complete", rows=COUNTED)
-def last_value_changes_with_batches(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.last("v", ignorenulls=True).alias("last"), F.first("v").alias("first"))
+program("complete", suite=True, rows=([],))(
+    total_over_no_rows_in_complete_mode=lambda rows: rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+)
 
+program("update", rows=([],))(
+    total_over_no_rows_in_update_mode=lambda rows: rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
+)
 
-@program("complete", rows=COUNTED)
-def coalesced_rows_are_counted(rows: DataFrame) -> DataFrame:
-    return rows.coalesce(1).groupBy().count()
-
-
-@program("complete", suite=True, rows=([],))
-def total_over_no_rows_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
-
-
-@program("update", rows=([],))
-def total_over_no_rows_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.count("*").alias("n"), F.sum("v").alias("s"))
-
-
-@program("update", rows=COUNTED)
-def total_over_rows_that_are_filtered_out_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.where("v > 100").agg(F.count("*").alias("n"), F.sum("v").alias("s"))
-
-
-@program("complete", rows=COUNTED)
-def total_over_rows_that_are_filtered_out_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.where("v > 100").agg(F.count("*").alias("n"), F.max("v").alias("m"))
-
-
-@program("update", rows=COUNTED)
-def total_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy().agg(F.sum("v").alias("s"), F.count("v").alias("n"))
+program("update", rows=COUNTED)(
+    total_over_rows_that_are_filtered_out_in_update_mode=lambda rows: rows.where("v > 100").agg(
+        F.count("*").alias("n"), F.sum("v").alias("s")
+    ),
+    total_in_update_mode=lambda rows: rows.groupBy().agg(F.sum("v").alias("s"), F.count("v").alias("n")),
+    limit_in_update_mode=lambda rows: rows.limit(2),
+)
 
 
 @program("complete", schemas=PAIRS, rows=PAIRED)
@@ -129,14 +157,9 @@ def having_behind_an_aggregation(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.sql("SELECT k, sum(v) AS s FROM having_rows GROUP BY k HAVING count(*) > 1")
 
 
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def rollup_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.rollup("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g"))
-
-
-@program("update", keys="k v g", schemas=PAIRS, rows=PAIRED)
-def cube_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.cube("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g"))
+program("update", keys="k v g", schemas=PAIRS, rows=PAIRED)(
+    cube_in_update_mode=lambda rows: rows.cube("k", "v").agg(F.count("*").alias("n"), F.grouping_id().alias("g"))
+)
 
 
 @program("complete", schemas=PAIRS, rows=PAIRED)
@@ -145,56 +168,23 @@ def grouping_sets_in_sql(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.sql("SELECT k, v, count(*) AS n FROM set_rows GROUP BY GROUPING SETS ((k), (v), ())")
 
 
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def pivot_of_a_stream(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").pivot("v", [1, 2]).count()
+program("update", keys="a", schemas=PAIRS, rows=PAIRED)(
+    keys_that_are_arrays=lambda rows: rows.groupBy(F.array("k", F.lit("x")).alias("a")).count()
+)
 
+program("complete", schemas={"rows": "a ARRAY<INT>, v INT"}, rows=([([1, 2], 1), (None, 2)], [([1, 2], 3), ([], 4)]))(
+    keys_that_are_arrays_of_the_source=lambda rows: rows.groupBy("a").agg(F.sum("v").alias("s"))
+)
 
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def pivot_without_values(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").pivot("v").count()
+program("complete", schemas={"rows": "d DOUBLE"}, rows=([0.0, -0.0, 1.5], [None, 0.0], [-0.0]))(
+    keys_that_are_floats=lambda rows: rows.groupBy((F.col("d") * 1).alias("d")).count()
+)
 
-
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def collected_values(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(
-        F.sort_array(F.collect_list("v")).alias("list"), F.sort_array(F.collect_set("v")).alias("set")
+program("update", keys="d", schemas={"rows": "d DOUBLE"}, rows=([-0.0, 0.0, 1.5], [None, 0.0], [-0.0]))(
+    keys_that_are_floats_as_text=lambda rows: (
+        rows.groupBy("d").count().select(F.col("d").cast("string").alias("d"), "count")
     )
-
-
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def keys_that_are_structs(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.struct("k", F.struct("v")).alias("s")).count()
-
-
-@program("update", keys="a", schemas=PAIRS, rows=PAIRED)
-def keys_that_are_arrays(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.array("k", F.lit("x")).alias("a")).count()
-
-
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def keys_that_are_arrays_of_structs(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.array(F.struct("k", "v")).alias("a")).count()
-
-
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def keys_that_are_maps(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.create_map(F.lit("x"), "k", F.lit("y"), F.lit("z")).alias("m")).count()
-
-
-@program("complete", schemas={"rows": "a ARRAY<INT>, v INT"}, rows=([([1, 2], 1), (None, 2)], [([1, 2], 3), ([], 4)]))
-def keys_that_are_arrays_of_the_source(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("a").agg(F.sum("v").alias("s"))
-
-
-@program("complete", schemas={"rows": "d DOUBLE"}, rows=([0.0, -0.0, 1.5], [None, 0.0], [-0.0]))
-def keys_that_are_floats(rows: DataFrame) -> DataFrame:
-    return rows.groupBy((F.col("d") * 1).alias("d")).count()
-
-
-@program("update", keys="d", schemas={"rows": "d DOUBLE"}, rows=([-0.0, 0.0, 1.5], [None, 0.0], [-0.0]))
-def keys_that_are_floats_as_text(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("d").count().select(F.col("d").cast("string").alias("d"), "count")
+)
 
 
 @program("complete", rows=COUNTED)
@@ -203,24 +193,11 @@ def keys_that_are_dates_and_binaries(rows: DataFrame) -> DataFrame:
     return rows.groupBy(day.alias("d"), F.col("v").cast("string").cast("binary").alias("b")).count()
 
 
-@program("complete", rows=COUNTED)
-def keys_that_are_decimals_and_booleans(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.col("v").cast("decimal(12,3)").alias("d"), (F.col("v") > 1).alias("b")).count()
-
-
-@program("complete", rows=COUNTED)
-def keys_that_are_intervals(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.expr("make_dt_interval(0, 0, v)").alias("i")).count()
-
-
-@program("complete", rows=COUNTED)
-def keys_that_are_null_constants(rows: DataFrame) -> DataFrame:
-    return rows.groupBy(F.lit(None).alias("nothing")).count()
-
-
-@program("update", keys="odd", rows=COUNTED)
-def expressions_over_aggregates(rows: DataFrame) -> DataFrame:
-    return rows.groupBy((F.col("v") % 2).alias("odd")).agg((F.sum("v") * 2 + F.count("*")).alias("x"))
+program("update", keys="odd", rows=COUNTED)(
+    expressions_over_aggregates=lambda rows: rows.groupBy((F.col("v") % 2).alias("odd")).agg(
+        (F.sum("v") * 2 + F.count("*")).alias("x")
+    )
+)
 
 
 @program("complete", rows=COUNTED, differs="The engine computes distinct aggregates, which Spark refuses on streams.")
@@ -263,26 +240,9 @@ def temporary_view_that_sql_creates_twice(rows: DataFrame) -> DataFrame:
 
 
 @program("append", rows=COUNTED)
-def parameters_of_sql(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql(
-        "SELECT v + :more AS w FROM {rows} WHERE v > :least", rows=rows, args={"more": 5, "least": 1}
-    )
-
-
-@program("append", rows=COUNTED)
 def common_table_expression(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("cte_rows")
     return rows.sparkSession.sql("WITH big AS (SELECT v FROM cte_rows WHERE v > 1) SELECT v, v * v AS s FROM big")
-
-
-@program("complete", rows=COUNTED)
-def recent_rows_by_the_clock(rows: DataFrame) -> DataFrame:
-    return rows.where(F.timestamp_seconds("v") < F.current_timestamp()).groupBy("v").count()
-
-
-@program("complete", rows=COUNTED)
-def approximate_aggregates(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.approx_count_distinct("v").alias("n"), F.percentile_approx("v", 0.5).alias("p"))
 
 
 @program("complete", schemas=PAIRS, rows=([(k, v * v % 41) for v in range(40) for k in "ab"], [("c", None)]))
@@ -299,24 +259,15 @@ def statistics_of_groups(rows: DataFrame) -> DataFrame:
     )  # fmt: skip
 
 
-@program("complete", schemas=PAIRS, rows=PAIRED)
-def extremes_of_texts_and_structs(rows: DataFrame) -> DataFrame:
-    return rows.agg(F.min("k").alias("least"), F.max(F.struct("v", "k")).alias("most"))
+program("complete", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: the rows of an aggregation change.")(
+    distinct_behind_an_aggregation_in_complete_mode=lambda rows: (
+        rows.groupBy("k").agg(F.count("*").alias("n")).select("n").distinct()
+    )
+)
 
-
-@program("complete", schemas=PAIRS, rows=PAIRED, differs="The engine refuses it: the rows of an aggregation change.")
-def distinct_behind_an_aggregation_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(F.count("*").alias("n")).select("n").distinct()
-
-
-@program("complete", rows=COUNTED)
-def complete_mode_without_an_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.select("v")
-
-
-@program("update", keys="v", rows=([1, 2], [3]))
-def update_mode_without_an_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr("v", "v * 2 AS w")
+program("update", keys="v", rows=([1, 2], [3]))(
+    update_mode_without_an_aggregation=lambda rows: rows.selectExpr("v", "v * 2 AS w")
+)
 
 
 @program("append", rows=COUNTED)
@@ -326,114 +277,46 @@ def window_function_of_a_stream(rows: DataFrame) -> DataFrame:
     return rows.select("v", F.row_number().over(Window.partitionBy("v").orderBy("v")).alias("n"))
 
 
-@program("append", rows=COUNTED)
-def sort_of_a_stream(rows: DataFrame) -> DataFrame:
-    return rows.orderBy("v")
+program("append", rows=COUNTED, others=([7], [8, 9]))(union_of_streams=lambda rows, others: rows.union(others))
 
 
-@program("append", rows=COUNTED)
-def limit_of_a_stream(rows: DataFrame) -> DataFrame:
-    return rows.where("v IS NOT NULL").select(F.lit(1).alias("one")).limit(4)
-
-
-@program("update", rows=COUNTED)
-def limit_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.limit(2)
-
-
-@program("complete", rows=COUNTED)
-def limit_behind_an_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count().orderBy("v").limit(2).select("count")
-
-
-@program("complete", rows=COUNTED)
-def offset_behind_an_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("v").count().orderBy("v").offset(1)
-
-
-@program("append", rows=COUNTED)
-def offset_of_a_stream(rows: DataFrame) -> DataFrame:
-    return rows.offset(1)
-
-
-@program("append", rows=COUNTED)
-def intersection_of_streams(rows: DataFrame) -> DataFrame:
-    return rows.intersect(rows)
-
-
-@program("append", rows=COUNTED)
-def difference_of_streams(rows: DataFrame) -> DataFrame:
-    return rows.exceptAll(rows)
-
-
-@program("append", rows=COUNTED)
-def sample_of_a_stream(rows: DataFrame) -> DataFrame:
-    return rows.sample(1.0, 3)
-
-
-@program("append", rows=COUNTED, others=([7], [8, 9]))
-def union_of_streams(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return rows.union(others)
-
-
-@program(
+program(
     "append", schemas={"rows": "a INT, b STRING", "others": "b STRING, c INT"}, rows=([(1, "x")],), others=([("y", 2)],)
+)(union_by_name_with_missing_columns=lambda rows, others: rows.unionByName(others, allowMissingColumns=True))
+
+
+program("complete", rows=COUNTED, others=([7], [8, 2]))(
+    union_of_streams_that_is_aggregated=lambda rows, others: rows.union(others).groupBy("v").count()
 )
-def union_by_name_with_missing_columns(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return rows.unionByName(others, allowMissingColumns=True)
 
-
-@program("append", rows=COUNTED)
-def union_of_a_stream_and_a_table(rows: DataFrame) -> DataFrame:
-    return rows.union(rows.sparkSession.range(3).select(F.col("id").cast("int").alias("v")))
-
-
-@program("complete", rows=COUNTED, others=([7], [8, 2]))
-def union_of_streams_that_is_aggregated(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return rows.union(others).groupBy("v").count()
-
-
-@program("append", rows=COUNTED)
-def filled_and_replaced_values(rows: DataFrame) -> DataFrame:
-    return rows.fillna(0).replace(3, 33)
-
-
-@program("append", rows=COUNTED)
-def rows_without_nulls(rows: DataFrame) -> DataFrame:
-    return rows.dropna()
-
-
-@program("append", schemas=PAIRS, rows=PAIRED)
-def unpivoted_rows(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr("k", "v AS one", "v + 1 AS two").unpivot("k", ["one", "two"], "name", "value")
-
-
-@program("append", schemas=PAIRS, rows=PAIRED)
-def metadata_of_files(rows: DataFrame) -> DataFrame:
-    return rows.select("k", "_metadata", F.col("_metadata.file_size") > 20)
-
-
-@program("append", rows=COUNTED)
-def name_of_the_input_file(rows: DataFrame) -> DataFrame:
-    return rows.select("v", F.regexp_extract(F.input_file_name(), r"(\d)\.json$", 1).alias("file"))
+program("append", schemas=PAIRS, rows=PAIRED)(
+    unpivoted_rows=lambda rows: rows.selectExpr("k", "v AS one", "v + 1 AS two").unpivot(
+        "k", ["one", "two"], "name", "value"
+    ),
+    metadata_of_files=lambda rows: rows.select("k", "_metadata", F.col("_metadata.file_size") > 20),
+)
 
 
 # Event time
 
 
-@program("append", rows=TIMES)
-def tumbling_windows_in_append_mode(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+program("append", rows=TIMES)(
+    tumbling_windows_in_append_mode=lambda rows: (
+        timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+    )
+)
 
+program("update", keys="start", rows=([10, 11, 12, 13, 14, 15], [25], [26], [10, 25], [27], [10]))(
+    tumbling_windows_in_update_mode=lambda rows: (
+        timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+    )
+)
 
-@program("update", keys="start", rows=([10, 11, 12, 13, 14, 15], [25], [26], [10, 25], [27], [10]))
-def tumbling_windows_in_update_mode(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
-
-
-@program("complete", rows=([10, 11, 12], [25], [25], [10], [25]))
-def tumbling_windows_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+program("complete", rows=([10, 11, 12], [25], [25], [10], [25]))(
+    tumbling_windows_in_complete_mode=lambda rows: (
+        timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+    )
+)
 
 
 @program("append", rows=([10, 11, 12], [25], [31], [32], [10, 50]))
@@ -448,9 +331,11 @@ def windows_before_1970(rows: DataFrame) -> DataFrame:
     return windows.agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
 
 
-@program("append", rows=([10], [25]))
-def group_by_event_time_itself(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy("t").agg(F.count("*").alias("n")).selectExpr("cast(t AS long) AS t", "n")
+program("append", rows=([10], [25]))(
+    group_by_event_time_itself=lambda rows: (
+        timed(rows).groupBy("t").agg(F.count("*").alias("n")).selectExpr("cast(t AS long) AS t", "n")
+    )
+)
 
 
 @program("append", rows=([10, 11], [25], [26], [10], [40]))
@@ -459,39 +344,31 @@ def windows_and_another_key(rows: DataFrame) -> DataFrame:
     return windows.count().selectExpr(*seconds(), "odd", "count")
 
 
-@program("append", rows=([10, 11], [25], [40]))
-def aggregation_by_a_key_that_is_no_event_time(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy("v").count()
+program("append", rows=([10, 11], [25], [40]))(
+    aggregation_by_a_key_that_is_no_event_time=lambda rows: timed(rows).groupBy("v").count(),
+    window_of_a_column_without_a_watermark=lambda rows: (
+        timed(rows).groupBy(F.window(F.timestamp_seconds("v"), "5 seconds")).count()
+    ),
+    watermark_in_months=lambda rows: (
+        timed(rows, "1 month").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+    ),
+    windows_that_no_aggregation_reads=lambda rows: (
+        timed(rows).select("v", F.window("t", "6 seconds", "2 seconds").alias("w")).selectExpr("v", *seconds("w"))
+    ),
+    rows_are_not_late_without_state=lambda rows: timed(rows, "0 seconds").select("v").where("v > 10"),
+)
 
+program("append", rows=([10, 11], [3_000_000], [6_000_000]))(
+    watermark_in_months_and_days=lambda rows: (
+        timed(rows, "1 month 2 days").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+    )
+)
 
-@program("append", rows=([10, 11], [25], [40]))
-def window_of_a_column_without_a_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window(F.timestamp_seconds("v"), "5 seconds")).count()
-
-
-@program("append", rows=([10, 11], [25], [40]))
-def watermark_in_months(rows: DataFrame) -> DataFrame:
-    return timed(rows, "1 month").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
-
-
-@program("append", rows=([10, 11], [3_000_000], [6_000_000]))
-def watermark_in_months_and_days(rows: DataFrame) -> DataFrame:
-    return timed(rows, "1 month 2 days").groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
-
-
-@program("append", rows=([10],))
-def negative_delay_of_a_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows, "-10 seconds")
-
-
-@program("append", rows=([10],))
-def delay_that_is_no_interval(rows: DataFrame) -> DataFrame:
-    return timed(rows, "soon")
-
-
-@program("append", rows=([10],))
-def watermark_of_a_number(rows: DataFrame) -> DataFrame:
-    return rows.withWatermark("v", "10 seconds").groupBy("v").count()
+program("append", rows=([10],))(
+    negative_delay_of_a_watermark=lambda rows: timed(rows, "-10 seconds"),
+    delay_that_is_no_interval=lambda rows: timed(rows, "soon"),
+    watermark_of_a_number=lambda rows: rows.withWatermark("v", "10 seconds").groupBy("v").count(),
+)
 
 
 @program("append", rows=([10, 11], [25], [40]))
@@ -517,7 +394,6 @@ def windows_of_a_union_with_two_watermarks(rows: DataFrame, others: DataFrame) -
     settings={"spark.sql.streaming.multipleWatermarkPolicy": "max"},
     rows=([10], [25]),
     others=([12], [29]),
-    differs="The engine has the policy min only, and refuses the option.",
 )
 def windows_of_a_union_with_the_greatest_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
     both = timed(rows).select("v", "t").union(timed(others, "15 seconds").select("v", "t"))
@@ -556,11 +432,6 @@ def window_column_that_is_selected_first(rows: DataFrame) -> DataFrame:
 
 
 @program("append", rows=([10, 11], [25], [40]))
-def windows_that_no_aggregation_reads(rows: DataFrame) -> DataFrame:
-    return timed(rows).select("v", F.window("t", "6 seconds", "2 seconds").alias("w")).selectExpr("v", *seconds("w"))
-
-
-@program("append", rows=([10, 11], [25], [40]))
 def windows_in_sql(rows: DataFrame) -> DataFrame:
     timed(rows).createOrReplaceTempView("timed_rows")
     return rows.sparkSession.sql(
@@ -578,9 +449,11 @@ def watermark_in_sql(rows: DataFrame) -> DataFrame:
     )
 
 
-@program("append", rows=([10, 11, None], [25, None], [40]))
-def windows_of_null_times(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+program("append", rows=([10, 11, None], [25, None], [40]))(
+    windows_of_null_times=lambda rows: (
+        timed(rows).groupBy(F.window("t", "5 seconds")).agg(F.count("*").alias("n")).selectExpr(*seconds(), "n")
+    )
+)
 
 
 @program("append", rows=([10, 11], [25], [40]))
@@ -595,12 +468,13 @@ def event_time_by_the_clock(rows: DataFrame) -> DataFrame:
     return now.groupBy(F.window("t", "1 minute")).count()
 
 
-@program("append", rows=([10, 11], [25], [40]))
-def rows_are_not_late_without_state(rows: DataFrame) -> DataFrame:
-    return timed(rows, "0 seconds").select("v").where("v > 10")
-
-
 @program("append", settings={"spark.sql.session.timeZone": "Asia/Kathmandu"}, rows=([10, 90_000], [200_000], [400_000]))
 def windows_in_another_zone(rows: DataFrame) -> DataFrame:
     windows = timed(rows).groupBy(F.window("t", "1 day", startTime="15 minutes"))
     return windows.count().selectExpr(*seconds(), "count", "date_format(window.start, 'HH:mm') AS clock")
+
+
+@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
+def watermark_behind_an_aggregation(rows: DataFrame) -> DataFrame:
+    latest = rows.withColumn("t", F.timestamp_seconds("v")).groupBy("k").agg(F.max("t").alias("latest"))
+    return latest.withWatermark("latest", "5 seconds").selectExpr("k", "cast(latest AS LONG) AS latest")

@@ -20,55 +20,47 @@ SPOKEN = (
     [("structured streaming", 90)],
 )
 
+program("append", rows=([1, 2, 2], [2, 3], [None, 1, None]))(
+    duplicates_of_all_columns=lambda rows: rows.dropDuplicates()
+)
 
-@program("append", rows=([1, 2, 2], [2, 3], [None, 1, None]))
-def duplicates_of_all_columns(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates()
+program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1), (None, 1)], [(None, 2)]))(
+    duplicates_of_some_columns=lambda rows: rows.dropDuplicates(["k"])
+)
 
+program("update", keys="k v", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))(
+    duplicates_in_update_mode=lambda rows: rows.dropDuplicates(["k"])
+)
 
-@program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1), (None, 1)], [(None, 2)]))
-def duplicates_of_some_columns(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"])
+program("complete", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))(
+    duplicates_in_complete_mode=lambda rows: rows.dropDuplicates(["k"])
+)
 
+program("append", rows=([10, 10, 11, 12], [25], [10], [25, 26], [45], [10, 25, 46]))(
+    duplicates_by_event_time=lambda rows: timed(rows).dropDuplicates().selectExpr("v")
+)
 
-@program("update", keys="k v", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))
-def duplicates_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"])
+program("append", rows=([10, 10, 11, 12], [25], [10], [45], [46, 25]))(
+    duplicates_by_event_time_alone=lambda rows: timed(rows).dropDuplicates(["t"]).selectExpr("v")
+)
 
+program("append", rows=([10, 10, 11, 12], [25], [25, 12], [10]))(
+    duplicates_by_a_key_beside_event_time=lambda rows: timed(rows).dropDuplicates(["v"]).selectExpr("v")
+)
 
-@program("complete", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 1)], [("b", 1)]))
-def duplicates_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"])
+program("append", rows=([10, None, None], [25, None], [45]))(
+    duplicates_of_null_times=lambda rows: timed(rows).dropDuplicates().selectExpr("v")
+)
 
+program("complete", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 3)], [("b", 1), ("c", 9)]))(
+    aggregation_of_deduplicated_rows_in_complete_mode=lambda rows: rows.dropDuplicates(["k"]).agg(F.sum("v").alias("s"))
+)
 
-@program("append", rows=([10, 10, 11, 12], [25], [10], [25, 26], [45], [10, 25, 46]))
-def duplicates_by_event_time(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicates().selectExpr("v")
-
-
-@program("append", rows=([10, 10, 11, 12], [25], [10], [45], [46, 25]))
-def duplicates_by_event_time_alone(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicates(["t"]).selectExpr("v")
-
-
-@program("append", rows=([10, 10, 11, 12], [25], [25, 12], [10]))
-def duplicates_by_a_key_beside_event_time(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicates(["v"]).selectExpr("v")
-
-
-@program("append", rows=([10, None, None], [25, None], [45]))
-def duplicates_of_null_times(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicates().selectExpr("v")
-
-
-@program("complete", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 3)], [("b", 1), ("c", 9)]))
-def aggregation_of_deduplicated_rows_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"]).agg(F.sum("v").alias("s"))
-
-
-@program("update", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 3)], [("b", 1), ("c", 9)]))
-def aggregation_of_deduplicated_rows_in_update_mode(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"]).groupBy().agg(F.sum("v").alias("s"))
+program("update", schemas=PAIRS, rows=([("a", 1)], [("a", 2), ("b", 3)], [("b", 1), ("c", 9)]))(
+    aggregation_of_deduplicated_rows_in_update_mode=lambda rows: (
+        rows.dropDuplicates(["k"]).groupBy().agg(F.sum("v").alias("s"))
+    )
+)
 
 
 @program("append", rows=([1, 2, 3, 3], [15], [1, 25], [26], [50]))
@@ -77,15 +69,13 @@ def windows_of_deduplicated_rows(rows: DataFrame) -> DataFrame:
     return once.groupBy(F.window("t", "5 seconds")).agg(F.sum("v").alias("s")).selectExpr(*seconds(), "s")
 
 
-@program(
+program(
     "update",
     keys="n",
     schemas=PAIRS,
     rows=([("a", 1)], [("a", 2), ("b", 3)]),
     differs="The engine refuses it: the rows of an aggregation change.",
-)
-def deduplication_of_an_aggregation(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(F.count("*").alias("n")).dropDuplicates(["n"])
+)(deduplication_of_an_aggregation=lambda rows: rows.groupBy("k").agg(F.count("*").alias("n")).dropDuplicates(["n"]))
 
 
 @program("append", rows=([10, 11, 12], [25], [40], [60]))
@@ -94,39 +84,29 @@ def deduplication_of_windows(rows: DataFrame) -> DataFrame:
     return windows.dropDuplicates(["n"]).select("n")
 
 
-@program("append", schemas=PAIRS, rows=([("a", 1), ("b", 1)], [("b", 2), ("a", 1)], [("c", 2)]))
-def two_deduplications(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["k"]).dropDuplicates(["v"]).select("v")
+program("append", schemas=PAIRS, rows=([("a", 1), ("b", 1)], [("b", 2), ("a", 1)], [("c", 2)]))(
+    two_deduplications=lambda rows: rows.dropDuplicates(["k"]).dropDuplicates(["v"]).select("v")
+)
 
+program("append", schemas={"rows": "a ARRAY<INT>"}, rows=([([1, 2],)], [([1, 2],), ([2],), (None,)], [(None,)]))(
+    duplicates_of_arrays=lambda rows: rows.dropDuplicates()
+)
 
-@program("append", schemas={"rows": "a ARRAY<INT>"}, rows=([([1, 2],)], [([1, 2],), ([2],), (None,)], [(None,)]))
-def duplicates_of_arrays(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates()
+program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))(
+    duplicates_of_maps=lambda rows: rows.select(F.create_map("k", "v").alias("m")).dropDuplicates(),
+    duplicates_of_structs=lambda rows: rows.select(F.struct("k", F.array("v")).alias("s")).dropDuplicates(),
+    duplicates_of_a_column_without_a_type=lambda rows: rows.select(F.lit(None).alias("nothing")).dropDuplicates(),
+    duplicates_of_a_missing_column=lambda rows: rows.dropDuplicates(["nothing"]),
+)
 
+program("append", rows=([1, 2], [2, 3]), others=([2, 4], [4, 5]))(
+    duplicates_of_a_union=lambda rows, others: rows.union(others).dropDuplicates()
+)
 
-@program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))
-def duplicates_of_maps(rows: DataFrame) -> DataFrame:
-    return rows.select(F.create_map("k", "v").alias("m")).dropDuplicates()
-
-
-@program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))
-def duplicates_of_structs(rows: DataFrame) -> DataFrame:
-    return rows.select(F.struct("k", F.array("v")).alias("s")).dropDuplicates()
-
-
-@program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))
-def duplicates_of_a_missing_column(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicates(["nothing"])
-
-
-@program("append", rows=([1, 2], [2, 3]), others=([2, 4], [4, 5]))
-def duplicates_of_a_union(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return rows.union(others).dropDuplicates()
-
-
-@program("append", rows=([1], [1, 2]))
-def distinct_rows(rows: DataFrame) -> DataFrame:
-    return rows.distinct()
+program("append", rows=([1], [1, 2]))(
+    distinct_rows=lambda rows: rows.distinct(),
+    duplicates_within_a_watermark_that_is_missing=lambda rows: rows.dropDuplicatesWithinWatermark(),
+)
 
 
 @program("append", rows=([1], [1, 2]))
@@ -135,26 +115,25 @@ def select_distinct_in_sql(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.sql("SELECT DISTINCT v FROM distinct_rows")
 
 
-@program("append", rows=([1], [1, 2]))
-def duplicates_within_a_watermark_that_is_missing(rows: DataFrame) -> DataFrame:
-    return rows.dropDuplicatesWithinWatermark()
+program(
+    "append",
+    schemas=PAIRS,
+    rows=([("a", 1)], [("b", 1), ("a", 2)], [("a", 7)], [("c", 14)], [("a", 15), ("b", 14)], [("d", 40)]),
+)(
+    duplicates_within_a_watermark=lambda rows: (
+        timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    )
+)
 
+program("append", rows=([10, 10, 11], [25], [10], [25], [60], [25, 61]))(
+    duplicates_of_all_columns_within_a_watermark=lambda rows: timed(rows).dropDuplicatesWithinWatermark().select("v")
+)
 
-@program("append", schemas=PAIRS,
-         rows=([("a", 1)], [("b", 1), ("a", 2)], [("a", 7)], [("c", 14)], [("a", 15), ("b", 14)], [("d", 40)]),
-)  # fmt: skip
-def duplicates_within_a_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
-
-
-@program("append", rows=([10, 10, 11], [25], [10], [25], [60], [25, 61]))
-def duplicates_of_all_columns_within_a_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows).dropDuplicatesWithinWatermark().select("v")
-
-
-@program("append", schemas=PAIRS, rows=([("a", 10), ("b", None), ("b", None)], [("b", 12), ("a", None)], [("c", 40)]))
-def duplicates_within_a_watermark_of_null_times(rows: DataFrame) -> DataFrame:
-    return timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+program("append", schemas=PAIRS, rows=([("a", 10), ("b", None), ("b", None)], [("b", 12), ("a", None)], [("c", 40)]))(
+    duplicates_within_a_watermark_of_null_times=lambda rows: (
+        timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    )
+)
 
 
 @program("append", schemas=PAIRS, rows=([("a", 10)], [("a", 11), ("b", 12)], [("c", 60)]))
@@ -163,14 +142,17 @@ def windows_behind_duplicates_within_a_watermark(rows: DataFrame) -> DataFrame:
     return once.groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
 
 
-@program("complete", schemas=PAIRS, rows=([("a", 10)], [("a", 11)]))
-def duplicates_within_a_watermark_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+program("complete", schemas=PAIRS, rows=([("a", 10)], [("a", 11)]))(
+    duplicates_within_a_watermark_in_complete_mode=lambda rows: (
+        timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    )
+)
 
-
-@program("update", keys="k", schemas=PAIRS, rows=([("a", 10)], [("a", 11), ("b", 12)]))
-def duplicates_within_a_watermark_in_update_mode(rows: DataFrame) -> DataFrame:
-    return timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+program("update", keys="k", schemas=PAIRS, rows=([("a", 10)], [("a", 11), ("b", 12)]))(
+    duplicates_within_a_watermark_in_update_mode=lambda rows: (
+        timed(rows, "2 seconds").dropDuplicatesWithinWatermark(["k"]).select("k", "v")
+    )
+)
 
 
 # Sessions
@@ -198,14 +180,17 @@ def sessions_in_update_mode(rows: DataFrame) -> DataFrame:
     return sessions.agg(F.count("*").alias("n")).selectExpr("word", *seconds("s"), "n")
 
 
-@program("append", schemas=WORDS, rows=SPOKEN)
-def sessions_without_another_key(rows: DataFrame) -> DataFrame:
-    return words(rows).groupBy(F.session_window("t", "10 seconds").alias("s")).count()
+program("append", schemas=WORDS, rows=SPOKEN)(
+    sessions_without_another_key=lambda rows: (
+        words(rows).groupBy(F.session_window("t", "10 seconds").alias("s")).count()
+    )
+)
 
-
-@program("complete", schemas=WORDS, rows=SPOKEN)
-def sessions_without_another_key_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return words(rows).groupBy(F.session_window("t", "10 seconds").alias("s")).count()
+program("complete", schemas=WORDS, rows=SPOKEN)(
+    sessions_without_another_key_in_complete_mode=lambda rows: (
+        words(rows).groupBy(F.session_window("t", "10 seconds").alias("s")).count()
+    )
+)
 
 
 @program("append", schemas=WORDS, rows=SPOKEN)

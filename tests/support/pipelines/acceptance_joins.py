@@ -37,74 +37,27 @@ def of_windows(left: DataFrame, right: DataFrame, how: str) -> DataFrame:
     return joined.selectExpr("key", "cast(window.end AS long) AS end", *values)
 
 
-@program("append", **NUMBERS)
-def windowed_inner_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "inner")
+program("append", **NUMBERS)(
+    windowed_inner_join=lambda left, right: of_windows(left, right, "inner"),
+    windowed_left_join=lambda left, right: of_windows(left, right, "left_outer"),
+    windowed_right_join=lambda left, right: of_windows(left, right, "right_outer"),
+    windowed_full_join=lambda left, right: of_windows(left, right, "full_outer"),
+    windowed_semi_join=lambda left, right: of_windows(left, right, "left_semi"),
+    windowed_anti_join=lambda left, right: (
+        windowed(left, "left", 2).join(windowed(right, "right", 3), ["key", "window"], "left_anti").select("key")
+    ),
+    inner_join_without_a_watermark=lambda left, right: left.join(right, "v"),
+    left_join_without_a_watermark=lambda left, right: left.join(right, "v", "left_outer"),
+    full_join_without_a_watermark=lambda left, right: left.join(right, "v", "full_outer"),
+    semi_join_without_a_watermark=lambda left, right: left.join(right, "v", "left_semi"),
+    cross_join_of_streams=lambda left, right: left.crossJoin(right.withColumnRenamed("v", "w")),
+    join_without_an_equality=lambda left, right: left.join(right.withColumnRenamed("v", "w"), F.expr("v < w")),
+)
+
+program("update", keys="key", **NUMBERS)(join_in_update_mode=lambda left, right: of_windows(left, right, "inner"))
 
 
-@program("append", **NUMBERS)
-def windowed_left_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "left_outer")
-
-
-@program("append", **NUMBERS)
-def windowed_right_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "right_outer")
-
-
-@program("append", **NUMBERS)
-def windowed_full_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "full_outer")
-
-
-@program("append", **NUMBERS)
-def windowed_semi_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "left_semi")
-
-
-@program("append", **NUMBERS)
-def windowed_anti_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return windowed(left, "left", 2).join(windowed(right, "right", 3), ["key", "window"], "left_anti").select("key")
-
-
-@program("update", keys="key", **NUMBERS)
-def join_in_update_mode(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "inner")
-
-
-@program("complete", **NUMBERS)
-def join_in_complete_mode(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_windows(left, right, "inner")
-
-
-@program("append", **NUMBERS)
-def inner_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.join(right, "v")
-
-
-@program("append", **NUMBERS)
-def left_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.join(right, "v", "left_outer")
-
-
-@program("append", **NUMBERS)
-def full_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.join(right, "v", "full_outer")
-
-
-@program("append", **NUMBERS)
-def semi_join_without_a_watermark(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.join(right, "v", "left_semi")
-
-
-@program("append", **NUMBERS)
-def cross_join_of_streams(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.crossJoin(right.withColumnRenamed("v", "w"))
-
-
-@program("append", **NUMBERS)
-def join_without_an_equality(left: DataFrame, right: DataFrame) -> DataFrame:
-    return left.join(right.withColumnRenamed("v", "w"), F.expr("v < w"))
+program("complete", **NUMBERS)(join_in_complete_mode=lambda left, right: of_windows(left, right, "inner"))
 
 
 def of_ranges(
@@ -238,64 +191,55 @@ for _how in ("inner", "left_outer", "right_outer", "full_outer", "left_semi"):
 NULLS = {"left": ([(None, 5)], [(1, 30)]), "right": ([(None, 5)], [(2, 31)])}
 
 
-@program("append", schemas=RANGES, **NULLS, differs="The engine emits a row whose key is null at once.")
-def left_join_by_null_keys(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"].replace("5 SECONDS", "50 SECONDS"), "left_outer")
+program("append", schemas=RANGES, **NULLS, differs="The engine emits a row whose key is null at once.")(
+    left_join_by_null_keys=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"].replace("5 SECONDS", "50 SECONDS"), "left_outer"
+    )
+)
 
+program("append", schemas=RANGES, **RANGED)(
+    inner_join_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], delays=("10 seconds", "")
+    ),
+    inner_join_with_a_watermark_on_the_right_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], delays=("", "10 seconds")
+    ),
+    left_join_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], "left_outer", delays=("10 seconds", "")
+    ),
+    right_join_with_a_watermark_on_the_right_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], "right_outer", delays=("", "10 seconds")
+    ),
+    left_join_with_a_lower_bound_alone=lambda left, right: of_ranges(left, right, "l = r AND rt >= lt", "left_outer"),
+    left_join_with_an_upper_bound_alone=lambda left, right: of_ranges(
+        left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "left_outer"
+    ),
+    left_join_by_keys_with_watermarks_alone=lambda left, right: of_ranges(left, right, "l = r", "left_outer"),
+    inner_join_with_several_delays=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], delays=("1 second", "30 seconds")
+    ),
+    join_by_array_keys=lambda left, right: of_ranges(
+        left, right, "array(l, 1) = array(r, 1) AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS"
+    ),
+    join_of_an_expression_with_a_cast=lambda left, right: of_ranges(
+        left, right, "cast(l AS string) = cast(r + 0 AS string)"
+    ),
+)
 
-@program("append", schemas=RANGES, **RANGED)
-def inner_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], delays=("10 seconds", ""))
+program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: both sides need a watermark.")(
+    left_join_with_a_watermark_on_the_right_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], "left_outer", delays=("", "10 seconds")
+    ),
+    right_join_with_a_watermark_on_the_left_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"], "right_outer", delays=("10 seconds", "")
+    ),
+)
 
-
-@program("append", schemas=RANGES, **RANGED)
-def inner_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], delays=("", "10 seconds"))
-
-
-@program("append", schemas=RANGES, **RANGED)
-def left_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], "left_outer", delays=("10 seconds", ""))
-
-
-@program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: both sides need a watermark.")
-def left_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], "left_outer", delays=("", "10 seconds"))
-
-
-@program("append", schemas=RANGES, **RANGED)
-def right_join_with_a_watermark_on_the_right_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], "right_outer", delays=("", "10 seconds"))
-
-
-@program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: both sides need a watermark.")
-def right_join_with_a_watermark_on_the_left_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], "right_outer", delays=("10 seconds", ""))
-
-
-@program("append", schemas=RANGES, **RANGED)
-def left_join_with_a_lower_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "l = r AND rt >= lt", "left_outer")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def left_join_with_an_upper_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "left_outer")
-
-
-@program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: right rows would stay for ever.")
-def full_join_with_an_upper_bound_alone(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "full_outer")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def left_join_by_keys_with_watermarks_alone(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "l = r", "left_outer")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def inner_join_with_several_delays(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"], delays=("1 second", "30 seconds"))
+program("append", schemas=RANGES, **RANGED, differs="The engine refuses it: right rows would stay for ever.")(
+    full_join_with_an_upper_bound_alone=lambda left, right: of_ranges(
+        left, right, "l = r AND rt <= lt + INTERVAL 5 SECONDS", "full_outer"
+    )
+)
 
 
 COMPARED = {"left": (*RANGED["left"], [(9, 300)]), "right": (*RANGED["right"], [(9, 299), (8, 301)])}
@@ -303,34 +247,23 @@ COMPARED = {"left": (*RANGED["left"], [(9, 300)]), "right": (*RANGED["right"], [
 _BOUND_OF_A_VALUE = "Spark takes lv > 5 for a bound of lt: it never emits left rows without a match that are later."
 
 
-@program("append", schemas=RANGES, **COMPARED, differs=_BOUND_OF_A_VALUE)
-def left_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "left_outer")
+program("append", schemas=RANGES, **COMPARED, differs=_BOUND_OF_A_VALUE)(
+    left_join_with_conditions_of_each_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "left_outer"
+    ),
+    full_join_with_conditions_of_each_side=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "full_outer"
+    ),
+)
 
-
-@program("append", schemas=RANGES, **COMPARED, differs=_BOUND_OF_A_VALUE)
-def full_join_with_conditions_of_each_side(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"] + " AND lv > 5 AND rv < 100", "full_outer")
-
-
-@program("append", schemas=RANGES, **COMPARED)
-def left_join_with_conditions_that_are_no_bounds(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"] + " AND lv <> 5 AND rv <> 103", "left_outer")
-
-
-@program("append", schemas=RANGES, **COMPARED)
-def full_join_with_conditions_that_are_no_bounds(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, CONDITIONS["between"] + " AND lv <> 5 AND rv <> 103", "full_outer")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def join_by_array_keys(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "array(l, 1) = array(r, 1) AND rt BETWEEN lt AND lt + INTERVAL 5 SECONDS")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def join_of_an_expression_with_a_cast(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, "cast(l AS string) = cast(r + 0 AS string)")
+program("append", schemas=RANGES, **COMPARED)(
+    left_join_with_conditions_that_are_no_bounds=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"] + " AND lv <> 5 AND rv <> 103", "left_outer"
+    ),
+    full_join_with_conditions_that_are_no_bounds=lambda left, right: of_ranges(
+        left, right, CONDITIONS["between"] + " AND lv <> 5 AND rv <> 103", "full_outer"
+    ),
+)
 
 
 @program("append", schemas=RANGES, **RANGED)
@@ -375,9 +308,9 @@ def join_of_a_stream_with_its_neighbours(rows: DataFrame) -> DataFrame:
     return one.join(other, F.expr("a = b AND at > bt AND at < bt + INTERVAL 2 SECONDS"), "left_outer").select("a", "b")
 
 
-@program("append", left=([1, 2, 3], [30]), right=([2, 3, 4], [31]), third=([3, 4], [32]))
-def join_of_three_streams(left: DataFrame, right: DataFrame, third: DataFrame) -> DataFrame:
-    return left.join(right, "v").join(third, "v")
+program("append", left=([1, 2, 3], [30]), right=([2, 3, 4], [31]), third=([3, 4], [32]))(
+    join_of_three_streams=lambda left, right, third: left.join(right, "v").join(third, "v")
+)
 
 
 @program("append", left=([1, 2, 3], [30], [90]), right=([2, 3, 4], [31], [91]), third=([3, 4], [32], [92]))

@@ -49,9 +49,21 @@ def windows_of_times_in_texts(rows: DataFrame) -> DataFrame:
     return windows.select(F.date_format("window.end", "HH:mm:ss").alias("end"), "ks")
 
 
-@program("append", schemas=PAIRS, rows=EVENTS)
-def windows_and_the_rollup_of_a_key(rows: DataFrame) -> DataFrame:
-    return timed(rows).rollup(F.window("t", "20 seconds"), "k").count().where("window IS NOT NULL")
+program("append", schemas=PAIRS, rows=EVENTS)(
+    windows_and_the_rollup_of_a_key=lambda rows: (
+        timed(rows).rollup(F.window("t", "20 seconds"), "k").count().where("window IS NOT NULL")
+    ),
+    delay_of_zero_and_rows_at_the_watermark=lambda rows: (
+        timed(rows, "0 seconds").groupBy(F.window("t", "1 second"), "k").count().selectExpr("k", *seconds(), "count")
+    ),
+    intervals_as_texts=lambda rows: rows.selectExpr(
+        "cast(timestamp_seconds(v) - timestamp_seconds(13.25) AS STRING) AS second",
+        "cast(make_dt_interval(v % 3, -v, 5, v / 7) AS STRING) AS made",
+        "cast(make_ym_interval(v % 5, -v) AS STRING) AS months",
+        "cast(INTERVAL '1 02' DAY TO HOUR * v AS STRING) AS product",
+        "cast(struct(timestamp_seconds(v) - timestamp_seconds(90000) AS i, v) AS STRING) AS inside",
+    ),
+)
 
 
 @program("append", schemas=PAIRS, rows=EVENTS)
@@ -81,11 +93,6 @@ def windows_of_decimals_and_dates(rows: DataFrame) -> DataFrame:
     return windows.selectExpr(*seconds(), "s", "a", "latest")
 
 
-@program("append", schemas=PAIRS, rows=EVENTS)
-def delay_of_zero_and_rows_at_the_watermark(rows: DataFrame) -> DataFrame:
-    return timed(rows, "0 seconds").groupBy(F.window("t", "1 second"), "k").count().selectExpr("k", *seconds(), "count")
-
-
 @program("append", schemas=RANGES, **RANGED)
 def windows_of_a_left_join(left: DataFrame, right: DataFrame) -> DataFrame:
     one = left.selectExpr("l", "timestamp_seconds(lv) AS lt").withWatermark("lt", "10 seconds")
@@ -98,9 +105,14 @@ def windows_of_a_left_join(left: DataFrame, right: DataFrame) -> DataFrame:
     )
 
 
-@program("append", schemas=RANGES, **RANGED)
-def duplicates_of_a_right_join(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, WITHIN, "right_outer").dropDuplicates(["r", "rv"])
+program("append", schemas=RANGES, **RANGED)(
+    duplicates_of_a_right_join=lambda left, right: of_ranges(left, right, WITHIN, "right_outer").dropDuplicates(
+        ["r", "rv"]
+    ),
+    left_join_by_two_keys_and_a_comparison=lambda left, right: of_ranges(
+        left, right, f"{WITHIN} AND lv % 2 = rv % 2 AND lv < rv", "left_outer"
+    ),
+)
 
 
 @program("append", schemas=RANGES, **RANGED)
@@ -109,11 +121,6 @@ def windows_of_a_semi_join(left: DataFrame, right: DataFrame) -> DataFrame:
     other = right.selectExpr("r", "timestamp_seconds(rv) AS rt").withWatermark("rt", "10 seconds")
     joined = one.join(other, F.expr(WITHIN), "left_semi")
     return joined.groupBy(F.window("lt", "10 seconds")).count().selectExpr(*seconds(), "count")
-
-
-@program("append", schemas=RANGES, **RANGED)
-def left_join_by_two_keys_and_a_comparison(left: DataFrame, right: DataFrame) -> DataFrame:
-    return of_ranges(left, right, f"{WITHIN} AND lv % 2 = rv % 2 AND lv < rv", "left_outer")
 
 
 @program("append", schemas=RANGES, **RANGED)
@@ -168,18 +175,17 @@ def counts_of_documents_in_json(rows: DataFrame) -> DataFrame:
     return summed.groupBy("k").agg(F.sum("s").alias("s"), F.max("in").alias("greatest"))
 
 
-@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
-def lists_ordered_by_another_column(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(
+program("update", keys="k", schemas=PAIRS, rows=EVENTS)(
+    lists_ordered_by_another_column=lambda rows: rows.groupBy("k").agg(
         F.expr("listagg(cast(v AS STRING), ',') WITHIN GROUP (ORDER BY v % 10 DESC, v)").alias("vs")
-    )
-
-
-@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
-def percentiles_with_frequencies(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(
+    ),
+    percentiles_with_frequencies=lambda rows: rows.groupBy("k").agg(
         F.expr("percentile(v, array(0.25, 0.5), v % 4)").alias("p"), F.percentile("v", 0.5, F.col("v") % 3).alias("q")
-    )
+    ),
+    aggregates_by_a_dictionary=lambda rows: (
+        rows.groupBy("k").agg({"v": "max", "*": "count"}).withColumnRenamed("count(1)", "n")
+    ),
+)
 
 
 @program("append", schemas=PAIRS, rows=EVENTS)
@@ -219,9 +225,11 @@ class Alarms(Processor):
         yield Row(k=key[0], n=expiredTimerInfo.getExpiryTimeInMs())
 
 
-@program("update", schemas=PAIRS, rows=EVENTS, keys="k n", settings=ROCKSDB)
-def timers_that_set_the_next_timer(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy("k").transformWithState(Alarms(), "k STRING, n LONG", "Update", "EventTime")
+program("update", schemas=PAIRS, rows=EVENTS, keys="k n", settings=ROCKSDB)(
+    timers_that_set_the_next_timer=lambda rows: (
+        timed(rows).groupBy("k").transformWithState(Alarms(), "k STRING, n LONG", "Update", "EventTime")
+    )
+)
 
 
 class Waiting(Processor):
@@ -268,9 +276,11 @@ class Basket(Processor):
         yield Row(k=key[0], n=len(items), told=str(told))
 
 
-@program("update", schemas=PAIRS, rows=EVENTS, keys="k n told", settings=ROCKSDB)
-def processor_with_three_kinds_of_state(rows: DataFrame) -> DataFrame:
-    return timed(rows).groupBy("k").transformWithState(Basket(), "k STRING, n INT, told STRING", "Update", "None")
+program("update", schemas=PAIRS, rows=EVENTS, keys="k n told", settings=ROCKSDB)(
+    processor_with_three_kinds_of_state=lambda rows: (
+        timed(rows).groupBy("k").transformWithState(Basket(), "k STRING, n INT, told STRING", "Update", "None")
+    )
+)
 
 
 class Totals(Processor):
@@ -323,11 +333,13 @@ def windows_behind_a_function_with_state(rows: DataFrame) -> DataFrame:
     )
 
 
-@program(
+program(
     "append", schemas={**PAIRS, "others": "k STRING, v INT"}, rows=EVENTS, others=([("a", 3)], [("z", 20)], [("a", 90)])
+)(
+    duplicates_of_a_union_with_two_delays=lambda rows, others: (
+        timed(rows).union(timed(others, "30 seconds")).dropDuplicates(["k", "t"]).select("k", "v")
+    )
 )
-def duplicates_of_a_union_with_two_delays(rows: DataFrame, others: DataFrame) -> DataFrame:
-    return timed(rows).union(timed(others, "30 seconds")).dropDuplicates(["k", "t"]).select("k", "v")
 
 
 @program(
@@ -365,10 +377,15 @@ def renamed_and_replaced_columns(rows: DataFrame) -> DataFrame:
     return frame.na.replace({"a": "A"}, subset=["k"]).withColumn("s", F.struct("k", "v")).select("s.*", "w", "name")
 
 
-@program("append", schemas={"rows": "k STRING, v INT, x DOUBLE"},
-         rows=([("a", 1, None), (None, 2, 0.5)], [("b", None, 1.5), (None, None, None)]))  # fmt: skip
-def filled_and_dropped_nulls(rows: DataFrame) -> DataFrame:
-    return rows.dropna(thresh=1, subset=["k", "v", "x"]).fillna({"k": "none", "v": -1}).na.fill(0.25, ["x"])
+program(
+    "append",
+    schemas={"rows": "k STRING, v INT, x DOUBLE"},
+    rows=([("a", 1, None), (None, 2, 0.5)], [("b", None, 1.5), (None, None, None)]),
+)(
+    filled_and_dropped_nulls=lambda rows: (
+        rows.dropna(thresh=1, subset=["k", "v", "x"]).fillna({"k": "none", "v": -1}).na.fill(0.25, ["x"])
+    )
+)
 
 
 @program("append", schemas=PAIRS, rows=EVENTS)
@@ -448,16 +465,11 @@ def groups_by_what_functions_compute(rows: DataFrame) -> DataFrame:
     return frame.groupBy("k", F.col("s.size").alias("size")).agg(F.sum("h").alias("h"), F.max("s.odd").alias("odd"))
 
 
-@program("update", keys="k", schemas=PAIRS, rows=EVENTS)
-def aggregates_by_a_dictionary(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg({"v": "max", "*": "count"}).withColumnRenamed("count(1)", "n")
-
-
-@program("complete", schemas=PAIRS, rows=EVENTS)
-def averages_without_keys(rows: DataFrame) -> DataFrame:
-    return rows.groupBy().agg(
+program("complete", schemas=PAIRS, rows=EVENTS)(
+    averages_without_keys=lambda rows: rows.groupBy().agg(
         F.avg("v").alias("a"), F.median("v").alias("m"), F.mode("k").alias("k"), F.stddev("v").alias("s")
     )
+)
 
 
 @program("complete", schemas=PAIRS, rows=EVENTS)
@@ -466,10 +478,13 @@ def cube_with_the_number_of_its_grouping(rows: DataFrame) -> DataFrame:
     return rows.select("k", "v", parity).cube("k", "parity").agg(F.sum("v").alias("s"), F.grouping_id().alias("g"))
 
 
-@program("update", keys="k", schemas={"rows": "k STRING, v INT, x DOUBLE"},
-         rows=([("a", 1, None), ("a", 2, 0.5)], [("a", None, 1.5), ("b", None, None)], [("b", 9, 3.5)]))  # fmt: skip
-def firsts_lasts_and_lists_with_nulls(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").agg(
+program(
+    "update",
+    keys="k",
+    schemas={"rows": "k STRING, v INT, x DOUBLE"},
+    rows=([("a", 1, None), ("a", 2, 0.5)], [("a", None, 1.5), ("b", None, None)], [("b", 9, 3.5)]),
+)(
+    firsts_lasts_and_lists_with_nulls=lambda rows: rows.groupBy("k").agg(
         F.first("v", ignorenulls=True).alias("f"),
         F.last("v").alias("l"),
         F.last("x", ignorenulls=True).alias("lx"),
@@ -478,6 +493,7 @@ def firsts_lasts_and_lists_with_nulls(rows: DataFrame) -> DataFrame:
         F.array_agg("x").alias("xs"),
         F.count_if(F.col("x").isNull()).alias("none"),
     )
+)
 
 
 @program("append", schemas=RANGES, **RANGED)
@@ -539,11 +555,11 @@ class Ended(Processor):
         yield Row(k=key[0], at=expiredTimerInfo.getExpiryTimeInMs(), places=len(list(self.seen.keys())) > 0)
 
 
-@program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)
-def several_timers_of_a_key(rows: DataFrame) -> DataFrame:
-    return (
+program("append", schemas=PAIRS, rows=EVENTS, settings=ROCKSDB)(
+    several_timers_of_a_key=lambda rows: (
         timed(rows).groupBy("k").transformWithState(Ended(), "k STRING, at LONG, places BOOLEAN", "Append", "EventTime")
     )
+)
 
 
 class PandasTotals(Processor):
@@ -561,14 +577,3 @@ def processor_of_frames_by_a_computed_key(rows: DataFrame) -> DataFrame:
     grouped = keyed.groupBy("k", "parity")
     totals = "k STRING, parity INT, n LONG, at TIMESTAMP"
     return grouped.transformWithStateInPandas(PandasTotals(), totals, "Update", "None")
-
-
-@program("append", schemas=PAIRS, rows=EVENTS)
-def intervals_as_texts(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr(
-        "cast(timestamp_seconds(v) - timestamp_seconds(13.25) AS STRING) AS second",
-        "cast(make_dt_interval(v % 3, -v, 5, v / 7) AS STRING) AS made",
-        "cast(make_ym_interval(v % 5, -v) AS STRING) AS months",
-        "cast(INTERVAL '1 02' DAY TO HOUR * v AS STRING) AS product",
-        "cast(struct(timestamp_seconds(v) - timestamp_seconds(90000) AS i, v) AS STRING) AS inside",
-    )

@@ -205,46 +205,54 @@ class Nested(Processor):
         )
 
 
-@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_counts(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_emits_first_rows_in_append_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(FirstOfKey(), COUNTED, "Append", "None")
-
-
-@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_of_frames_counts(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithStateInPandas(CountsOfFrames(), COUNTED, "Update", "None")
-
-
-@program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)
-def processor_with_states_that_expire(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Expiring(), COUNTED, "Update", "ProcessingTime")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_with_expiring_states_and_no_time(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Expiring(), COUNTED, "Append", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_with_timers_of_event_time(rows: DataFrame) -> DataFrame:
-    return timed(rows, "1 second").groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")
-
-
-@program(
-    "append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses it: the timers would never fire."
+program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+    processor_counts=lambda rows: rows.groupBy("k").transformWithState(Counts(), COUNTED, "Update", "None"),
+    processor_of_frames_counts=lambda rows: rows.groupBy("k").transformWithStateInPandas(
+        CountsOfFrames(), COUNTED, "Update", "None"
+    ),
+    processor_that_deletes_a_state=lambda rows: rows.groupBy("k").transformWithState(
+        Deleting(), COUNTED, "Update", "None"
+    ),
 )
-def processor_with_timers_and_no_watermark(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")
 
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+    processor_emits_first_rows_in_append_mode=lambda rows: rows.groupBy("k").transformWithState(
+        FirstOfKey(), COUNTED, "Append", "None"
+    ),
+    processor_with_expiring_states_and_no_time=lambda rows: rows.groupBy("k").transformWithState(
+        Expiring(), COUNTED, "Append", "None"
+    ),
+    processor_with_timers_of_event_time=lambda rows: (
+        timed(rows, "1 second").groupBy("k").transformWithState(Timed(), COUNTED, "Append", "EventTime")
+    ),
+    processor_with_timers_and_no_time=lambda rows: rows.groupBy("k").transformWithState(
+        Timed(), COUNTED, "Append", "None"
+    ),
+    processor_that_fails=lambda rows: rows.groupBy("k").transformWithState(Failing(), COUNTED, "Append", "None"),
+    processor_counts_the_rows_of_each_call=lambda rows: rows.groupBy("k").transformWithState(
+        RowsOfACall(), COUNTED, "Append", "None"
+    ),
+    processor_of_frames_keeps_the_greatest_two=lambda rows: rows.groupBy("k").transformWithStateInPandas(
+        GreatestTwo(), COUNTED, "Append", "None"
+    ),
+    processor_whose_output_mode_is_not_that_of_the_query=lambda rows: rows.groupBy("k").transformWithState(
+        FirstOfKey(), COUNTED, "Update", "None"
+    ),
+)
 
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_with_timers_and_no_time(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Timed(), COUNTED, "Append", "None")
+program("update", keys="k", schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=ROWS)(
+    processor_with_states_that_expire=lambda rows: rows.groupBy("k").transformWithState(
+        Expiring(), COUNTED, "Update", "ProcessingTime"
+    )
+)
+
+program(
+    "append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS, differs="The engine refuses it: the timers would never fire."
+)(
+    processor_with_timers_and_no_watermark=lambda rows: rows.groupBy("k").transformWithState(
+        Timed(), COUNTED, "Append", "EventTime"
+    )
+)
 
 
 @program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
@@ -265,34 +273,9 @@ def processor_of_struct_keys(rows: DataFrame) -> DataFrame:
     return keyed.groupBy("k").transformWithState(RowsOfACall(), "k STRUCT<of: STRING>, n LONG", "Append", "None")
 
 
-@program("update", keys="k", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_that_deletes_a_state(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Deleting(), COUNTED, "Update", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_that_fails(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Failing(), COUNTED, "Append", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_counts_the_rows_of_each_call(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(RowsOfACall(), COUNTED, "Append", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_of_frames_keeps_the_greatest_two(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithStateInPandas(GreatestTwo(), COUNTED, "Append", "None")
-
-
-@program("complete", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_in_complete_mode(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(Counts(), COUNTED, "Complete", "None")
-
-
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_whose_output_mode_is_not_that_of_the_query(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithState(FirstOfKey(), COUNTED, "Update", "None")
+program("complete", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+    processor_in_complete_mode=lambda rows: rows.groupBy("k").transformWithState(Counts(), COUNTED, "Complete", "None")
+)
 
 
 @program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
@@ -313,9 +296,11 @@ FRAMES_OF_ONE_ROW = {**ROCKSDB, "spark.sql.execution.arrow.maxRecordsPerBatch": 
 COERCED = {**ROCKSDB, "spark.sql.execution.pythonUDF.pandas.intToDecimalCoercionEnabled": "true"}
 
 
-@program("append", schemas=PAIRS, settings=FRAMES_OF_ONE_ROW, rows=ROWS)
-def processor_gets_frames_of_as_many_rows_as_an_option_says(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").transformWithStateInPandas(FramesOfACall(), "k STRING, sizes ARRAY<INT>", "Append", "None")
+program("append", schemas=PAIRS, settings=FRAMES_OF_ONE_ROW, rows=ROWS)(
+    processor_gets_frames_of_as_many_rows_as_an_option_says=lambda rows: rows.groupBy("k").transformWithStateInPandas(
+        FramesOfACall(), "k STRING, sizes ARRAY<INT>", "Append", "None"
+    )
+)
 
 
 @program("append", schemas=PAIRS, settings=COERCED, rows=ROWS)
@@ -324,9 +309,9 @@ def processor_emits_integers_for_decimals(rows: DataFrame) -> DataFrame:
     return rows.groupBy("k").transformWithStateInPandas(IntegersForDecimals(), emitted, "Append", "None")
 
 
-@program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)
-def processor_emits_integers_for_decimals_without_the_option(rows: DataFrame) -> DataFrame:
-    return processor_emits_integers_for_decimals(rows)
+program("append", schemas=PAIRS, settings=ROCKSDB, rows=ROWS)(
+    processor_emits_integers_for_decimals_without_the_option=processor_emits_integers_for_decimals
+)
 
 
 @program(
@@ -376,9 +361,11 @@ def ending(key: tuple[Any, ...], frames: Iterator[pd.DataFrame], state: GroupSta
     state.setTimeoutTimestamp(1000 * (max(values) + 10))
 
 
-@program("update", keys="k", schemas=PAIRS, rows=ROWS)
-def function_of_frames_with_state_counts(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").applyInPandasWithState(running, COUNTED, "n LONG", "update", "NoTimeout")
+program("update", keys="k", schemas=PAIRS, rows=ROWS)(
+    function_of_frames_with_state_counts=lambda rows: rows.groupBy("k").applyInPandasWithState(
+        running, COUNTED, "n LONG", "update", "NoTimeout"
+    )
+)
 
 
 @program("append", schemas=PAIRS, rows=ROWS)
@@ -387,9 +374,11 @@ def function_of_frames_with_state_ends_by_event_time(rows: DataFrame) -> DataFra
     return grouped.applyInPandasWithState(ending, COUNTED, "n LONG", "append", "EventTimeTimeout")
 
 
-@program("append", schemas=PAIRS, rows=ROWS)
-def function_of_frames_with_state_and_no_watermark(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").applyInPandasWithState(ending, COUNTED, "n LONG", "append", "EventTimeTimeout")
+program("append", schemas=PAIRS, rows=ROWS)(
+    function_of_frames_with_state_and_no_watermark=lambda rows: rows.groupBy("k").applyInPandasWithState(
+        ending, COUNTED, "n LONG", "append", "EventTimeTimeout"
+    )
+)
 
 
 @program("append", schemas=PAIRS, rows=ROWS)
@@ -401,6 +390,6 @@ def functions_of_frames_without_state(rows: DataFrame) -> DataFrame:
     return rows.mapInPandas(doubled, "v LONG").withColumn("w", F.udf("long")(lambda v: v + 1)("v"))
 
 
-@program("append", schemas=PAIRS, rows=ROWS, differs="The engine refuses it: its groups are those of a micro-batch.")
-def group_map_of_frames(rows: DataFrame) -> DataFrame:
-    return rows.groupBy("k").applyInPandas(lambda frame: frame, "k STRING, v INT")
+program("append", schemas=PAIRS, rows=ROWS, differs="The engine refuses it: its groups are those of a micro-batch.")(
+    group_map_of_frames=lambda rows: rows.groupBy("k").applyInPandas(lambda frame: frame, "k STRING, v INT")
+)

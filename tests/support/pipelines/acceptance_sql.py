@@ -13,9 +13,9 @@ LISTS = {"rows": "k INT, xs ARRAY<INT>"}
 LISTED = ([(1, [10, 20]), (2, [])], [(3, None), (4, [30])])
 
 
-@program("append", suite=True, schemas=LISTS, rows=LISTED)
-def lateral_generator(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT k, e.x FROM {t}, LATERAL explode(xs) AS e(x)", t=rows)
+program("append", suite=True, schemas=LISTS, rows=LISTED)(
+    lateral_generator=lambda rows: rows.sparkSession.sql("SELECT k, e.x FROM {t}, LATERAL explode(xs) AS e(x)", t=rows)
+)
 
 
 @program("append", schemas=LISTS, rows=LISTED)
@@ -24,28 +24,26 @@ def lateral_view(rows: DataFrame) -> DataFrame:
     return rows.sparkSession.sql("SELECT k, x FROM lists_viewed LATERAL VIEW OUTER explode(xs) e AS x")
 
 
-@program("append", schemas=LISTS, rows=LISTED)
-def lateral_subquery_over_the_columns_of_a_row(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT k, n FROM {t}, LATERAL (SELECT k + size(xs) AS n)", t=rows)
+program("append", schemas=LISTS, rows=LISTED)(
+    lateral_subquery_over_the_columns_of_a_row=lambda rows: rows.sparkSession.sql(
+        "SELECT k, n FROM {t}, LATERAL (SELECT k + size(xs) AS n)", t=rows
+    ),
+    lateral_subquery_with_an_aggregate=lambda rows: rows.sparkSession.sql(
+        "SELECT k, total FROM {t}, LATERAL (SELECT sum(x) AS total FROM explode(xs) AS e(x))", t=rows
+    ),
+)
 
+program("append", differs="it is refused: Spark's rows lack those without elements", schemas=LISTS, rows=LISTED)(
+    left_lateral_join_of_a_generator=lambda rows: rows.sparkSession.sql(
+        "SELECT k, x FROM {t} LEFT JOIN LATERAL explode(xs) AS e(x)", t=rows
+    )
+)
 
-@program("append", differs="it is refused: Spark's rows lack those without elements", schemas=LISTS, rows=LISTED)
-def left_lateral_join_of_a_generator(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT k, x FROM {t} LEFT JOIN LATERAL explode(xs) AS e(x)", t=rows)
-
-
-@program("append", differs="it has rows: Spark deduplicates, and refuses that", schemas=LISTS, rows=LISTED)
-def lateral_subquery_with_a_generator_and_a_filter(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql(
+program("append", differs="it has rows: Spark deduplicates, and refuses that", schemas=LISTS, rows=LISTED)(
+    lateral_subquery_with_a_generator_and_a_filter=lambda rows: rows.sparkSession.sql(
         "SELECT k, y FROM {t}, LATERAL (SELECT x + 1 AS y FROM explode(xs) AS e(x) WHERE x > 10)", t=rows
     )
-
-
-@program("append", schemas=LISTS, rows=LISTED)
-def lateral_subquery_with_an_aggregate(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql(
-        "SELECT k, total FROM {t}, LATERAL (SELECT sum(x) AS total FROM explode(xs) AS e(x))", t=rows
-    )
+)
 
 
 @program("append", schemas=LISTS, rows=LISTED)
@@ -60,19 +58,23 @@ def left_lateral_join_of_a_table_function(rows: DataFrame) -> DataFrame:
     return rows.lateralJoin(elements, F.col("col") > 15, "left").select("k", "pos", "col")
 
 
-@program("append", rows=([1, 2], [3, None]))
-def parameters_of_sql_by_name(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT v + :more AS n FROM {t} WHERE v > :least", {"more": 10, "least": 1}, t=rows)
-
-
-@program("append", rows=([1, 2], [3, None]))
-def parameters_of_sql_by_position(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT v + ? AS n FROM {t} WHERE v > ?", [10, 1], t=rows)
-
-
-@program("append", rows=([1, 2], [3, None]))
-def columns_and_values_as_arguments_of_sql(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT {c} + {n} AS n FROM {t}", c=rows.v, n=7, t=rows)
+program("append", rows=([1, 2], [3, None]))(
+    parameters_of_sql_by_name=lambda rows: rows.sparkSession.sql(
+        "SELECT v + :more AS n FROM {t} WHERE v > :least", {"more": 10, "least": 1}, t=rows
+    ),
+    parameters_of_sql_by_position=lambda rows: rows.sparkSession.sql(
+        "SELECT v + ? AS n FROM {t} WHERE v > ?", [10, 1], t=rows
+    ),
+    columns_and_values_as_arguments_of_sql=lambda rows: rows.sparkSession.sql(
+        "SELECT {c} + {n} AS n FROM {t}", c=rows.v, n=7, t=rows
+    ),
+    names_of_functions_in_identifier=lambda rows: rows.sparkSession.sql(
+        "SELECT IDENTIFIER(:f)(v) AS n FROM {t}", {"f": "abs"}, t=rows
+    ),
+    pipes_and_lateral_names=lambda rows: rows.sparkSession.sql(
+        "FROM {t} |> WHERE v > 1 |> EXTEND v * 2 AS w |> SET w = w + 1 |> SELECT v, w AS x, x + 1 AS y |> AS q", t=rows
+    ),
+)
 
 
 @program("append", suite=True, rows=([1, 2], [3, None]))
@@ -94,25 +96,20 @@ def functions_of_sql(rows: DataFrame) -> DataFrame:
 
 
 @program("append", rows=([1, 2], [3, None]))
-def names_of_functions_in_identifier(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql("SELECT IDENTIFIER(:f)(v) AS n FROM {t}", {"f": "abs"}, t=rows)
-
-
-@program("append", rows=([1, 2], [3, None]))
 def execute_immediate(rows: DataFrame) -> DataFrame:
     rows.createOrReplaceTempView("immediate")
     return rows.sparkSession.sql("EXECUTE IMMEDIATE 'SELECT v FROM immediate WHERE v > ?' USING 1")
 
 
-@program("append", rows=([1, 2], [3, 70], [None]))
-def units_of_time_and_several_patterns(rows: DataFrame) -> DataFrame:
-    return rows.selectExpr(
+program("append", rows=([1, 2], [3, 70], [None]))(
+    units_of_time_and_several_patterns=lambda rows: rows.selectExpr(
         *(f"timestampadd({unit}, v, TIMESTAMP'2024-01-31 10:00:00') AS {unit}" for unit in UNITS),
         *(f"timestampdiff({unit}, TIMESTAMP'2024-03-31 10:00:00', {AT}) AS {unit}s" for unit in UNITS),
         "dateadd(DAY, v, DATE'2024-02-28') AS day_later",
         "v::string LIKE ANY ('1%', '7%') AS some",
         "v::string NOT LIKE ALL ('1%', null) AS none",
     )
+)
 
 
 UNITS = ("MICROSECOND", "SECOND", "MINUTE", "HOUR", "DAY", "WEEK", "MONTH", "QUARTER", "YEAR")
@@ -130,18 +127,11 @@ def percentiles_and_modes_within_groups(rows: DataFrame) -> DataFrame:
     )
 
 
-@program("append", rows=([1, 2], [3, None]))
-def pipes_and_lateral_names(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql(
-        "FROM {t} |> WHERE v > 1 |> EXTEND v * 2 AS w |> SET w = w + 1 |> SELECT v, w AS x, x + 1 AS y |> AS q", t=rows
-    )
-
-
-@program("complete", rows=([1, 2], [3, None]))
-def grouping_sets(rows: DataFrame) -> DataFrame:
-    return rows.sparkSession.sql(
+program("complete", rows=([1, 2], [3, None]))(
+    grouping_sets=lambda rows: rows.sparkSession.sql(
         "SELECT v, v % 2 AS odd, grouping(v) AS g, count(*) AS n FROM STREAM {t} GROUP BY ROLLUP (v, v % 2)", t=rows
     )
+)
 
 
 @program("append", rows=([1, 2, 3, 4], [None]))

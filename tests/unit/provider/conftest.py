@@ -10,13 +10,16 @@ import io
 import json
 import os
 import re
+import subprocess
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 from unittest.mock import patch
 
 import pytest
@@ -42,6 +45,7 @@ if TYPE_CHECKING:
     from airflow.sdk.exceptions import TaskDeferred
 
 T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[3]
 JOB = "fa461ac280c9aa36bde4a060aa97618c"
 
 
@@ -197,6 +201,52 @@ def away(job_manager: JobManager, requests: int = 2) -> Iterator[None]:
             back.join()
 
 
+_FORKS = """
+import json, os, sys, traceback
+import airflow.triggers.base, httpx
+from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Param, task
+
+for line in sys.stdin:
+    reading, writing = os.pipe()
+    if not (child := os.fork()):
+        os.dup2(writing, 1)
+        try:
+            exec(json.loads(line), {})
+            sys.stdout.flush()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(writing)
+    with open(reading) as output:
+        said = output.read()
+    print(json.dumps([os.waitpid(child, 0)[1], said]), flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def alone() -> Iterator[Callable[[str], str]]:
+    """Run code where nothing is imported but what every DAG file imports of Airflow; gives what it prints.
+
+    Each run is a fork of one process: to import Airflow takes seconds.
+    """
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}"}
+    command, pipe = [sys.executable, "-c", _FORKS], subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as process:
+
+        def run(code: str) -> str:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(json.dumps(code) + "\n")
+            process.stdin.flush()
+            status, said = json.loads(next(line for line in process.stdout if line.startswith("[")))
+            assert status == 0, said
+            return str(said)
+
+        yield run
+        process.communicate()
+
+
 @pytest.fixture(scope="session")
 def shared_job_manager() -> Iterator[JobManager]:
     manager = JobManager()
@@ -278,20 +328,6 @@ def airflow_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[str | None], None
     return says
 
 
-class Finish(Protocol):
-    """Runs an operator to its end; ``start`` stands for its first step."""
-
-    def __call__(
-        self, operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None
-    ) -> Any: ...
-
-
-@pytest.fixture
-def finish() -> Finish:
-    """Run an operator to its end as Airflow would: execute, its trigger after a round trip, resume, and so on."""
-    return run_to_end
-
-
 def fire(deferred: TaskDeferred) -> dict[str, Any]:
     """The event of a deferral's trigger, which is rebuilt from JSON first."""
     from airflow.sdk.module_loading import import_string
@@ -319,7 +355,8 @@ def deferral(operator: BaseOperator, context: dict[str, Any]) -> TaskDeferred:
     return caught.value
 
 
-def run_to_end(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+def finish(operator: BaseOperator, context: dict[str, Any], *, start: Callable[[], Any] | None = None) -> Any:
+    """Run an operator to its end as Airflow would: execute or ``start``, its trigger after a round trip, and so on."""
     from airflow.sdk.exceptions import TaskDeferred
 
     step = start or (lambda: operator.execute(context))

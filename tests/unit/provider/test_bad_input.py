@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor, SavepointCompletedSensor
 from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from airflow_provider_ckpt.sensors.job import JobStatusSensor
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, away
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, away, finish
 
 OPERATOR = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 20}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 20}
@@ -44,7 +44,7 @@ every_task = pytest.mark.parametrize(("kind", "given"), TASKS, ids=[kind.__name_
 
 @every_task
 def test_an_unknown_job_fails_without_a_change(
-    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
 ) -> None:
     with pytest.raises(AirflowException, match=f"{UNKNOWN}.*not found|not found.*{UNKNOWN}|Could not find.*{UNKNOWN}"):
         finish(kind(task_id="t", job=UNKNOWN, **given), task.context())
@@ -82,7 +82,7 @@ def test_refused_token_names_the_connection_field_to_set(
 @pytest.mark.row("air.3")
 @every_task
 def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
-    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: dict[str, Any]
+    job_manager: JobManager, task: Task, kind: Any, given: dict[str, Any]
 ) -> None:
     if kind in (CheckpointCompletedSensor, SavepointCompletedSensor):
         given = given | ({"since_checkpoint_id": 0} if "timeout" in given else {"wait_timeout": 3})
@@ -107,7 +107,7 @@ def test_task_waits_for_a_session_that_does_not_answer_for_a_while(
     ],
 )
 def test_answer_of_another_server_or_a_failing_job_manager_names_the_connection(
-    job_manager: JobManager, task: Task, finish: Finish, kind: Any, given: Any, status: int, says: str, is_retried: Any
+    job_manager: JobManager, task: Task, kind: Any, given: Any, status: int, says: str, is_retried: Any
 ) -> None:
     job_manager.faults.append(Fault("/jobs/overview", status, times=99))
     with pytest.raises(AirflowException, match=says) as caught:
@@ -153,7 +153,7 @@ def test_arguments_of_the_wait_are_checked_before_anything_is_sent(
     assert job_manager.received == []
 
 
-def test_verdicts_that_fail_a_sensor_may_be_left_out(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_verdicts_that_fail_a_sensor_may_be_left_out(job_manager: JobManager, task: Task) -> None:
     """Also by what a template makes of None."""
     for nothing in (None, "", "None", []):
         sensor = CheckpointHealthSensor(

@@ -1,9 +1,10 @@
-"""Changing a configuration, rescaling and disposing as tasks; and the sensor of a job's health."""
+"""Changing a job's configuration and checkpoints, rescaling, cancelling, disposing as tasks; and its health sensor."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 from airflow_provider_ckpt.exceptions import (
     CkptArgumentInvalid,
     CkptJobFailed,
+    CkptNotFound,
     CkptOperationFailed,
     CkptRequestRejected,
     CkptWaitTimeout,
 )
+from airflow_provider_ckpt.operators.cancel import CancelJobOperator
+from airflow_provider_ckpt.operators.checkpoint_config import PatchCheckpointConfigOperator
 from airflow_provider_ckpt.operators.dispose import DisposeSavepointOperator
 from airflow_provider_ckpt.operators.job_config import UpdateJobConfigOperator
 from airflow_provider_ckpt.operators.rescale import RescaleJobOperator
@@ -24,7 +28,7 @@ from airflow_provider_ckpt.sensors.health import CheckpointHealthSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.scheduler.replacement import ParallelismBounds
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 from tests.unit.runtime.rest.fake_gateway import VERTICES
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
@@ -44,12 +48,10 @@ def open_job(job_manager: JobManager) -> JobManager:
 
 
 # --- configuration
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_configuration_change_is_logged_and_waited_for(
-    open_job: JobManager, task: Task, finish: Finish, deferrable: bool, capsys: pytest.CaptureFixture[str]
+    open_job: JobManager, task: Task, deferrable: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     changed = {INTERVAL: "7 s", RESTARTS: "true"}
     result = finish(update(configuration=changed, deferrable=deferrable), task.context())
@@ -73,7 +75,7 @@ def test_a_preview_changes_nothing(open_job: JobManager, task: Task) -> None:
     assert open_job.gateway.jobs[JOB].own.version == 1
 
 
-def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: Task, finish: Finish) -> None:
+def test_retry_returns_the_changes_of_the_first_try(open_job: JobManager, task: Task) -> None:
     deferral(update(configuration={RESTARTS: "true"}), task.context())
     result = finish(update(configuration={RESTARTS: "true"}), task.context())
     assert list(result["changes"]) == [RESTARTS]
@@ -111,15 +113,13 @@ def test_a_change_that_waits_for_another_passes_in_time(open_job: JobManager, ta
 
 
 # --- rescale
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.parametrize(
     ("given", "expected"), [(3, [3, 3, 3]), ("4", [4, 4, 4]), ({"count": 5, VERTICES[2]: "1"}, [2, 5, 1])]
 )
 def test_a_rescale_names_all_vertices_or_some(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool, given: Any, expected: list[int]
+    job_manager: JobManager, task: Task, deferrable: bool, given: Any, expected: list[int]
 ) -> None:
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=given, deferrable=deferrable, **FAST)
     result = finish(operator, task.context())
@@ -128,9 +128,7 @@ def test_a_rescale_names_all_vertices_or_some(
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_vertices_that_are_not_named_keep_their_bounds(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_vertices_that_are_not_named_keep_their_bounds(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     gateway = job_manager.gateway
     gateway.slots_for_rescale = 3
     asyncio.run(gateway.update_resource_requirements(JOB, dict.fromkeys(VERTICES, ParallelismBounds(1, 8))))
@@ -139,13 +137,13 @@ def test_vertices_that_are_not_named_keep_their_bounds(
     assert result["parallelism"] == dict(zip(VERTICES, (3, 2, 3), strict=True))
 
 
-def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_rescale_whose_answer_is_lost_is_joined(job_manager: JobManager, task: Task) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=2)]
     result = finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
     assert set(result["parallelism"].values()) == {3}
 
 
-def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.rescale_failure = "no slots in time"
     with pytest.raises(CkptOperationFailed, match="keeps running as it was: no slots in time"):
         finish(RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST), task.context())
@@ -160,11 +158,9 @@ def test_refused_rescale_fails_with_the_reason(job_manager: JobManager, task: Ta
 
 
 # --- disposal
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     def dispose() -> DisposeSavepointOperator:
         return DisposeSavepointOperator(task_id="t", savepoint_path="/data/sp", deferrable=deferrable, **FAST)
 
@@ -175,7 +171,7 @@ def test_a_savepoint_is_deleted_once(job_manager: JobManager, task: Task, finish
         finish(dispose(), Task().context())
 
 
-def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task) -> None:
     operator = partial(DisposeSavepointOperator, task_id="t", savepoint_path={"savepoint_path": "/data/sp"}, **FAST)
     deferral(operator(), task.context())
     assert finish(operator(), task.context()) == {"savepoint_path": "/data/sp"}
@@ -183,8 +179,6 @@ def test_a_retry_attaches_to_the_disposal(job_manager: JobManager, task: Task, f
 
 
 # --- what a killed task and one whose time is over say
-
-
 @pytest.mark.parametrize(
     ("operator", "words"),
     [
@@ -201,9 +195,7 @@ def test_killed_task_logs_whether_the_change_continues(
     assert capsys.readouterr().out.count(words) >= 2
 
 
-def test_rescale_past_its_deadline_reports_that_it_continues(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_rescale_past_its_deadline_reports_that_it_continues(job_manager: JobManager, task: Task) -> None:
     job_manager.faults = [Fault("PUT .*/resource-requirements", 504, times=10_000)]
     operator = RescaleJobOperator(task_id="t", job=JOB, parallelism=3, **FAST | {"wait_timeout": 0.2})
     with pytest.raises(CkptWaitTimeout, match="cannot be undone; the next try of this task attaches to it"):
@@ -217,11 +209,9 @@ def test_a_refused_token_names_the_field_of_the_connection(job_manager: JobManag
 
 
 # --- sensors
-
-
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("mode", [{}, {"mode": "poke"}])
-def test_the_health_of_a_job(job_manager: JobManager, task: Task, finish: Finish, mode: dict[str, Any]) -> None:
+def test_the_health_of_a_job(job_manager: JobManager, task: Task, mode: dict[str, Any]) -> None:
     gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
     with pytest.raises(Exception, match=r"timed? ?out|not reached"):
         finish(CheckpointHealthSensor(task_id="t", job=JOB, **SENSOR | mode | {"timeout": 0.05}), Task().context())
@@ -243,9 +233,7 @@ def test_the_health_of_a_job(job_manager: JobManager, task: Task, finish: Finish
 
 
 @pytest.mark.row("air.2")
-def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(job_manager: JobManager, task: Task) -> None:
     gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
     sensor = SavepointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, **SENSOR)
@@ -253,3 +241,104 @@ def test_a_savepoint_is_waited_for_and_checkpoints_do_not_count(
     number, path = gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")
     event = fire(deferred)
     assert (event["result"]["checkpoint_id"], event["result"]["external_path"]) == (number, path)
+
+
+@pytest.mark.row("air.2")
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_cancelling_waits_for_the_end(job_manager: JobManager, task: Task, deferrable: bool) -> None:
+    result = finish(CancelJobOperator(task_id="t", job=JOB, deferrable=deferrable, **FAST), task.context())
+    assert result["status"] == "CANCELED"
+    again = finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())
+    assert again["status"] == "CANCELED"
+
+
+def test_job_that_ended_before_the_cancellation_fails_the_task_only_if_configured(
+    job_manager: JobManager, task: Task
+) -> None:
+    job_manager.gateway.move(JOB, JobStatus.FINISHED)
+    assert finish(CancelJobOperator(task_id="t", job=JOB, **FAST), task.context())["status"] == "FINISHED"
+    with pytest.raises(CkptJobFailed, match="it is FINISHED"):
+        finish(CancelJobOperator(task_id="t", job=JOB, already_ended_ok=False, **FAST), task.context())
+
+
+def test_an_unknown_job_fails_the_task(job_manager: JobManager, task: Task) -> None:
+    with pytest.raises(CkptNotFound, match="not found"):
+        CancelJobOperator(task_id="t", job="0" * 32, **FAST).execute(task.context())
+
+
+@pytest.mark.row("571.1")
+@pytest.mark.row("571.2")
+def test_patch_changes_the_given_fields_and_returns_the_effective_configuration(
+    job_manager: JobManager, task: Task
+) -> None:
+    operator = PatchCheckpointConfigOperator(
+        task_id="t",
+        job=JOB,
+        interval="5 s",
+        timeout=timedelta(minutes=15),
+        min_pause="0",
+        max_concurrent="2",
+        unaligned="True",
+        aligned_timeout=30,
+        tolerable_failed_checkpoints=0,
+        max_inflight_data_bytes="",
+        **FAST,
+    )
+    result = operator.execute(task.context())
+    assert (result["interval_ms"], result["timeout_ms"], result["min_pause_ms"]) == (5000, 900_000, 0)
+    assert (result["max_concurrent"], result["unaligned"], result["aligned_timeout_ms"]) == (2, True, 30_000)
+    assert "checkpointInterval" in result["overrides"]
+    assert "maxInflightDataBytes" not in result["overrides"]
+
+
+def test_a_reset_returns_to_the_submitted_values(job_manager: JobManager, task: Task) -> None:
+    PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, reset=True, **FAST).execute(task.context())
+    assert result["interval_ms"] == 2000
+    assert result["overrides"] == []
+
+
+@pytest.mark.row("571.6")
+def test_a_patch_waits_for_another_change_that_is_in_progress(job_manager: JobManager, task: Task) -> None:
+    job = job_manager.gateway.jobs[JOB]
+    job.update_in_progress = True
+    patches = f"PATCH /jobs/{JOB}/checkpoints/configuration"
+    job_manager.at_request(3, patches, lambda: setattr(job, "update_in_progress", False))
+    result = PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+    assert result["interval_ms"] == 5000
+    assert job_manager.count(patches) >= 3  # a request whose connection was cut is sent again
+
+
+def test_a_change_that_never_ends_fails_the_patch(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.jobs[JOB].update_in_progress = True
+    short = FAST | {"wait_timeout": 0.3}
+    with pytest.raises(CkptOperationFailed, match="in progress"):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **short).execute(task.context())
+
+
+def test_an_ended_job_cannot_be_patched(job_manager: JobManager, task: Task) -> None:
+    job_manager.gateway.move(JOB, JobStatus.CANCELED)
+    with pytest.raises(CkptJobFailed, match="is CANCELED"):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, interval=5, **FAST).execute(task.context())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ({}, "reset"),
+        ({"interval": "1 s", "reset": True}, "reset"),
+        ({"interval": 0}, "interval"),
+        ({"interval": "-5 s"}, "interval"),
+        ({"interval": 0.0001}, "interval"),
+        ({"timeout": "5 parsecs"}, "timeout"),
+        ({"timeout": True}, "timeout"),
+        ({"max_concurrent": 0}, "max_concurrent"),
+        ({"unaligned": "x"}, "unaligned"),
+    ],
+)
+def test_a_bad_argument_is_named_and_nothing_is_sent(
+    job_manager: JobManager, task: Task, arguments: Any, name: str
+) -> None:
+    with pytest.raises(CkptArgumentInvalid, match=f"^{name}: "):
+        PatchCheckpointConfigOperator(task_id="t", job=JOB, **arguments).execute(task.context())
+    assert job_manager.received == []

@@ -20,7 +20,7 @@ from ckpt_runtime.configuration.option import MAP
 from ckpt_runtime.contract.configuration import JobConfig
 from ckpt_runtime.jobmaster.gateway_values import StoredPipeline
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import Finish, JobManager, Task
+from tests.unit.provider.conftest import JobManager, Task, finish
 from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 if TYPE_CHECKING:
@@ -150,9 +150,7 @@ def test_the_decorator_is_found_by_its_name_and_makes_one_task() -> None:
 
 
 @pytest.mark.row("air.12")
-def test_a_later_run_attaches_to_the_job_until_the_program_changes(
-    job_manager: JobManager, finish: Finish, tmp_path: Path
-) -> None:
+def test_a_later_run_attaches_to_the_job_until_the_program_changes(job_manager: JobManager, tmp_path: Path) -> None:
     first = finish(operator(orders, "p"), Task().context())
     assert (first["change"], first["name"]) == ("STARTED", "dag.t")
     job = job_manager.gateway.jobs[first["job_id"]]
@@ -174,7 +172,7 @@ def test_a_later_run_attaches_to_the_job_until_the_program_changes(
 
 
 def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_each_run(
-    job_manager: JobManager, finish: Finish, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session makes an archive of a single file, and the id of that."""
     gateway = job_manager.gateway
@@ -198,7 +196,7 @@ def test_a_program_that_the_session_stores_in_another_form_is_not_upgraded_by_ea
     assert (again["change"], again["job_id"]) == ("UNCHANGED", first["job_id"])
 
 
-def test_next_job_of_a_name_starts_from_the_last_ones_checkpoint(job_manager: JobManager, finish: Finish) -> None:
+def test_next_job_of_a_name_starts_from_the_last_ones_checkpoint(job_manager: JobManager) -> None:
     first = finish(operator(orders, "p"), Task().context())
     _, path = job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[first["job_id"]])
     job_manager.gateway.move(first["job_id"], JobStatus.FAILED)

@@ -1,20 +1,20 @@
-"""The DAGs of the provider: each imported by itself, whole, stored by Airflow, and with fields that are checked."""
+"""The DAGs of the provider and of the demonstration: imported alone, whole, stored by Airflow, with checked fields."""
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 from airflow.serialization.serialized_objects import DagSerialization
 
 import airflow_provider_ckpt.dags as delivered
@@ -23,6 +23,7 @@ from airflow_provider_ckpt.dags import scheduled_savepoints
 from airflow_provider_ckpt.dags._params import DURATION
 from airflow_provider_ckpt.dags.scheduled_savepoints import directory_of
 from ckpt_runtime.scheduler.job_status import JobStatus
+from demo.__main__ import CLOSING_STEP, STEPS
 from tests.unit.provider.conftest import JobManager
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,48 +54,18 @@ def test_airflow_stores_it_and_its_form_explains_every_field(dag: DAG) -> None:
         assert {"title", "section", "type"} <= set(schema), name
 
 
-IMPORT_EACH = """
-import json
-import os
-import sys
-import time
-
-# What every file with a DAG imports: once for all of them.
-import airflow.triggers.base, httpx
-from airflow.sdk import DAG, BaseHook, BaseOperator, BaseSensorOperator, Param, task
-
-for name in sys.argv[1:]:
-    if os.fork():
-        _, status = os.wait()
-        assert status == 0, name
-        continue
-    started = time.process_time()
-    dag_id = getattr(__import__("airflow_provider_ckpt.dags", fromlist=[name]), name).dag_id
-    print(json.dumps([name, dag_id, time.process_time() - started, sorted(sys.modules)]), flush=True)
-    os._exit(0)
-"""
-
-
-@pytest.fixture(scope="module")
-def imports() -> dict[str, tuple[str, float, set[str]]]:
-    """Of each DAG, imported by a process of its own: its id, the processor seconds of the import, and all modules."""
-    environment = {
-        "PYTHONPATH": f"{ROOT}:{ROOT / 'runtime'}",
-        "AIRFLOW_HOME": "/tmp/airflow-dag-import",
-        "PATH": "/usr/bin:/bin",
-    }
-    command = [sys.executable, "-c", IMPORT_EACH, *(dag.dag_id for dag in DAGS)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = (json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
-    return {name: (dag_id, seconds, set(modules)) for name, dag_id, seconds, modules in lines}
-
-
 @pytest.mark.parametrize("name", [dag.dag_id for dag in DAGS])
 def test_file_that_installs_a_dag_imports_no_heavy_library_and_takes_little_time(
-    name: str, imports: dict[str, tuple[str, float, set[str]]]
+    name: str, alone: Callable[[str], str]
 ) -> None:
-    dag_id, seconds, modules = imports[name]
+    said = alone(f"""
+import json, sys, time
+started = time.process_time()
+from airflow_provider_ckpt.dags import {name}
+print(json.dumps([{name}.dag_id, time.process_time() - started, sorted(sys.modules)]))
+""")
+    dag_id, seconds, known = json.loads(said)
+    modules = set(known)
     assert dag_id == name
     assert seconds < 2
     assert not {"pyspark", "pyarrow", "numpy", "pandas", "numba", "fastapi"} & modules
@@ -173,3 +144,81 @@ def test_each_job_has_a_directory_of_its_own() -> None:
     found = {directory_of("/data", name) for name in names}
     assert len(found) == len(names)
     assert not any("/.." in path or path.endswith("/.") for path in found)
+
+
+@pytest.fixture(scope="module")
+def module() -> ModuleType:
+    return import_module("airflow_provider_ckpt.dags.lifecycle")
+
+
+def test_the_steps_are_in_order(module: ModuleType) -> None:
+    steps = [task.task_id for task in module.ckpt_lifecycle.topological_sort()]
+    assert steps == [
+        "output_directory",
+        "job_options",
+        "submit_v1",
+        "checkpoint_of_v1",
+        "patch_interval_and_timeout",
+        "assert_patched",
+        "native_savepoint",
+        "stop_v1_with_savepoint",
+        "resume_v2",
+        "checkpoint_of_v2",
+        "end_of_v2",
+        "verify",
+        "cancel_leftovers",
+    ]
+
+
+def test_lifecycle_dag_can_be_stored_and_loaded_by_airflow(module: ModuleType) -> None:
+    document = json.loads(json.dumps(DagSerialization.to_dict(module.ckpt_lifecycle)))
+    loaded = DagSerialization.from_dict(document)
+    assert loaded.dag_id == "ckpt_lifecycle"
+    stored = {task["__var"]["task_id"]: task["__var"] for task in document["dag"]["tasks"]}
+    assert stored["native_savepoint"]["_operator_extra_links"] == {
+        "Job": "_link_CkptJobLink",
+        "Checkpoints": "_link_CkptCheckpointsLink",
+    }
+
+
+def test_all_parameters_have_acceptable_defaults(module: ModuleType) -> None:
+    module.ckpt_lifecycle.params.validate()
+    options: dict[str, Any] = module.options(module.ckpt_lifecycle.params.dump() | {"configuration": {"a": 1}})
+    assert options["execution.checkpointing.interval"] == "2 s"
+    assert options["a"] == 1
+
+
+def test_each_run_has_an_output_directory_of_its_own(module: ModuleType, tmp_path: Path) -> None:
+    runs = ("manual__2026-11-22T10:00:00+00:00", "manual__2026-11-22T10:00:01+00:00")
+    first, second = (module.directory_of_run(str(tmp_path), run) for run in runs)
+    assert first != second
+    assert {first.parent, second.parent} == {tmp_path}
+    assert module.directory_of_run(str(tmp_path), "../../etc") == tmp_path / "_etc"
+
+
+def test_a_directory_that_is_not_empty_is_refused_before_anything_starts(module: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    assert module.directory_of_run(str(tmp_path), "run") == tmp_path / "run"
+    (tmp_path / "run" / "part-0.parquet").touch()
+    with pytest.raises(AirflowFailException, match=f"^output: '{tmp_path}/run' is not empty"):
+        module.directory_of_run(str(tmp_path), "run")
+    (tmp_path / "file").touch()
+    with pytest.raises(AirflowFailException, match="^output: "):
+        module.directory_of_run(str(tmp_path), "file")
+
+
+def test_every_task_writes_and_reads_the_runs_own_directory(module: ModuleType) -> None:
+    for task_id in ("submit_v1", "resume_v2"):
+        arguments = module.ckpt_lifecycle.get_task(task_id).args
+        assert arguments[arguments.index("--output") + 1] == "{{ ti.xcom_pull(task_ids='output_directory') }}"
+        assert "output_directory" in module.ckpt_lifecycle.get_task(task_id).get_flat_relative_ids(upstream=True)
+    assert "output_directory" in module.ckpt_lifecycle.get_task("verify").upstream_task_ids
+
+
+def test_steps_of_the_dag_are_those_that_the_demonstration_reports() -> None:
+    dag = import_module("demo.dags.orders_demo").orders_demo
+    steps = [task.task_id for task in dag.topological_sort()]
+    assert [step for step in steps if step != "cancel_leftovers"] == list(STEPS)
+    assert CLOSING_STEP in STEPS
+    document = json.loads(json.dumps(DagSerialization.to_dict(dag)))
+    assert DagSerialization.from_dict(document).dag_id == "orders_demo"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,8 +225,8 @@ def test_a_wait_in_the_triggerer_follows_the_leader(
     assert asyncio.run(wait()).payload["status"] == "done"
 
 
-def test_hook_loads_more_than_the_client_only_for_a_directory(tmp_path: Path) -> None:
-    code = """
+def test_hook_loads_more_than_the_client_only_for_a_directory(alone: Callable[[str], str]) -> None:
+    said = alone("""
 import os, sys
 from airflow_provider_ckpt.hooks.ckpt import CkptHook
 os.environ["AIRFLOW_CONN_A"] = '{"conn_type": "ckpt", "host": "127.0.0.1"}'
@@ -236,10 +235,8 @@ CkptHook("a").get_conn().close()
 print("ckpt_runtime.storage" in sys.modules, "ckpt_runtime.leader_retrieval" in sys.modules)
 CkptHook("b").get_conn().close()
 print("ckpt_runtime.storage" in sys.modules, any(name.startswith("ckpt_runtime.jobmaster") for name in sys.modules))
-"""
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=100)
-    told = [line for line in ended.stdout.splitlines() if line.endswith("False")]
-    assert told == ["False False", "True False"], ended.stderr
+""")
+    assert [line for line in said.splitlines() if line.endswith("False")] == ["False False", "True False"]
 
 
 def test_a_directory_that_cannot_be_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

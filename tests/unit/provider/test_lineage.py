@@ -24,7 +24,7 @@ from airflow_provider_ckpt.upgrades.record import DesiredUpgrade, Goal, Mode, Ou
 from ckpt_runtime.scheduler.job_status import JobStatus
 from ckpt_runtime.storage.metadata import METADATA_NAME
 from tests.support.golden import DIRECTORY
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
+from tests.unit.provider.conftest import JOB, JobManager, Task, finish
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
@@ -61,7 +61,7 @@ def job_of(found: OperatorLineage[Any, Any]) -> tuple[str, str]:
 @pytest.mark.parametrize("operator", [TakeSavepointOperator, StopWithSavepointOperator])
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_savepoint_is_an_output_and_its_job_is_named(
-    job_manager: JobManager, task: Task, finish: Finish, operator: type[Any], deferrable: bool
+    job_manager: JobManager, task: Task, operator: type[Any], deferrable: bool
 ) -> None:
     taking = operator(task_id="t", job=JOB, target_directory="/sp", deferrable=deferrable, **FAST)
     path = finish(taking, task.context())["savepoint_path"]
@@ -71,7 +71,7 @@ def test_a_savepoint_is_an_output_and_its_job_is_named(
     assert job_of(found) == ("ckpt", JOB)
 
 
-def test_a_checkpoint_is_its_jobs_own_and_no_output(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_checkpoint_is_its_jobs_own_and_no_output(job_manager: JobManager, task: Task) -> None:
     operator = TriggerCheckpointOperator(task_id="t", job=JOB, **FAST)
     finish(operator, task.context())
     found = extracted(operator)
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_its_jobs_own_and_no_output(job_manager: JobManager, tas
 
 
 def test_a_program_and_its_savepoint_are_the_inputs_of_a_submission(
-    job_manager: JobManager, task: Task, finish: Finish, tmp_path: Path
+    job_manager: JobManager, task: Task, tmp_path: Path
 ) -> None:
     pipeline = tmp_path / "flights.py"
     pipeline.write_text("def pipeline(spark): ...\n")
@@ -95,7 +95,7 @@ def test_a_program_and_its_savepoint_are_the_inputs_of_a_submission(
     assert names(extracted(again).inputs) == [("ckpt://ckpt_default", f"pipelines/{result['pipeline_id']}")]
 
 
-def test_failed_task_reports_no_lineage(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_failed_task_reports_no_lineage(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.move(JOB, JobStatus.FAILED)
     operator = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/sp", **FAST)
     with pytest.raises(CkptJobFailed, match="can no longer take a savepoint"):
@@ -127,7 +127,7 @@ def test_lineage_of_a_damaged_savepoint_names_it_as_an_input(tmp_path: Path) -> 
     assert names(extracted(operator, "failed").inputs) == [("file", str(path))]
 
 
-def test_a_deleted_savepoint_is_dropped(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_deleted_savepoint_is_dropped(job_manager: JobManager, task: Task) -> None:
     taking = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/sp", **FAST)
     path = finish(taking, task.context())["savepoint_path"]
     operator = DisposeSavepointOperator(task_id="t", savepoint_path=path, **FAST)

@@ -14,7 +14,7 @@ from airflow_provider_ckpt.exceptions import CkptArgumentInvalid
 from airflow_provider_ckpt.operators.listing import ListJobsOperator
 from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator, partition_key
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task
+from tests.unit.provider.conftest import JOB, JobManager, Task, finish
 
 pytestmark = pytest.mark.row("air.18")
 OTHER, ENDED = "1" * 32, "2" * 32
@@ -39,7 +39,7 @@ def test_living_jobs_are_listed_by_name_and_others_on_demand(job_manager: JobMan
             listed(**bad)
 
 
-def test_an_entry_of_the_list_is_a_job_for_other_tasks(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_an_entry_of_the_list_is_a_job_for_other_tasks(job_manager: JobManager, task: Task) -> None:
     entry: Any
     (entry,) = ListJobsOperator(task_id="l").execute(Task().context())  # type: ignore[arg-type]
     result = finish(
@@ -48,9 +48,7 @@ def test_an_entry_of_the_list_is_a_job_for_other_tasks(job_manager: JobManager, 
     assert result["job_id"] == JOB
 
 
-def test_savepoint_gives_its_outlets_the_partition_of_its_job_and_day(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_savepoint_gives_its_outlets_the_partition_of_its_job_and_day(job_manager: JobManager, task: Task) -> None:
     asset, context = create_asset(ckpt_conn_id="ckpt_default", job="all"), task.context()
     context["outlet_events"] = events = OutletEventAccessors()
     given = {

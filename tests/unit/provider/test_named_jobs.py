@@ -31,7 +31,7 @@ from airflow_provider_ckpt.sensors.job import JobStatusSensor
 from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.jobmaster.gateway_values import Conflict, JobAlreadyExists
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 10}
@@ -59,9 +59,7 @@ def pipeline(tmp_path: Path) -> str:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize(("kind", "arguments"), BY_NAME)
-def test_every_task_takes_a_name(
-    job_manager: JobManager, task: Task, finish: Finish, kind: Any, arguments: dict[str, Any]
-) -> None:
+def test_every_task_takes_a_name(job_manager: JobManager, task: Task, kind: Any, arguments: dict[str, Any]) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     job_manager.gateway.move(job_manager.gateway.add_job(OTHER, NAME).job_id, JobStatus.FINISHED)
     context = task.context()
@@ -100,7 +98,7 @@ def test_name_of_an_ended_job_fails_with_the_state_of_that_job(job_manager: JobM
 
 
 def test_a_restore_drill_does_not_share_the_name_of_the_job_that_it_restores(
-    job_manager: JobManager, task: Task, finish: Finish
+    job_manager: JobManager, task: Task
 ) -> None:
     drill = job_manager.gateway.add_job(OTHER, NAME)
     drill.request = replace(drill.request, drill=True)
@@ -143,7 +141,7 @@ def test_an_id_needs_no_look_and_a_wrong_word_is_refused(job_manager: JobManager
 
 @pytest.mark.row("air.3")
 def test_a_deferral_and_a_retry_keep_the_job_and_a_cleared_success_looks_again(
-    job_manager: JobManager, task: Task, finish: Finish
+    job_manager: JobManager, task: Task
 ) -> None:
     def stop() -> StopWithSavepointOperator:
         return StopWithSavepointOperator(task_id="t", job=NAME, target_directory="/data", **FAST)
@@ -179,9 +177,7 @@ def started(job_manager: JobManager) -> list[Any]:
 
 
 @pytest.mark.row("air.2")
-def test_a_name_is_given_to_the_job_and_has_to_be_free(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_a_name_is_given_to_the_job_and_has_to_be_free(job_manager: JobManager, task: Task, pipeline: str) -> None:
     finish(submit(pipeline, job_name="orders"), task.context())
     (job,) = started(job_manager)
     assert job.request.configuration == {"pipeline.name": "orders", "pipeline.unique-name": "true"}
@@ -196,7 +192,6 @@ def test_a_name_is_given_to_the_job_and_has_to_be_free(
 def test_one_of_several_runs_that_start_at_once_gets_its_job(
     job_manager: JobManager,
     task: Task,
-    finish: Finish,
     pipeline: str,
     monkeypatch: pytest.MonkeyPatch,
     if_running: str,
@@ -239,9 +234,7 @@ def test_other_refusal_of_the_start_is_reported_unchanged(
         submit(pipeline, job_name="orders").execute(task.context())
 
 
-def test_the_end_of_the_other_job_is_waited_for(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_the_end_of_the_other_job_is_waited_for(job_manager: JobManager, task: Task, pipeline: str) -> None:
     operator, context = submit(pipeline, job_name=NAME, if_running="wait"), task.context()
     deferred = deferral(operator, context)
     assert not started(job_manager)
@@ -266,7 +259,7 @@ def test_the_time_of_a_paused_dag_is_not_the_tasks(job_manager: JobManager, task
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_the_other_job_is_reused_and_never_cancelled(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
+    job_manager: JobManager, task: Task, pipeline: str, deferrable: bool
 ) -> None:
     operator = submit(pipeline, job_name=NAME, if_running="reuse", deferrable=deferrable, wait_for_completion=True)
     operator.wait_timeout = 0.05
@@ -281,7 +274,7 @@ def test_the_other_job_is_reused_and_never_cancelled(
 
 
 def test_a_job_that_follows_a_reused_one_has_an_id_of_its_own(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
     gateway.move(JOB, JobStatus.CANCELED)
@@ -322,7 +315,7 @@ def test_bad_arguments_are_named(
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize(("kind", "wanted"), [("any", 2), ("savepoint", 1), ("checkpoint", 2)])
 def test_a_job_starts_from_the_latest_of_another_once(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, kind: str, wanted: int
+    job_manager: JobManager, task: Task, pipeline: str, kind: str, wanted: int
 ) -> None:
     gateway, job = job_manager.gateway, job_manager.gateway.jobs[JOB]
     paths = {1: gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "NATIVE")[1]}
@@ -340,7 +333,7 @@ def test_a_job_starts_from_the_latest_of_another_once(
 
 
 def test_cleared_success_whose_job_has_ended_resumes_from_the_latest_of_the_name(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
     gateway.complete_checkpoint(gateway.jobs[JOB])
@@ -353,9 +346,7 @@ def test_cleared_success_whose_job_has_ended_resumes_from_the_latest_of_the_name
     assert finish(submit(pipeline, from_latest_of="orders.py"), task.context())["started_from"] == path
 
 
-def test_missing_snapshot_to_start_from_is_reported(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_missing_snapshot_to_start_from_is_reported(job_manager: JobManager, task: Task, pipeline: str) -> None:
     with pytest.raises(CkptJobNotFound, match="no job is named 'nope'"):
         submit(pipeline, from_latest_of="nope").execute(task.context())
     with pytest.raises(CkptJobNotResumable, match=f"{JOB} .*has no completed checkpoint or savepoint to start from"):

@@ -19,7 +19,7 @@ from airflow_provider_ckpt.operators.savepoint import TakeSavepointOperator
 from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
 CAUSE = FailureCause("java.io.IOException", "disk full", "java.io.IOException: disk full\n\tat somewhere")
@@ -35,7 +35,7 @@ def stop(**kwargs: Any) -> StopWithSavepointOperator:
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     operator = TriggerCheckpointOperator(
         task_id="t", job=JOB.upper(), checkpoint_type="full", deferrable=deferrable, **FAST
     )
@@ -47,9 +47,7 @@ def test_a_checkpoint_returns_its_id(job_manager: JobManager, task: Task, finish
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("savepoint_format", ["native", "CANONICAL"])
-def test_a_savepoint_returns_its_path(
-    job_manager: JobManager, task: Task, finish: Finish, savepoint_format: str
-) -> None:
+def test_a_savepoint_returns_its_path(job_manager: JobManager, task: Task, savepoint_format: str) -> None:
     result = finish(savepoint(savepoint_format=savepoint_format), task.context())
     assert result["savepoint_path"] == f"file:/data/savepoint-{JOB[:6]}-000000000001"
     stored = job_manager.gateway.jobs[JOB].tracker.snapshot().latest_savepoint
@@ -58,7 +56,7 @@ def test_a_savepoint_returns_its_path(
 
 
 @pytest.mark.row("air.2")
-def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_stop_ends_the_job_and_returns_the_savepoint(job_manager: JobManager, task: Task) -> None:
     result = finish(stop(), task.context())
     assert result["savepoint_path"].startswith("file:/data/savepoint-")
     assert job_manager.gateway.jobs[JOB].status is JobStatus.FINISHED
@@ -77,9 +75,7 @@ def test_links_are_stored_while_the_task_is_still_deferred(job_manager: JobManag
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_attaches_to_the_operation_of_the_try_before(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_retry_attaches_to_the_operation_of_the_try_before(job_manager: JobManager, task: Task) -> None:
     first = deferral(savepoint(), task.context())
     second = deferral(savepoint(), task.context())
     assert second.trigger.condition.trigger_id == first.trigger.condition.trigger_id
@@ -98,7 +94,7 @@ def test_retry_returns_the_result_of_an_operation_that_has_ended(job_manager: Jo
 
 @pytest.mark.row("air.3")
 def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_same_id(
-    job_manager: JobManager, task: Task, finish: Finish, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = savepoint()
 
@@ -116,7 +112,7 @@ def test_a_crash_between_writing_down_and_asking_repeats_the_request_with_the_sa
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.savepoint_failure = CAUSE
     with pytest.raises(CkptOperationFailed, match="disk full"):
         finish(savepoint(), task.context())
@@ -126,9 +122,7 @@ def test_a_retry_after_a_failed_operation_starts_another(job_manager: JobManager
 
 
 @pytest.mark.row("air.3")
-def test_an_inherited_operation_that_fails_is_replaced_once(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_an_inherited_operation_that_fails_is_replaced_once(job_manager: JobManager, task: Task) -> None:
     deferral(savepoint(), task.context())
     job_manager.gateway.savepoint_failure = CAUSE
     with pytest.raises(CkptOperationFailed, match="disk full"):
@@ -137,15 +131,13 @@ def test_an_inherited_operation_that_fails_is_replaced_once(
 
 
 @pytest.mark.row("air.3")
-def test_a_cleared_task_that_had_succeeded_takes_a_new_savepoint(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_cleared_task_that_had_succeeded_takes_a_new_savepoint(job_manager: JobManager, task: Task) -> None:
     first = finish(savepoint(), task.context())
     second = finish(savepoint(), task.context())
     assert first["savepoint_path"] != second["savepoint_path"]
 
 
-def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManager, task: Task) -> None:
     other = "00" * 16
     job_manager.gateway.add_job(other)
     deferral(savepoint(), task.context())
@@ -154,7 +146,7 @@ def test_another_job_id_after_a_clear_is_another_operation(job_manager: JobManag
     assert job_manager.gateway.triggered["savepoint"] == 2
 
 
-def test_task_without_a_state_store_starts_from_the_beginning(job_manager: JobManager, finish: Finish) -> None:
+def test_task_without_a_state_store_starts_from_the_beginning(job_manager: JobManager) -> None:
     task = Task(store=None)
     deferral(savepoint(), task.context())
     assert finish(savepoint(), task.context())["savepoint_path"]
@@ -162,9 +154,7 @@ def test_task_without_a_state_store_starts_from_the_beginning(job_manager: JobMa
 
 
 @pytest.mark.row("air.3")
-def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(job_manager: JobManager, task: Task) -> None:
     fire(deferral(stop(), task.context()))
     job_manager.gateway.operations.clear()
     result = stop().execute(task.context())
@@ -176,9 +166,7 @@ def test_a_stop_whose_record_expired_is_recovered_from_the_ended_job(
     assert job_manager.gateway.triggered["savepoint"] == 1
 
 
-def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(job_manager: JobManager, task: Task) -> None:
     fire(deferral(stop(), task.context()))
     job_manager.gateway.move(JOB, JobStatus.RUNNING)
     assert finish(stop(), task.context())["savepoint_path"].endswith("000000000002")
@@ -186,7 +174,7 @@ def test_a_stop_of_a_job_that_was_started_again_under_its_id_is_a_new_stop(
 
 @pytest.mark.row("air.3")
 def test_operation_past_its_deadline_fails_the_task_and_reports_whether_it_continues(
-    job_manager: JobManager, task: Task, finish: Finish
+    job_manager: JobManager, task: Task
 ) -> None:
     job_manager.gateway.polls_until_done = 10**9
     with pytest.raises(CkptWaitTimeout, match="cannot be cancelled.*attaches to it"):

@@ -27,7 +27,7 @@ from airflow_provider_ckpt.operators.stop import StopWithSavepointOperator
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from airflow_provider_ckpt.sensors.checkpoint import CheckpointCompletedSensor
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import Finish, JobManager, Task
+from tests.unit.provider.conftest import JobManager, Task, finish
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -36,9 +36,8 @@ SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
 class Run:
     """One run of a DAG: every task is rendered and expanded by Airflow, and its results are kept as Airflow does."""
 
-    def __init__(self, dag: DAG, finish: Finish) -> None:
+    def __init__(self, dag: DAG) -> None:
         self.dag = dag
-        self._finish = finish
         self._results: dict[str, dict[int, Any]] = {}
 
     def task(self, task_id: str, map_index: int = -1) -> Any:
@@ -49,7 +48,7 @@ class Run:
         ti.xcom_pull, ti.task_id, ti.get_relevant_upstream_map_indexes = self.pull, task_id, lambda **_: None
         self.dag.get_task(task_id).render_template_fields(context)
         operator = context.get("task") or self.dag.get_task(task_id)
-        result = json.loads(json.dumps(self._finish(operator, context)))
+        result = json.loads(json.dumps(finish(operator, context)))
         self._results.setdefault(task_id, {})[map_index] = result
         return result
 
@@ -67,9 +66,9 @@ class Run:
 
 
 @pytest.fixture
-def run(finish: Finish, job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> Callable[[DAG], Run]:
+def run(job_manager: JobManager, monkeypatch: pytest.MonkeyPatch) -> Callable[[DAG], Run]:
     def start(dag: DAG) -> Run:
-        started = Run(dag, finish)
+        started = Run(dag)
         monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", started, raising=False)
         return started
 

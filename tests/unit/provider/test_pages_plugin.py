@@ -8,10 +8,8 @@ import asyncio
 import json
 import socket
 import socketserver
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -286,17 +284,11 @@ def test_jobs_of_any_number_of_tasks_are_ranked_with_one_request(job_manager: Jo
     assert f"GET /jobs/{ids[0]}" not in job_manager.received
 
 
-def test_plugin_imports_little_in_processes_that_only_load_it(tmp_path: Path) -> None:
-    code = """
+def test_plugin_imports_little_in_processes_that_only_load_it(alone: Callable[[str], str]) -> None:
+    said = alone("""
 import sys
 from airflow_provider_ckpt.plugins.pages import CkptPlugin
 own = [name for name in sys.modules if name.startswith("airflow_provider_ckpt.plugins.")]
 print(CkptPlugin.fastapi_apps[0]["url_prefix"], own)
-"""
-    environment = {
-        "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'runtime'}",
-        "AIRFLOW_HOME": str(tmp_path),
-        "PATH": "/bin",
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip().splitlines()[-1] == "/ckpt ['airflow_provider_ckpt.plugins.pages']"
+""")
+    assert said.splitlines()[-1] == "/ckpt ['airflow_provider_ckpt.plugins.pages']"

@@ -27,7 +27,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import JobTerminated, OperationStatus
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, away, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, away, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
 SENSOR = {"defer_after": 0, "poke_interval": 0.01, "timeout": 30}
@@ -59,7 +59,7 @@ NAMES = sorted(operators("x.py"))
 
 @pytest.mark.row("air.3")
 def test_submission_waits_for_a_session_that_does_not_answer(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     with away(job_manager):
         assert finish(operators(pipeline)["submit"], task.context())
@@ -68,10 +68,10 @@ def test_submission_waits_for_a_session_that_does_not_answer(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_request_is_repeated_while_another_driver_takes_over(
-    job_manager: JobManager, finish: Finish, pipeline: str, name: str
+    job_manager: JobManager, pipeline: str, name: str
 ) -> None:
     """Each distinct request fails first: a driver that does not lead, a proxy without one, or a lost connection."""
-    lines = _requests(job_manager, finish, pipeline, name) & _requests(job_manager, finish, pipeline, name)
+    lines = _requests(job_manager, pipeline, name) & _requests(job_manager, pipeline, name)
     assert lines
     job_manager.reset()
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
@@ -80,7 +80,7 @@ def test_every_request_is_repeated_while_another_driver_takes_over(
     assert all(fault.times == 0 for fault in job_manager.faults)
 
 
-def _requests(job_manager: JobManager, finish: Finish, pipeline: str, name: str) -> set[str]:
+def _requests(job_manager: JobManager, pipeline: str, name: str) -> set[str]:
     """Patterns of what the task sends; once in a while also of what a wait that another test has ended still sent."""
     job_manager.reset()
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
@@ -104,18 +104,14 @@ def test_error_names_a_session_that_never_answers(
 
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])
-def test_single_not_found_is_looked_up_again(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
-) -> None:
+def test_single_not_found_is_looked_up_again(job_manager: JobManager, task: Task, pipeline: str, name: str) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     job_manager.faults.append(Fault(f"/jobs/{JOB}", 404, times=2))
     assert finish(operators(pipeline)[name], task.context())
 
 
 @pytest.mark.parametrize("name", ["patch", "checkpoint", "savepoint", "stop", "cancel", "status", "checkpoints"])
-def test_an_unknown_job_costs_no_retry(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
-) -> None:
+def test_an_unknown_job_costs_no_retry(job_manager: JobManager, task: Task, pipeline: str, name: str) -> None:
     del job_manager.gateway.jobs[JOB]
     with pytest.raises(CkptNotFound):
         finish(operators(pipeline)[name], task.context())
@@ -124,7 +120,7 @@ def test_an_unknown_job_costs_no_retry(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_a_deferred_wait_survives_a_driver_that_forgot_the_operation(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
+    job_manager: JobManager, task: Task, pipeline: str, name: str
 ) -> None:
     operator, context = operators(pipeline)[name], task.context()
     deferred = deferral(operator, context)
@@ -137,7 +133,7 @@ def test_a_deferred_wait_survives_a_driver_that_forgot_the_operation(
 
 
 def test_a_stop_whose_job_ended_under_the_driver_before_is_recovered(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     operator, context = operators(pipeline)["stop"], task.context()
     deferred = deferral(operator, context)
@@ -154,7 +150,7 @@ def test_a_stop_whose_job_ended_under_the_driver_before_is_recovered(
 @pytest.mark.parametrize("state", [JobStatus.RESTARTING, JobStatus.CREATED, JobStatus.RECONCILING])
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_a_job_that_is_restarting_is_waited_for(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str, state: JobStatus
+    job_manager: JobManager, task: Task, pipeline: str, name: str, state: JobStatus
 ) -> None:
     gateway = job_manager.gateway
     gateway.move(JOB, state)
@@ -167,9 +163,7 @@ def test_a_job_that_is_restarting_is_waited_for(
     assert finish(operator, context, start=resume)["job_id"] == JOB
 
 
-def test_a_job_that_restarts_for_too_long_gets_no_savepoint(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_a_job_that_restarts_for_too_long_gets_no_savepoint(job_manager: JobManager, task: Task, pipeline: str) -> None:
     job_manager.gateway.move(JOB, JobStatus.RESTARTING)
     operator = TakeSavepointOperator(task_id="t", job=JOB, target_directory="/d", **FAST | {"wait_timeout": 0.1})
     with pytest.raises(CkptWaitTimeout, match="No savepoint was started"):
@@ -193,7 +187,7 @@ def failing_once(job_manager: JobManager, meanwhile: Callable[[], None]) -> None
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("name", ["savepoint", "stop"])
 def test_operation_ended_by_a_job_restart_is_started_again(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
+    job_manager: JobManager, task: Task, pipeline: str, name: str
 ) -> None:
     def restart() -> None:
         job_manager.gateway.move(JOB, JobStatus.RESTARTING)
@@ -204,9 +198,7 @@ def test_operation_ended_by_a_job_restart_is_started_again(
     assert job_manager.gateway.triggered["savepoint"] == 2
 
 
-def test_an_operation_that_fails_by_itself_is_a_failure(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_an_operation_that_fails_by_itself_is_a_failure(job_manager: JobManager, task: Task, pipeline: str) -> None:
     failing_once(job_manager, lambda: None)
     with pytest.raises(CkptOperationFailed, match="suspending"):
         finish(operators(pipeline)["savepoint"], task.context())
@@ -214,9 +206,7 @@ def test_an_operation_that_fails_by_itself_is_a_failure(
 
 
 @pytest.mark.row("air.3")
-def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(
-    job_manager: JobManager, finish: Finish, pipeline: str
-) -> None:
+def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(job_manager: JobManager, pipeline: str) -> None:
     first, context = operators(pipeline)["stop"], Task().context()
     deferred = deferral(first, context)
     failing_once(job_manager, lambda: None)
@@ -231,7 +221,7 @@ def test_the_second_of_two_stops_returns_the_savepoint_of_the_first(
 
 @pytest.mark.row("air.3")
 def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gateway = job_manager.gateway
 
@@ -246,7 +236,7 @@ def test_a_stop_that_comes_while_another_one_ends_returns_its_savepoint(
 
 @pytest.mark.parametrize("name", ["checkpoint", "savepoint", "stop"])
 def test_operation_on_an_ended_job_fails_the_task(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, name: str
+    job_manager: JobManager, task: Task, pipeline: str, name: str
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.CANCELED)
     with pytest.raises(CkptJobFailed, match=r"is CANCELED; it can no longer take a .*"):
@@ -255,7 +245,7 @@ def test_operation_on_an_ended_job_fails_the_task(
 
 
 def test_a_stop_of_a_job_that_is_being_stopped_waits_for_that(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     gateway = job_manager.gateway
     gateway.start_checkpoint(gateway.jobs[JOB], CheckpointType.SYNC_SAVEPOINT, "NATIVE")
@@ -272,7 +262,7 @@ def test_a_stop_of_a_job_that_is_being_stopped_waits_for_that(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("forgotten", [True, False])
 def test_clearing_a_stop_that_had_succeeded_returns_its_savepoint(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, forgotten: bool
+    job_manager: JobManager, task: Task, pipeline: str, forgotten: bool
 ) -> None:
     first = finish(operators(pipeline)["stop"], task.context())
     if forgotten:

@@ -33,7 +33,7 @@ from airflow_provider_ckpt.triggers.wait import CkptTrigger
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, finish
 
 TRACE = 'ValueError: no such airport\n  File "flights.py", line 12, in enrich\n    raise ValueError(code)'
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 30}
@@ -217,7 +217,7 @@ def operators(**how: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("deferrable", [True, False])
 @pytest.mark.parametrize("name", ["savepoint", "stop", "status", "checkpoints"])
 def test_failed_job_is_logged_with_its_trace(
-    job_manager: JobManager, task: Task, finish: Finish, name: str, deferrable: bool, monkeypatch: pytest.MonkeyPatch
+    job_manager: JobManager, task: Task, name: str, deferrable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fail(job_manager)
     operator, log = operators(deferrable=deferrable)[name], Lines()
@@ -266,7 +266,6 @@ def test_both_ends_of_a_long_trace_are_kept() -> None:
 def test_job_that_fails_after_its_submission_is_logged_with_its_trace(
     job_manager: JobManager,
     task: Task,
-    finish: Finish,
     deferrable: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

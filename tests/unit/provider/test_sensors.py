@@ -15,7 +15,7 @@ from ckpt_runtime.checkpoint.properties import CheckpointType
 from ckpt_runtime.failure_report import FailureCause
 from ckpt_runtime.jobmaster.gateway_values import ExceptionEntry
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poke_interval": 0.01, "timeout": 5}
 BOTH = pytest.mark.parametrize("deferrable", [True, False])
@@ -23,15 +23,13 @@ BOTH = pytest.mark.parametrize("deferrable", [True, False])
 
 @pytest.mark.row("air.2")
 @BOTH
-def test_a_state_is_waited_for(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_a_state_is_waited_for(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, expected=["running", "FINISHED"], deferrable=deferrable, **FAST)
     assert finish(sensor, task.context())["status"] == "RUNNING"
 
 
 @BOTH
-def test_another_end_fails_the_sensor_with_the_cause(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_another_end_fails_the_sensor_with_the_cause(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     job = job_manager.gateway.jobs[JOB]
     cause = FailureCause("ValueError", "no such carrier", "ValueError: no such carrier\n  at line 3")
     job.exceptions.append(ExceptionEntry(cause, 5))
@@ -42,15 +40,13 @@ def test_another_end_fails_the_sensor_with_the_cause(
 
 
 @BOTH
-def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, finish: Finish, deferrable: bool) -> None:
+def test_the_timeout_is_the_sensors_own(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, deferrable=deferrable, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSensorTimeout, match=f"job {JOB} to be FINISHED: not reached .*it is RUNNING"):
         finish(sensor, task.context())
 
 
-def test_deferred_sensor_keeps_its_execution_timeout_and_can_be_retried(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_deferred_sensor_keeps_its_execution_timeout_and_can_be_retried(job_manager: JobManager, task: Task) -> None:
     """Airflow itself does not look at it then."""
     sensor = JobStatusSensor(
         task_id="t", job=JOB, defer_after=0, poke_interval=0.01, execution_timeout=timedelta(seconds=0.1)
@@ -59,16 +55,14 @@ def test_deferred_sensor_keeps_its_execution_timeout_and_can_be_retried(
         finish(sensor, task.context())
 
 
-def test_sensor_with_soft_fail_skips_instead_of_failing(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_sensor_with_soft_fail_skips_instead_of_failing(job_manager: JobManager, task: Task) -> None:
     sensor = JobStatusSensor(task_id="t", job=JOB, soft_fail=True, poke_interval=0.01, timeout=0.05)
     with pytest.raises(AirflowSkipException):
         finish(sensor, task.context())
 
 
 @BOTH
-def test_a_job_that_stays_unknown_fails_the_sensor(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_a_job_that_stays_unknown_fails_the_sensor(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     sensor = JobStatusSensor(task_id="t", job="0" * 32, deferrable=deferrable, **FAST)
     with pytest.raises(CkptNotFound, match="not found"):
         finish(sensor, task.context())
@@ -113,9 +107,7 @@ def test_sensor_refuses_a_mode_together_with_deferral() -> None:
 
 @pytest.mark.row("air.2")
 @BOTH
-def test_any_completed_checkpoint_satisfies_the_sensor(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_any_completed_checkpoint_satisfies_the_sensor(job_manager: JobManager, task: Task, deferrable: bool) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB])
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, deferrable=deferrable, **FAST)
     result = finish(sensor, task.context())
@@ -143,9 +135,7 @@ def test_sensor_counts_new_checkpoints_since_its_first_poll_also_after_a_retry(
 
 
 @pytest.mark.row("air.2")
-def test_sensor_waits_for_a_checkpoint_by_its_id_or_after_a_moment(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_sensor_waits_for_a_checkpoint_by_its_id_or_after_a_moment(job_manager: JobManager, task: Task) -> None:
     gateway = job_manager.gateway
     job = gateway.jobs[JOB]
     gateway.complete_checkpoint(job)
@@ -160,14 +150,14 @@ def test_sensor_waits_for_a_checkpoint_by_its_id_or_after_a_moment(
 
 
 @pytest.mark.row("air.2")
-def test_savepoints_count_only_if_included(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_savepoints_count_only_if_included(job_manager: JobManager, task: Task) -> None:
     job = job_manager.gateway.jobs[JOB]
     job_manager.gateway.complete_checkpoint(job, CheckpointType.SAVEPOINT, "CANONICAL")
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, since_checkpoint_id=0, include_savepoints=True, **FAST)
     assert finish(sensor, task.context())["checkpoint_type"] == "SAVEPOINT"
 
 
-def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManager, task: Task) -> None:
     job = job_manager.gateway.jobs[JOB]
     checkpoint_id = job_manager.gateway.start_checkpoint(job)
     job.tracker.report_failed(checkpoint_id, job_manager.gateway.now, "it expired")
@@ -176,9 +166,7 @@ def test_a_wanted_checkpoint_that_failed_fails_the_sensor(job_manager: JobManage
         finish(sensor, task.context())
 
 
-def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(
-    job_manager: JobManager, task: Task, finish: Finish
-) -> None:
+def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(job_manager: JobManager, task: Task) -> None:
     job = job_manager.gateway.jobs[JOB]
     pending = job_manager.gateway.start_checkpoint(job)
     for _ in range(12):
@@ -191,7 +179,7 @@ def test_a_checkpoint_that_has_left_the_history_is_not_waited_for(
     deferral(CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=pending, **FAST), task.context())
 
 
-def test_savepoint_id_does_not_satisfy_a_checkpoint_sensor(job_manager: JobManager, task: Task, finish: Finish) -> None:
+def test_savepoint_id_does_not_satisfy_a_checkpoint_sensor(job_manager: JobManager, task: Task) -> None:
     job_manager.gateway.complete_checkpoint(job_manager.gateway.jobs[JOB], CheckpointType.SAVEPOINT, "NATIVE")
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, checkpoint_id=1, **FAST)
     with pytest.raises(CkptJobFailed, match="checkpoint 1 .* is a savepoint .* which the other arguments exclude"):
@@ -200,7 +188,7 @@ def test_savepoint_id_does_not_satisfy_a_checkpoint_sensor(job_manager: JobManag
 
 @BOTH
 def test_sensor_fails_for_an_ended_job_that_completes_no_further_checkpoints(
-    job_manager: JobManager, task: Task, finish: Finish, deferrable: bool
+    job_manager: JobManager, task: Task, deferrable: bool
 ) -> None:
     job_manager.gateway.move(JOB, JobStatus.FINISHED)
     sensor = CheckpointCompletedSensor(task_id="t", job=JOB, deferrable=deferrable, **FAST)

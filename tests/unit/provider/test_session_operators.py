@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +28,7 @@ from airflow_provider_ckpt.operators.session import StartSessionOperator, StopSe
 from airflow_provider_ckpt.processes import SessionProcess, submission
 from ckpt_runtime.client.session_command import SessionFiles
 from tests.support.certificates import Authority, internal_options, rest_options
-from tests.unit.provider.conftest import Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JobManager, Task, deferral, finish, fire
 
 FAST = {"defer_after": 0, "poll_interval": 0.02, "wait_timeout": 20}
 SERVER = """
@@ -94,9 +93,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
 
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
-def test_a_session_is_started_detached_and_stopped(
-    session: dict[str, Any], task: Task, finish: Finish, deferrable: bool
-) -> None:
+def test_a_session_is_started_detached_and_stopped(session: dict[str, Any], task: Task, deferrable: bool) -> None:
     started = finish(StartSessionOperator(deferrable=deferrable, **session), task.context())
     assert started["slots_total"] == 2
     assert started["version"] == "geheim", "the token travels in the environment"
@@ -109,18 +106,14 @@ def test_a_session_is_started_detached_and_stopped(
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_finds_the_process_that_an_earlier_try_started(
-    session: dict[str, Any], task: Task, finish: Finish
-) -> None:
+def test_a_retry_finds_the_process_that_an_earlier_try_started(session: dict[str, Any], task: Task) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     started = finish(StartSessionOperator(**session), task.context())
     assert started["pid"] == first.trigger.condition.process.pid
 
 
 @pytest.mark.row("air.3")
-def test_a_crash_between_starting_and_writing_down_the_pid_is_survived(
-    session: dict[str, Any], task: Task, finish: Finish
-) -> None:
+def test_a_crash_between_starting_and_writing_down_the_pid_is_survived(session: dict[str, Any], task: Task) -> None:
     first = deferral(StartSessionOperator(**session), task.context())
     assert task.store is not None
     record = task.store["ckpt_session"]
@@ -138,7 +131,7 @@ def test_a_running_session_is_used_or_refused(job_manager: JobManager, task: Tas
 
 
 @pytest.mark.parametrize("reused", [True, False])
-def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, finish: Finish, reused: bool) -> None:
+def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, reused: bool) -> None:
     session["env"] = {"LOOKS_BEFORE_IT_LEADS": "4"}
     if reused:
         first = deferral(StartSessionOperator(**session), task.context())
@@ -154,7 +147,7 @@ def test_a_session_is_ready_when_it_leads(session: dict[str, Any], task: Task, f
     assert httpx.get(f"{started['base_url']}/jobs/overview").status_code == 200
 
 
-def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task, finish: Finish) -> None:
+def test_session_that_never_leads_times_out(session: dict[str, Any], task: Task) -> None:
     session["command"].append("standby")
     first = deferral(StartSessionOperator(**session), task.context())
     wait_for_line(Path(first.trigger.condition.process.log_file), "serving")
@@ -170,16 +163,14 @@ def wait_for_line(file: Path, line: str) -> None:
         time.sleep(0.02)
 
 
-def test_session_that_dies_while_starting_fails_at_once_with_its_log(
-    session: dict[str, Any], task: Task, finish: Finish
-) -> None:
+def test_session_that_dies_while_starting_fails_at_once_with_its_log(session: dict[str, Any], task: Task) -> None:
     session["command"] = [sys.executable, "-c", "print('no barrier for you', flush=True)"]
     with pytest.raises(CkptSessionFailed, match="no barrier for you"):
         finish(StartSessionOperator(**session), task.context())
     assert task.store == {}
 
 
-def test_the_deadline_ends_the_session_that_never_answered(session: dict[str, Any], task: Task, finish: Finish) -> None:
+def test_the_deadline_ends_the_session_that_never_answered(session: dict[str, Any], task: Task) -> None:
     session |= {"command": [sys.executable, "-c", "import time; time.sleep(60)"], "wait_timeout": 0.3}
     with pytest.raises(CkptWaitTimeout, match="was ended"):
         finish(StartSessionOperator(**session), task.context())
@@ -205,7 +196,7 @@ def test_a_task_that_is_marked_failed_ends_the_session_that_was_being_started(
 
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_session_that_is_already_ending_is_not_killed(
-    session: dict[str, Any], task: Task, finish: Finish, tmp_path: Path, deferrable: bool
+    session: dict[str, Any], task: Task, tmp_path: Path, deferrable: bool
 ) -> None:
     """Spark goes behind the REST API, and what the session shared with its workers."""
     session["command"] += ["tidies", str(tmp_path / "tidy")]
@@ -216,7 +207,7 @@ def test_session_that_is_already_ending_is_not_killed(
     assert (tmp_path / "tidy").exists()
 
 
-def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task, finish: Finish) -> None:
+def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any], task: Task) -> None:
     session["command"].append("stubborn")
     started = finish(StartSessionOperator(**session), task.context())
     stop = StopSessionOperator(task_id="s", session=started, poll_interval=0.02, wait_timeout=0.2)
@@ -228,7 +219,7 @@ def test_a_session_that_does_not_end_by_itself_is_ended(session: dict[str, Any],
 @pytest.mark.row("air.13")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_a_start_that_the_session_refuses_leaves_no_session(
-    session: dict[str, Any], task: Task, finish: Finish, deferrable: bool
+    session: dict[str, Any], task: Task, deferrable: bool
 ) -> None:
     """Airflow runs no teardown after a failed setup."""
     session["command"].append("refuses")
@@ -249,9 +240,7 @@ def test_a_start_whose_trigger_fails_leaves_no_session(session: dict[str, Any], 
 
 
 @pytest.mark.row("air.13")
-def test_a_session_that_refuses_to_end_is_ended_by_its_process(
-    session: dict[str, Any], task: Task, finish: Finish
-) -> None:
+def test_a_session_that_refuses_to_end_is_ended_by_its_process(session: dict[str, Any], task: Task) -> None:
     session["command"].append("refuses")
     process = deferral(StartSessionOperator(**session), task.context()).trigger.condition.process
     wait_for_line(Path(process.log_file), "serving")
@@ -401,19 +390,19 @@ def test_an_unknown_spark_connection_is_not_yarn() -> None:
         operator.command_line(endpoint, SessionFiles(properties="/p", log="/l"))
 
 
-def test_sparks_provider_is_imported_only_when_it_is_used() -> None:
-    code = (
-        "import sys, airflow_provider_ckpt.operators.session;"
-        "sys.exit('airflow.providers.apache.spark.hooks.spark_submit' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=100).returncode == 0
+def test_sparks_provider_is_imported_only_when_it_is_used(alone: Callable[[str], str]) -> None:
+    said = alone("""
+import sys, airflow_provider_ckpt.operators.session
+print("airflow.providers.apache.spark.hooks.spark_submit" in sys.modules)
+""")
+    assert said == "False\n"
 
 
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_a_session_really_starts_where_a_spark_connection_leads(
-    session: dict[str, Any], task: Task, finish: Finish, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    session: dict[str, Any], task: Task, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And is found where its leader is, when the connection of the job manager names a directory. All in TLS."""
     spark_connection(monkeypatch, host="local[2]")

@@ -23,10 +23,15 @@ from airflow_provider_ckpt.exceptions import (
 from airflow_provider_ckpt.operators.submit import SubmitJobOperator
 from ckpt_runtime.graph.job_graph import JobVertex, OperatorNode
 from ckpt_runtime.scheduler.job_status import JobStatus
-from tests.unit.provider.conftest import JOB, Fault, Finish, JobManager, Task, deferral, fire
+from tests.unit.provider.conftest import JOB, Fault, JobManager, Task, deferral, finish, fire
 from tests.unit.runtime.rest.fake_gateway import FakeJob
 
 FAST = {"defer_after": 0, "poll_interval": 0.01, "wait_timeout": 10}
+
+
+def submission(pipeline: str, **more: Any) -> SubmitJobOperator:
+    """An operator of one try; ``more`` are its other arguments."""
+    return SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST | more)
 
 
 @pytest.fixture
@@ -39,11 +44,10 @@ def pipeline(tmp_path: Path) -> str:
 @pytest.mark.row("air.2")
 @pytest.mark.parametrize("deferrable", [True, False])
 def test_submission_waits_until_the_job_runs_and_passes_all_arguments(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, deferrable: bool
+    job_manager: JobManager, task: Task, pipeline: str, deferrable: bool
 ) -> None:
-    operator = SubmitJobOperator(
-        task_id="t",
-        pipeline=pipeline,
+    operator = submission(
+        pipeline,
         entry="flights:pipeline",
         args=["--rows", 7],
         parallelism="2",
@@ -52,7 +56,6 @@ def test_submission_waits_until_the_job_runs_and_passes_all_arguments(
         allow_non_restored_state="true",
         claim_mode="claim",
         deferrable=deferrable,
-        **FAST,
     )
     context = task.context()
     result = finish(operator, context)
@@ -82,27 +85,25 @@ def test_warnings_of_the_job_manager_are_logged_by_the_task(
         return job
 
     job_manager.gateway.add_job = without_checkpoints  # type: ignore[method-assign, assignment]
-    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    deferral(submission(pipeline), task.context())
     said = capsys.readouterr()
     assert "no execution.checkpointing.interval is set, and rows of 'orders commit' are" in said.out + said.err
 
 
 @pytest.mark.row("air.3")
-def test_a_retry_attaches_to_the_job_of_the_try_before(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
-    first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+def test_a_retry_attaches_to_the_job_of_the_try_before(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    first = deferral(submission(pipeline), task.context())
+    result = finish(submission(pipeline), task.context())
     assert result["job_id"] == first.trigger.condition.job_id
     assert len(job_manager.gateway.jobs) == 2
     assert job_manager.count("POST /jars/upload") == 1
 
 
 @pytest.mark.row("air.3")
-def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
+def test_crash_before_the_request_arrived_repeats_it_with_the_same_ids_and_uploads_a_pipeline_that_is_gone(
+    job_manager: JobManager, task: Task, pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+    operator = submission(pipeline)
 
     def crash(*_: Any) -> None:
         raise KeyboardInterrupt
@@ -112,48 +113,50 @@ def test_a_crash_before_the_request_arrived_repeats_it_with_the_same_ids(
         operator.execute(task.context())
     assert task.store is not None
     written = dict(task.store["ckpt_job"])
-    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    result = finish(submission(pipeline), task.context())
     assert {key: result[key] for key in ("job_id", "pipeline_id")}.items() <= written.items()
     assert job_manager.count("POST /jars/upload") == 1
+    job_manager.gateway.pipelines.clear()
+    assert finish(submission(pipeline), task.context())["status"] == "RUNNING"
 
 
 @pytest.mark.row("air.3")
-def test_a_cleared_task_finds_the_job_that_still_runs(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+def test_cleared_task_finds_the_job_that_still_runs_and_a_mapped_one_has_its_own(
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
-    second = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    first = finish(submission(pipeline), task.context())
+    second = finish(submission(pipeline), task.context())
     assert first["job_id"] == second["job_id"]
+    first, second = (finish(submission(pipeline), Task(map_index=index).context()) for index in (0, 1))
+    assert first["job_id"] != second["job_id"]
 
 
 @pytest.mark.parametrize("state", [JobStatus.FINISHED, JobStatus.CANCELED, JobStatus.FAILED])
 def test_a_cleared_task_whose_job_has_ended_starts_another(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, state: JobStatus
+    job_manager: JobManager, task: Task, pipeline: str, state: JobStatus
 ) -> None:
-    first = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    first = finish(submission(pipeline), task.context())
     job_manager.gateway.move(first["job_id"], state)
-    second = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    second = finish(submission(pipeline), task.context())
     assert first["job_id"] != second["job_id"]
 
 
 @pytest.mark.row("air.3")
-def test_retry_reports_a_job_that_finished_in_the_meantime(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
-    first = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+def test_retry_reports_a_job_that_finished_in_the_meantime(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    first = deferral(submission(pipeline), task.context())
     job_manager.gateway.move(first.trigger.condition.job_id, JobStatus.FINISHED)
-    result = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+    result = submission(pipeline).execute(task.context())
     assert result["job_id"] == first.trigger.condition.job_id
     assert result["status"] == "FINISHED"
 
 
 @pytest.mark.row("air.3")
 def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    deferral(submission(pipeline), task.context())
     context = task.context()
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    operator = submission(pipeline, wait_for_completion=True)
     inherited = deferral(operator, context)
     job_manager.gateway.move(inherited.trigger.condition.job_id, JobStatus.CANCELED)
     event = fire(inherited)
@@ -163,19 +166,19 @@ def test_a_clear_that_cancels_the_inherited_job_leads_to_a_new_one(
     assert again.value.trigger.memo["inherited"] is False
 
 
-def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, finish: Finish, pipeline: str) -> None:
+def test_a_job_that_fails_fails_the_task(job_manager: JobManager, task: Task, pipeline: str) -> None:
     context = task.context()
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+    operator = submission(pipeline)
     deferred = deferral(operator, context)
     job_manager.gateway.move(deferred.trigger.condition.job_id, JobStatus.FAILED)
     with pytest.raises(CkptJobFailed, match="is FAILED, not FINISHED or RUNNING"):
         operator.resume_execution("execute_complete", {"event": fire(deferred)}, context)
 
 
-def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Finish, pipeline: str, **kwargs: Any) -> Any:
+def failed_after_checkpoints(job_manager: JobManager, task: Task, pipeline: str, **kwargs: Any) -> Any:
     """A first try whose job has completed two checkpoints and failed; returns the job."""
     gateway, context = job_manager.gateway, task.context()
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST | kwargs)
+    operator = submission(pipeline, wait_for_completion=True, **kwargs)
     deferred = deferral(operator, context)
     job = gateway.jobs[deferred.trigger.condition.job_id]
     gateway.complete_checkpoint(job)
@@ -188,10 +191,10 @@ def failed_after_checkpoints(job_manager: JobManager, task: Task, finish: Finish
 
 @pytest.mark.row("air.3")
 def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
-    second = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    failed = failed_after_checkpoints(job_manager, task, pipeline)
+    second = submission(pipeline, wait_for_completion=True)
     context = task.context()
     deferred = deferral(second, context)
     job = job_manager.gateway.jobs[deferred.trigger.condition.job_id]
@@ -202,26 +205,20 @@ def test_a_retry_resumes_the_failed_job_and_owns_its_checkpoint(
     job_manager.gateway.move(job.job_id, JobStatus.FAILED)
     with pytest.raises(CkptJobFailed):
         second.resume_execution("execute_complete", {"event": fire(deferred)}, context)
-    third = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), context)
+    third = deferral(submission(pipeline, wait_for_completion=True), context)
     request = job_manager.gateway.jobs[third.trigger.condition.job_id].request
     assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/chk-2", "CLAIM")
 
 
 @pytest.mark.row("ends.7")
 def test_positions_of_sources_are_set_once_and_not_by_a_retry_that_resumes(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     given: dict[str, Any] = {"orders": {"topic": {"0": 7}}, "clicks": "{{ 'earliest' }}"}
 
     def operator() -> SubmitJobOperator:
-        made = SubmitJobOperator(
-            task_id="t",
-            pipeline=pipeline,
-            savepoint_path="file:/data/sp",
-            source_positions=given,
-            wait_for_completion=True,
-            **FAST,
-        )
+        options = {"savepoint_path": "file:/data/sp", "source_positions": given, "wait_for_completion": True}
+        made = submission(pipeline, **options)
         made.render_template_fields(task.context())
         return made
 
@@ -245,77 +242,75 @@ def test_positions_of_sources_are_set_once_and_not_by_a_retry_that_resumes(
 
 @pytest.mark.row("air.3")
 def test_retry_that_would_repeat_output_is_refused_without_start_over(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    failed = failed_after_checkpoints(job_manager, task, pipeline)
     for checkpoint_id in (1, 2):
         failed.tracker.report_discarded(checkpoint_id)
     known = len(job_manager.gateway.jobs)
     with pytest.raises(CkptJobNotResumable, match=f"{failed.job_id}.*start_over"):
-        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+        submission(pipeline).execute(task.context())
     assert len(job_manager.gateway.jobs) == known
-    again = SubmitJobOperator(task_id="t", pipeline=pipeline, start_over="true", **FAST)
+    again = submission(pipeline, start_over="true")
     result = finish(again, task.context())
     assert job_manager.gateway.jobs[result["job_id"]].request.savepoint_path is None
 
 
 @pytest.mark.row("air.3")
 def test_single_answer_without_checkpoints_is_looked_up_again(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    failed = failed_after_checkpoints(job_manager, task, pipeline)
     job_manager.faults.append(Fault(f"/jobs/{failed.job_id}/checkpoints", 404))
-    result = finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    result = finish(submission(pipeline), task.context())
     assert job_manager.gateway.jobs[result["job_id"]].request.savepoint_path == "file:/data/chk-2"
 
 
 @pytest.mark.row("air.3")
 def test_job_that_was_seen_counts_as_started_after_any_crash(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     assert task.store is not None
-    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    deferral(submission(pipeline), task.context())
     del task.store["ckpt_job"]["started"]
-    deferred = deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())
+    deferred = deferral(submission(pipeline), task.context())
     del job_manager.gateway.jobs[deferred.trigger.condition.job_id]
     with pytest.raises(CkptJobNotResumable, match="no longer known"):
-        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+        submission(pipeline).execute(task.context())
 
 
 @pytest.mark.row("air.3")
 def test_a_checkpoint_that_cannot_be_read_is_named_and_a_person_gives_another(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+    failed = failed_after_checkpoints(job_manager, task, pipeline)
     job_manager.faults.append(Fault("POST /jars/.*/run", 400))
     for _ in range(2):
         with pytest.raises(CkptRequestRejected, match="a fault of the test"):
-            SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+            submission(pipeline).execute(task.context())
         job_manager.faults.append(Fault("POST /jars/.*/run", 400))
     job_manager.faults.clear()
-    given = SubmitJobOperator(task_id="t", pipeline=pipeline, savepoint_path="file:/data/sp", **FAST)
+    given = submission(pipeline, savepoint_path="file:/data/sp")
     request = job_manager.gateway.jobs[finish(given, task.context())["job_id"]].request
     assert (request.savepoint_path, request.claim_mode.value) == ("file:/data/sp", "NO_CLAIM")
     assert request.job_id != failed.job_id
 
 
 @pytest.mark.row("air.3")
-def test_a_session_that_forgot_the_job_starts_no_second_one(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
-    failed = failed_after_checkpoints(job_manager, task, finish, pipeline)
+def test_a_session_that_forgot_the_job_starts_no_second_one(job_manager: JobManager, task: Task, pipeline: str) -> None:
+    failed = failed_after_checkpoints(job_manager, task, pipeline)
     del job_manager.gateway.jobs[failed.job_id]
     with pytest.raises(CkptJobNotResumable, match="no longer known"):
-        SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST).execute(task.context())
+        submission(pipeline).execute(task.context())
 
 
 @pytest.mark.row("air.3")
 def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    deferral(SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST), task.context())
+    deferral(submission(pipeline, wait_for_completion=True), task.context())
     context = task.context()
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    operator = submission(pipeline, wait_for_completion=True)
     inherited = deferral(operator, context)
     job = job_manager.gateway.jobs[inherited.trigger.condition.job_id]
     job_manager.gateway.complete_checkpoint(job)
@@ -325,16 +320,8 @@ def test_an_inherited_job_that_fails_is_resumed_by_the_same_try(
     assert job_manager.gateway.jobs[again.value.trigger.condition.job_id].request.savepoint_path == "file:/data/chk-1"
 
 
-def test_mapped_tasks_have_jobs_of_their_own(job_manager: JobManager, finish: Finish, pipeline: str) -> None:
-    first, second = (
-        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), Task(map_index=index).context())
-        for index in (0, 1)
-    )
-    assert first["job_id"] != second["job_id"]
-
-
 def test_jobs_of_a_task_instance_are_found_by_their_ids_without_a_state_store(
-    job_manager: JobManager, finish: Finish, pipeline: str
+    job_manager: JobManager, pipeline: str
 ) -> None:
     def submit(map_index: int) -> Any:
         operator = SubmitJobOperator(task_id="t", pipeline=pipeline, poll_interval=0.01)
@@ -352,27 +339,9 @@ def test_jobs_of_a_task_instance_are_found_by_their_ids_without_a_state_store(
 
 
 @pytest.mark.row("air.3")
-def test_a_pipeline_that_went_with_its_driver_is_uploaded_again(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
-
-    def crash(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(operator, "ask", crash)
-    with pytest.raises(KeyboardInterrupt):
-        operator.execute(task.context())
-    job_manager.gateway.pipelines.clear()
-    assert finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())["status"] == "RUNNING"
-
-
-@pytest.mark.row("air.3")
-def test_a_submission_whose_answer_was_lost_starts_one_job(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_a_submission_whose_answer_was_lost_starts_one_job(job_manager: JobManager, task: Task, pipeline: str) -> None:
     job_manager.faults.append(Fault("POST /jars/.*/run", 502, carried_out=True))
-    assert finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST), task.context())["status"] == "RUNNING"
+    assert finish(submission(pipeline), task.context())["status"] == "RUNNING"
     assert len([line for line in job_manager.received if line.endswith("/run")]) == 1
 
 
@@ -389,26 +358,23 @@ def test_completion_is_waited_for_without_a_limit(job_manager: JobManager, task:
 
 @pytest.mark.row("air.3")
 def test_job_past_the_deadline_keeps_running_and_is_found_by_the_next_attempt(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
+    job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
     limited = {"wait_for_completion": True, "defer_after": 0, "poll_interval": 0.01, "wait_timeout": 0.1}
     with pytest.raises(CkptWaitTimeout, match="keeps running; the next try attaches"):
-        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **limited), task.context())
+        finish(submission(pipeline, **limited), task.context())
     (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
     assert job.status is JobStatus.RUNNING
     with pytest.raises(CkptWaitTimeout):
-        finish(SubmitJobOperator(task_id="t", pipeline=pipeline, **limited), task.context())
+        finish(submission(pipeline, **limited), task.context())
     assert len(job_manager.gateway.jobs) == 2
 
 
 @pytest.mark.parametrize("cancel", [True, False])
 def test_deadline_cancels_the_job_if_configured(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
+    job_manager: JobManager, task: Task, pipeline: str, cancel: bool
 ) -> None:
-    operator = SubmitJobOperator(
-        task_id="t", pipeline=pipeline, wait_for_completion=True, cancel_on_timeout=cancel,
-        defer_after=0, poll_interval=0.01, wait_timeout=0.1,
-    )  # fmt: skip
+    operator = submission(pipeline, wait_for_completion=True, cancel_on_timeout=cancel, wait_timeout=0.1)
     with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "keeps running"):
         finish(operator, task.context())
     (job,) = [job for job in job_manager.gateway.jobs.values() if job.job_id != JOB]
@@ -432,7 +398,7 @@ def test_killed_task_cancels_its_job_if_configured_and_given_up(
     cancels: bool,
     where: str,
 ) -> None:
-    operator, context = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_kill=given, **FAST), task.context()
+    operator, context = submission(pipeline, cancel_on_kill=given), task.context()
     trigger = deferral(operator, context).trigger
     airflow_says(state)
     if where == "deferred":
@@ -449,7 +415,7 @@ def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
     job_manager: JobManager, task: Task, pipeline: str, airflow_says: Callable[[str | None], None]
 ) -> None:
     """Airflow calls ``on_kill`` beside the wait, which sees the job's end while its process still lives."""
-    first = SubmitJobOperator(task_id="t", pipeline=pipeline, wait_for_completion=True, **FAST)
+    first = submission(pipeline, wait_for_completion=True)
     job_id = deferral(first, task.context()).trigger.condition.job_id
     second = SubmitJobOperator(
         task_id="t", pipeline=pipeline, wait_for_completion=True, deferrable=False, poll_interval=0.01
@@ -469,7 +435,7 @@ def test_a_killed_task_that_waits_in_the_worker_starts_no_other_job(
 def test_job_keeps_running_when_airflow_does_not_report_the_task_state(
     job_manager: JobManager, task: Task, pipeline: str
 ) -> None:
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, **FAST)
+    operator = submission(pipeline)
     job_id = deferral(operator, task.context()).trigger.condition.job_id
     operator.on_kill()
     assert job_manager.gateway.jobs[job_id].status is JobStatus.RUNNING
@@ -478,7 +444,7 @@ def test_job_keeps_running_when_airflow_does_not_report_the_task_state(
 @pytest.mark.row("air.3")
 @pytest.mark.parametrize("cancel", [True, False])
 def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str, cancel: bool
+    job_manager: JobManager, task: Task, pipeline: str, cancel: bool
 ) -> None:
     """Deferred, where Airflow does not look at it, and where a request hangs in the worker until Airflow does."""
     limited = SubmitJobOperator(
@@ -487,7 +453,7 @@ def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
     )  # fmt: skip
     with pytest.raises(CkptWaitTimeout, match="being cancelled" if cancel else "keeps running"):
         finish(limited, task.context())
-    hanging = SubmitJobOperator(task_id="t", pipeline=pipeline, cancel_on_timeout=cancel, **FAST)
+    hanging = submission(pipeline, cancel_on_timeout=cancel)
     deferral(hanging, Task().context())
     try:
         raise AirflowTaskTimeout
@@ -498,20 +464,16 @@ def test_airflows_execution_timeout_is_a_limit_as_the_deadline(
 
 
 @pytest.mark.row("air.3")
-def test_failed_task_has_published_the_job_that_it_started(
-    job_manager: JobManager, task: Task, finish: Finish, pipeline: str
-) -> None:
+def test_failed_task_has_published_the_job_that_it_started(job_manager: JobManager, task: Task, pipeline: str) -> None:
     """For a task that cleans up, whose ``job`` is ``submit.job_id``."""
-    operator, context = SubmitJobOperator(
-        task_id="t", pipeline=pipeline, wait_for_completion=True, defer_after=0, poll_interval=0.01, wait_timeout=0.1
-    ), task.context()  # fmt: skip
+    operator, context = submission(pipeline, wait_for_completion=True, wait_timeout=0.1), task.context()
     with pytest.raises(CkptWaitTimeout):
         finish(operator, context)
     assert context["ti"].xcoms["job_id"] in set(job_manager.gateway.jobs) - {JOB}
 
 
 def test_a_refused_submission_is_not_retried(job_manager: JobManager, task: Task, pipeline: str) -> None:
-    operator = SubmitJobOperator(task_id="t", pipeline=pipeline, configuration={"bad.option": 1}, **FAST)
+    operator = submission(pipeline, configuration={"bad.option": 1})
     with pytest.raises(CkptRequestRejected, match=r"bad\.option"):
         operator.execute(task.context())
 

@@ -410,24 +410,20 @@ class TestRefusals:
         }
         assert len(assign_channel_state(one_segment_each(job(2, 3, REBALANCE)), job(2, 2, FORWARD))) == 2
 
-    def test_other_keys(self) -> None:
+    def test_other_keys_and_in_flight_data_of_a_removed_edge_are_refused(self) -> None:
         graph = job(1, 1, HASH)
         changed = replace(graph, edges=(replace(graph.edges[0], keys=("k", "l")),))
         self.refused(one_segment_each(graph), changed, r"keys \['k', 'l'\], before \['k'\]")
+        checkpoint = one_segment_each(job(1, 1, HASH, REBALANCE))
+        self.refused(checkpoint, job(1, 1, HASH), "input from 'a' no longer exists")
 
-    def test_another_max_parallelism(self) -> None:
+    def test_max_parallelism_counts_for_keys_only(self) -> None:
         checkpoint = one_segment_each(job(1, 1, HASH))
         self.refused(checkpoint, job(1, 1, HASH, max_parallelism=256), "max parallelism is 256, before 128")
         assert restored_max_parallelism(checkpoint) == {"b": 128}
-
-    def test_max_parallelism_counts_for_keys_only(self) -> None:
         checkpoint = one_segment_each(job(1, 1, REBALANCE))
         assert restored_max_parallelism(checkpoint) == {}
         assert len(assign_channel_state(checkpoint, job(1, 1, REBALANCE, max_parallelism=256))) == 1
-
-    def test_in_flight_data_of_a_removed_edge_is_refused(self) -> None:
-        checkpoint = one_segment_each(job(1, 1, HASH, REBALANCE))
-        self.refused(checkpoint, job(1, 1, HASH), "input from 'a' no longer exists")
 
     @pytest.mark.parametrize("end", ["a", "b"])
     def test_in_flight_data_of_a_removed_vertex_is_refused(self, end: str) -> None:
@@ -459,6 +455,16 @@ class TestDamagedHandles:
             assign_channel_state(checkpoint, graph)
         assert "vertex v-" in str(caught.value)
         assert "operators [" in str(caught.value)
+
+    def test_data_of_edges_and_vertices_that_the_graph_lacks_is_refused(self) -> None:
+        graph = job(1, 1, HASH)
+        self.refused(replace(one_segment_each(graph), edges=()), graph, "edge 0 does not exist")
+        graph = job(1, 1, REBALANCE)
+        state = SubtaskState(outputs=(stream(0, 0, segment("f")),))
+        self.refused(checkpoint_of(graph, {("v-a", 0): state}, [("v-b", 0)]), graph, "had finished")
+        graph = job(1, 1, REBALANCE)
+        checkpoint = one_segment_each(graph)
+        self.refused(replace(checkpoint, vertices=checkpoint.vertices[:1]), graph, "does not describe")
 
     @pytest.mark.parametrize(
         ("edge", "peer"), [(1, 0), (-1, 0), (0, -2), (1 << 80, 0), ("0", 0), (None, 0), (0, "x"), (True, 0)]
@@ -492,17 +498,3 @@ class TestDamagedHandles:
         bad = ChannelStateSegment(StateFile("file-x", size, "c"), offset, length)  # type: ignore[arg-type]
         state = SubtaskState(inputs=(stream(0, 0, bad),))
         self.refused(checkpoint_of(graph, {("v-b", 0): state}), graph, "file-x")
-
-    def test_in_flight_data_of_a_graph_without_edges_is_refused(self) -> None:
-        graph = job(1, 1, HASH)
-        self.refused(replace(one_segment_each(graph), edges=()), graph, "edge 0 does not exist")
-
-    def test_data_for_a_vertex_that_had_finished(self) -> None:
-        graph = job(1, 1, REBALANCE)
-        state = SubtaskState(outputs=(stream(0, 0, segment("f")),))
-        self.refused(checkpoint_of(graph, {("v-a", 0): state}, [("v-b", 0)]), graph, "had finished")
-
-    def test_an_edge_between_vertices_that_are_not_described(self) -> None:
-        graph = job(1, 1, REBALANCE)
-        checkpoint = one_segment_each(graph)
-        self.refused(replace(checkpoint, vertices=checkpoint.vertices[:1]), graph, "does not describe")

@@ -159,13 +159,10 @@ class TestFailureManager:
             "FINALIZE_CHECKPOINT_FAILURE",
         }
 
-    def test_savepoints_count_only_when_a_task_says_so(self):
+    def test_failures_of_savepoints_and_of_an_earlier_attempt_count_only_when_a_running_task_says_so(self):
         manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         assert not manager.on_failure(Reason.CHECKPOINT_EXPIRED, SAVEPOINT, 1)
         assert manager.on_failure(Reason.CHECKPOINT_DECLINED, SAVEPOINT, 2, task_level=True)
-
-    def test_failed_checkpoint_of_an_earlier_attempt_does_not_fail_the_job(self):
-        manager = CheckpointFailureManager(in_force(tolerable_failed_checkpoints=0))
         gone = {"task_level": True, "attempt_is_running": False}
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED, PLAIN, 1, **gone)
         assert not manager.on_failure(Reason.CHECKPOINT_DECLINED_TASK_NOT_READY, SYNC_SAVEPOINT, 2, **gone)
@@ -197,12 +194,10 @@ class TestRegistry:
         registry.register(1, state_with_file("s3://b/x"))
         assert registry.unregister_unused(2) == ()
 
-    def test_private_files_are_not_shared(self):
+    def test_private_files_and_files_of_others_are_never_deleted(self):
         registry = SharedStateRegistry()
         registry.register(1, state_with_file("private"))
         assert len(registry) == 0
-
-    def test_files_of_others_are_never_deleted(self):
         registry = SharedStateRegistry()
         registry.register_all(1, [state_with_file("/s/x")], deletable=False)
         assert registry.unregister_unused(9) == ()

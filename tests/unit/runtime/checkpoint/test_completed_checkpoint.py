@@ -39,14 +39,11 @@ def checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_handles_survive_their_document() -> None:
+def test_handles_survive_their_document_and_name_their_files() -> None:
     assert checked(STATE.to_json(), SubtaskState) == STATE
     check_state(STATE, "it")
     assert CompletedCheckpoint.from_json(checkpoint(STATE.to_json())).states == {("v", 0): STATE}
     assert [handle["kind"] for handle in STATE.to_json()["operators"]["op"]["keyed"]] == ["key_groups", "incremental"]
-
-
-def test_handle_names_its_files_but_not_its_inline_content() -> None:
     assert STATE.files() == [KEYED.file, FILES["000012.sst"]]
 
 

@@ -76,17 +76,18 @@ def test_requests_without_running_tasks_fail():
 
 
 class TestAcknowledgements:
-    def test_a_repetition_discards_nothing(self):
+    def test_repeated_or_late_acknowledgement_discards_nothing(self):
         driver = Driver().run()
         driver.trigger()
         driver.ack(1, driver.executions[0], state=state_with_file("a"))
         assert driver.ack(1, driver.executions[0], state=state_with_file("a")) == []
-
-    def test_a_repetition_after_completion_discards_nothing(self):
         driver = Driver().run()
         for properties in (CheckpointProperties(), SAVEPOINT):
             checkpoint_id = driver.complete(properties=properties)
             assert driver.ack(checkpoint_id, driver.executions[0], state=state_with_file("a")) == []
+        driver = Driver().run()
+        driver.trigger()
+        assert driver.ack(1, ExecutionId("v-source", 0, 7)) == []
 
     @pytest.mark.parametrize(
         ("attempt", "directory", "aborted"),
@@ -101,11 +102,6 @@ class TestAcknowledgements:
         state = state_with_file("a")
         driver.ack(1, ExecutionId("v-source", 0, attempt), state=state, directory=directory)
         assert driver.last == [out.DiscardState(1, directory, state)]
-
-    def test_late_acknowledgement_without_files_discards_nothing(self):
-        driver = Driver().run()
-        driver.trigger()
-        assert driver.ack(1, ExecutionId("v-source", 0, 7)) == []
 
     def test_a_shared_file_that_changed_aborts(self):
         driver = Driver(tolerable_failed_checkpoints=1).run()
@@ -206,12 +202,10 @@ class TestSavepoints:
         assert driver.coordinator.latest_checkpoint is None
         assert driver.coordinator.statistics().latest_savepoint.id == savepoint
 
-    def test_a_savepoint_does_not_wait_for_others(self):
+    def test_savepoint_waits_for_others_only_while_unaligned_checkpoints_are_on(self):
         driver = Driver(max_concurrent=1).run()
         driver.trigger("checkpoint")
         assert driver.request("sp", SAVEPOINT) == 2
-
-    def test_a_savepoint_waits_while_unaligned_checkpoints_are_on(self):
         driver = Driver(unaligned_enabled=True).run()
         driver.trigger("checkpoint")
         assert driver.step(on.TriggerRequested("sp", SAVEPOINT)) == []

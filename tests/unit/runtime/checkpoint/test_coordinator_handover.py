@@ -1,4 +1,4 @@
-"""What passes from driver to driver: ids, leftovers, the savepoint of a stop; and the races at the end of a job."""
+"""What passes from driver to driver and graph to graph: ids, leftovers, the savepoint of a stop, the end of a job."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from ckpt_runtime.checkpoint.properties import CheckpointFailureReason as Reason
 from ckpt_runtime.checkpoint.properties import CheckpointProperties
 from ckpt_runtime.checkpoint.retention import RetainedCheckpoint
 from ckpt_runtime.checkpoint.triggering import CheckpointIdCounter, CheckpointIdUnavailableError
-from tests.unit.runtime.checkpoint.checkpoint_driver import SAVEPOINT, SYNC_SAVEPOINT, Driver, state_with_file
+from ckpt_runtime.graph.job_graph import Partitioning
+from tests.unit.runtime.checkpoint.checkpoint_driver import (
+    SAVEPOINT,
+    SYNC_SAVEPOINT,
+    Driver,
+    state_with_file,
+    two_vertex_graph,
+)
 
 FINAL = on.TimerKind.FINAL_CHECKPOINT
 
@@ -41,13 +48,11 @@ class TestIds:
         driver.step(on.TriggerRequested("b", CheckpointProperties()))
         assert driver.one(out.FailJob).reason is Reason.IO_EXCEPTION
 
-    def test_a_savepoint_without_an_id_does_not_count(self):
+    def test_savepoint_without_an_id_does_not_count_and_a_later_request_may_succeed(self):
         driver = Driver(ids=Stubborn()).run()
         driver.step(on.TriggerRequested("a", SAVEPOINT))
         assert driver.one(out.RequestFailed)
         assert not driver.of(out.FailJob)
-
-    def test_request_after_a_failed_id_may_succeed(self):
         ids = Stubborn()
         driver = Driver(ids=ids, tolerable_failed_checkpoints=1).run()
         driver.step(on.TriggerRequested("a", CheckpointProperties()))
@@ -245,3 +250,73 @@ class TestLastCheckpoint:
         driver.step(on.ConfigurationPatched(replace(driver.coordinator.configuration, interval_ms=None)))
         driver.fire(driver.timer(FINAL))
         assert driver.one(out.InitializeLocation).checkpoint_id == 2
+
+
+WIDE = two_vertex_graph(Partitioning.REBALANCE, parallelism=3)
+
+
+def replace_graph(driver: Driver) -> None:
+    driver.step(on.GraphReplaced(WIDE))
+    driver.graph = WIDE
+    driver.attempt += 1
+
+
+def parallelisms(checkpoint) -> list[int]:
+    return [vertex.parallelism for vertex in checkpoint.vertices]
+
+
+def test_next_deployment_uses_the_new_graph():
+    driver = Driver().run()
+    driver.complete()
+    driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
+    replace_graph(driver)
+    driver.run()
+    assert driver.complete() == 2
+    latest = driver.coordinator.latest_checkpoint
+    assert parallelisms(latest) == [3, 3]
+    assert [edge.partitioning for edge in latest.edges] == [Partitioning.REBALANCE]
+    assert driver.coordinator.statistics().checkpoint(2).num_subtasks == 6
+
+
+def test_executions_of_the_old_graph_are_refused():
+    driver = Driver()
+    old = driver.executions
+    replace_graph(driver)
+    with pytest.raises(ValueError, match="subtasks"):
+        driver.step(on.JobRunning(old))
+
+
+def test_checkpoint_in_progress_completes_with_the_graph_that_it_was_triggered_on():
+    driver = Driver().run()
+    driver.written()
+    driver.steps(on.TasksLeftRunning(), on.RestoreRequested("x"))
+    assert driver.coordinator.state is CoordinatorState.RESTORING
+    replace_graph(driver)
+    driver.step(on.MetadataUnknown(1))
+    assert parallelisms(driver.one(out.ResolveMetadata).checkpoint) == [2, 2]
+    driver.steps(on.MetadataWritten(1), on.StoreAdded(1))
+    assert parallelisms(driver.one(out.RestoreFrom).checkpoint) == [2, 2]
+    driver.run()
+    driver.complete()
+    assert parallelisms(driver.coordinator.latest_checkpoint) == [3, 3]
+
+
+def test_a_late_acknowledgement_of_the_old_graph_changes_nothing():
+    driver = Driver().run()
+    driver.trigger()
+    executions = driver.executions
+    driver.step(on.TasksLeftRunning())
+    replace_graph(driver)
+    driver.run()
+    before = driver.coordinator.statistics()
+    assert driver.ack(1, executions[0]) == []
+    assert driver.coordinator.statistics() == before
+
+
+@pytest.mark.parametrize("end", [None, on.Shutdown("CANCELED")])
+def test_not_while_a_deployment_runs_nor_after_the_end(end):
+    driver = Driver().run()
+    if end is not None:
+        driver.step(end)
+    with pytest.raises(UnexpectedEventError):
+        driver.step(on.GraphReplaced(WIDE))

@@ -68,13 +68,11 @@ class TestTimeout:
         assert driver.last == []
         assert driver.coordinator.pending_ids == (1,)
 
-    def test_a_canceller_of_an_ended_checkpoint_does_nothing(self):
+    def test_canceller_of_an_ended_checkpoint_and_an_equal_timeout_change_nothing(self):
         driver = Driver(timeout_ms=100).run()
         driver.complete()
         timer = driver.timer(CANCELLER)
         assert driver.fire(timer) == []
-
-    def test_the_same_timeout_changes_nothing(self):
         driver = Driver(timeout_ms=100).run()
         driver.trigger()
         assert patch(driver, timeout_ms=100) == []
@@ -192,15 +190,17 @@ class TestInterval:
         driver.step(on.TimerFired(timer.timer, timer.generation))
         assert driver.timer(PERIODIC).at_rel_ms == first + 2_000
 
-    def test_shorter_fires_sooner(self):
-        driver = self.ticking()
-        patch(driver, interval_ms=500)
-        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 1_500
-
-    def test_shorter_and_past_fires_now(self):
-        driver = self.ticking()
-        patch(driver, after_ms=500, interval_ms=100)
-        assert driver.one(out.ScheduleTimer).at_rel_ms == driver.now.rel_ms
+    @pytest.mark.parametrize(
+        ("pause_ms", "after_ms", "interval_ms", "due_ms"),
+        [(0, 0, 500, 1_500), (0, 500, 100, 1_600), (800, 0, 810, 1_900), (800, 0, 10, 1_900)],
+    )
+    def test_shorter_interval_fires_sooner_or_now_and_not_before_the_pause(
+        self, pause_ms, after_ms, interval_ms, due_ms
+    ):
+        driver = self.ticking(min_pause_ms=pause_ms)
+        patch(driver, after_ms=after_ms, interval_ms=interval_ms)
+        assert driver.one(out.ScheduleTimer).at_rel_ms == max(START_REL + due_ms, driver.now.rel_ms)
+        assert driver.coordinator.configuration.interval_ms == max(interval_ms, pause_ms)
 
     def test_longer_postpones(self):
         driver = self.ticking()
@@ -208,16 +208,6 @@ class TestInterval:
         patch(driver, interval_ms=3_000)
         assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 4_000
         assert driver.step(on.TimerFired(old.timer, old.generation), after_ms=900) == []
-
-    def test_the_pause_still_holds(self):
-        driver = self.ticking(min_pause_ms=800)
-        patch(driver, interval_ms=810)
-        assert driver.one(out.ScheduleTimer).at_rel_ms == START_REL + 1_100 + 800
-
-    def test_an_interval_below_the_pause_is_raised(self):
-        driver = self.ticking(min_pause_ms=800)
-        patch(driver, interval_ms=10)
-        assert driver.coordinator.configuration.interval_ms == 800
 
     def test_off_to_on_and_off_again(self):
         driver = Driver().run()

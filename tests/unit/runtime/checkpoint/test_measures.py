@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,20 +48,14 @@ def test_completion_that_a_subtask_hears_of_late_is_not_reported_again() -> None
     assert [known.operators[0].rows_out for known in since(sent, 1, 2)] == [4]
 
 
-def test_intervals_of_aborted_checkpoints_do_not_accumulate() -> None:
+@pytest.mark.parametrize(("aborted", "most"), [(True, 2), (False, MOST_INTERVALS + 1)])
+def test_intervals_of_aborted_or_unknown_checkpoints_do_not_accumulate(aborted, most):
     intervals = OpenIntervals(concatenated)
     for checkpoint_id in range(1_000):
         sent = intervals.add(interval(checkpoint_id, 1))
-        assert len(sent) <= 2
-        intervals.aborted(checkpoint_id)
-    assert sum(known.operators[0].rows_out for known in sent) == 1_000
-
-
-def test_intervals_do_not_accumulate_when_nothing_is_heard_of_checkpoints() -> None:
-    intervals = OpenIntervals(concatenated)
-    for checkpoint_id in range(1_000):
-        sent = intervals.add(interval(checkpoint_id, 1))
-    assert len(sent) <= MOST_INTERVALS + 1
+        assert len(sent) <= most
+        if aborted:
+            intervals.aborted(checkpoint_id)
     assert sum(known.operators[0].rows_out for known in sent) == 1_000
 
 

@@ -143,12 +143,9 @@ def test_union_state_is_given_to_all_subtasks(parallelism):
     assert all(items(assignment, index) == [1, 2, 3] for index in range(parallelism))
 
 
-def test_broadcast_copies():
+def test_broadcast_copies_fill_every_subtask_and_the_place_of_a_finished_one():
     assignment = assign_states(list_checkpoint([[1], [2]], BROADCAST), graph_of(vertex("a", 3)))
     assert [items(assignment, index) for index in range(3)] == [[1], [2], [1]]
-
-
-def test_broadcast_at_equal_parallelism_fills_the_place_of_a_finished_one():
     checkpoint = list_checkpoint([[1], [2], [3]], BROADCAST, finished=[1])
     assignment = assign_states(checkpoint, graph_of(vertex("a", 3)))
     assert [items(assignment, index) for index in range(3)] == [[1], [3], [3]]
@@ -162,31 +159,22 @@ def test_state_follows_the_uid_into_another_chain():
     assert assignment.subtasks["v-new", 0].keys() == {"a"}
 
 
-def test_state_without_operator():
+def test_state_without_operator_is_refused_unless_allowed_or_empty():
     checkpoint = keyed_checkpoint(2, uid="gone")
     graph = graph_of(vertex("a", 2))
     with pytest.raises(NonRestoredStateError, match=r"\['gone'\]"):
         assign_states(checkpoint, graph)
     assert assign_states(checkpoint, graph, allow_non_restored_state=True).subtasks == {("v-a", 0): {}, ("v-a", 1): {}}
-
-
-def test_empty_state_without_operator_is_skipped():
     checkpoint = list_checkpoint([[]], SPLIT)
     assert assign_states(checkpoint, graph_of(vertex("b", 1))).subtasks == {("v-b", 0): {}}
 
 
-def test_max_parallelism_mismatch_names_uid_and_both():
+def test_max_parallelism_may_change_without_keyed_state_only():
     checkpoint = keyed_checkpoint(2, max_parallelism=128)
     with pytest.raises(MaxParallelismMismatchError, match="'a'.*128.*256"):
         assign_states(checkpoint, graph_of(vertex("a", 2, max_parallelism=256)))
     assert restored_max_parallelism(checkpoint) == {"a": 128}
-
-
-def test_without_keyed_state_max_parallelism_may_change():
     assign_states(list_checkpoint([[1]], SPLIT), graph_of(vertex("a", 1, max_parallelism=256)))
-
-
-def test_parallelism_above_the_key_groups():
     with pytest.raises(ParallelismError, match="129"):
         assign_states(keyed_checkpoint(1), graph_of(vertex("a", 129)))
 
@@ -197,13 +185,10 @@ class TestFinished:
         up, down = vertex("up", 2), vertex("down", 2)
         return [up, down], graph_of(up, down, edges=[JobEdge(up.id, down.id, partitioning)])
 
-    def test_fully_finished_vertices_stay_finished(self):
+    def test_finished_vertex_stays_finished_and_may_not_get_a_running_predecessor(self):
         vertices, graph = self.pair()
         checkpoint = checkpoint_of(graph_of(*vertices), {}, [("v-up", 0), ("v-up", 1)])
         assert assign_states(checkpoint, graph).finished_vertices == {"v-up"}
-
-    def test_a_finished_vertex_may_not_get_a_running_predecessor(self):
-        vertices, graph = self.pair()
         checkpoint = checkpoint_of(graph_of(*vertices), {}, [("v-down", 0), ("v-down", 1)])
         with pytest.raises(FinishedStateError, match="'down'"):
             assign_states(checkpoint, graph)

@@ -411,13 +411,10 @@ def test_errors_are_json_objects_with_the_exit_code_if_json_is_wanted(ckpt: Ckpt
     assert captured.out == ""
 
 
-def test_arguments_that_are_no_utf8(ckpt: Ckpt, gateway: FakeGateway) -> None:
+def test_wrong_texts_and_missing_commands_are_usage_errors(ckpt: Ckpt, gateway: FakeGateway, capsys: Capture) -> None:
     assert ckpt("savepoint", JOB, "/dir\udcff") == 2
     assert ckpt("run", "-d", "\udcff.py") == 2
     assert not gateway.operations
-
-
-def test_command_line_without_a_command_is_a_usage_error(ckpt: Ckpt, capsys: Capture) -> None:
     assert ckpt() == 2
     assert ckpt("nosuch") == 2
     assert ckpt("--help") == 0

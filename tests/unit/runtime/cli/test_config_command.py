@@ -83,7 +83,7 @@ def test_refused_changes_of_the_configuration_exit_with_their_codes(
 
 
 class TestEdit:
-    def test_edited_text_is_stored_as_the_configuration(
+    def test_edited_text_is_stored_as_the_configuration_if_it_has_changed(
         self, ckpt: Ckpt, gateway: FakeGateway, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         assert ckpt("config", "set", JOB, f"{INTERVAL}=5 s", "my.password=hush") == 0
@@ -91,10 +91,6 @@ class TestEdit:
         assert ckpt("config", "edit", JOB) == 0
         assert given(gateway) == {TIMEOUT: "1 min", "my.password": "hush"}
         assert f"{INTERVAL}: 5 s -> (not set)" in capsys.readouterr().err
-
-    def test_edit_without_a_change_stores_nothing(
-        self, ckpt: Ckpt, capsys: Capture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
         editor(monkeypatch, tmp_path, "pass")
         assert ckpt("config", "edit", JOB) == 0
         assert "Nothing has changed; " in capsys.readouterr().out

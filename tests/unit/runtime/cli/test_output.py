@@ -46,14 +46,13 @@ def test_tables_on_a_terminal_are_rich_and_do_not_interpret_markup(
         show("[bold]")
 
 
-def test_progress_without_a_terminal_is_a_line_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_a_line_for_each_change_and_each_error_has_its_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with CommandOutput(as_json=False).progress() as show:
         for text in ("CREATED", "CREATED", "RUNNING"):
             show(text)
     assert capsys.readouterr().err == "CREATED\nRUNNING\n"
-
-
-def test_each_kind_of_error_has_its_exit_code() -> None:
     assert code_of(CommandError("x", ExitCode.CONFLICT)) is ExitCode.CONFLICT
     assert code_of(Unreachable("u", "r")) is ExitCode.UNREACHABLE
     assert code_of(CkptApiError(500, [])) is ExitCode.SERVER_ERROR

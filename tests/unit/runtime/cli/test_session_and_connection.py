@@ -57,31 +57,25 @@ def record(
     return SessionInfo(url, leader, driver, log, "/ready", token)
 
 
-def test_commands_without_any_job_manager_name_the_ways_to_give_one(capsys: Capture) -> None:
+def test_absent_job_managers_and_listeners_are_named(capsys: Capture) -> None:
     assert main(["list"]) == 2
     assert "--url" in capsys.readouterr().err
     assert main(["session", "stop"]) == 4
-
-
-def test_the_session_file_gives_url_and_token(secured: str, session_file: Path) -> None:
-    write_session(session_file, record(secured, "secret"))
-    assert session_file.stat().st_mode & 0o777 == 0o600
-    assert main(["list"]) == 0
-    assert main(["--url", secured, "list"]) == 0
-
-
-def test_token_of_a_session_is_not_sent_to_other_addresses(secured: str, session_file: Path) -> None:
-    write_session(session_file, record("http://127.0.0.1:1", "secret"))
-    assert main(["list", "--url", secured]) == 6
-    assert main(["list", "--url", secured, "--token", "secret"]) == 0
-    assert main(["--token", "wrong", "list", "--url", secured]) == 6
-
-
-def test_a_port_without_a_listener(capsys: Capture) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         assert main(["list", "--url", f"127.0.0.1:{taken.getsockname()[1]}"]) == 3
     assert "cannot be reached" in capsys.readouterr().err
+
+
+def test_token_of_a_session_is_sent_to_its_address_alone(secured: str, session_file: Path) -> None:
+    write_session(session_file, record(secured, "secret"))
+    assert session_file.stat().st_mode & 0o777 == 0o600
+    assert main(["list"]) == 0
+    assert main(["--url", secured, "list"]) == 0
+    write_session(session_file, record("http://127.0.0.1:1", "secret"))
+    assert main(["list", "--url", secured]) == 6
+    assert main(["list", "--url", secured, "--token", "secret"]) == 0
+    assert main(["--token", "wrong", "list", "--url", secured]) == 6
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://a b:x", "http://u:p@h"])
@@ -197,20 +191,19 @@ def test_driver_whose_jvm_has_ended_still_is_the_session(launch: FakeLaunch, ses
     assert main(["session", "start"]) == 0
 
 
-def test_a_token_is_required_unless_authentication_is_switched_off(launch: FakeLaunch) -> None:
-    assert main(["session", "start", "--no-token", "--rest-host", "0.0.0.0"]) == 2
-    assert main(["session", "start", "--no-token", "--token", "secret"]) == 2
-    assert launch.started == {}
-    assert main(["session", "start", "--no-token"]) == 0
-    assert launch.started["authenticated"] is False
-
-
-def test_a_secret_of_sparks_is_refused_on_the_command_line(launch: FakeLaunch, capsys: Capture) -> None:
+def test_token_is_required_and_a_secret_of_sparks_is_refused_on_the_command_line(
+    launch: FakeLaunch, capsys: Capture
+) -> None:
     assert main(["session", "start", "--conf", "spark.authenticate.secret=hidden"]) == 2
     said = capsys.readouterr().err
     assert "spark-defaults.conf" in said
     assert "hidden" not in said
     assert launch.started == {}
+    assert main(["session", "start", "--no-token", "--rest-host", "0.0.0.0"]) == 2
+    assert main(["session", "start", "--no-token", "--token", "secret"]) == 2
+    assert launch.started == {}
+    assert main(["session", "start", "--no-token"]) == 0
+    assert launch.started["authenticated"] is False
 
 
 @pytest.mark.parametrize(

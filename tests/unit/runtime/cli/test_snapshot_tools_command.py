@@ -148,23 +148,19 @@ def test_convert_writes_either_format_into_a_new_directory(savepoint: Path, caps
     assert "native" in capsys.readouterr().err
 
 
-def test_convert_for_an_unknown_backend(savepoint: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_conversion_for_an_unknown_backend_or_without_another_form_is_refused(
+    savepoint: Path, tmp_path: Path, capsys: Capture
+) -> None:
     target = tmp_path / "target"
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "native", "--backend", "nosuch"]
     assert main(order) == ExitCode.USAGE
     assert "--backend: state.backend.type: 'nosuch' is not available, use " in capsys.readouterr().err
     assert not target.exists()
-
-
-def test_backend_option_is_for_native_savepoints_only(savepoint: Path, capsys: Capture) -> None:
     target = savepoint.parent / "canonical"
     order = ["snapshot", "convert", str(savepoint), str(target), "--format", "canonical", "--backend", "rocksdb"]
     assert main(order) == ExitCode.USAGE
     assert "--backend is for --format native" in capsys.readouterr().err
     assert not target.exists()
-
-
-def test_convert_what_has_no_other_form(tmp_path: Path, capsys: Capture) -> None:
     unaligned, target = DIRECTORY / "format-2" / "unaligned", tmp_path / "target"
     assert main(["snapshot", "convert", str(unaligned), str(target), "--format", "canonical"]) == 2
     assert "take a savepoint" in capsys.readouterr().err

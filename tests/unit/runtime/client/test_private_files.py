@@ -30,12 +30,17 @@ def test_every_level_of_a_directory_is_private(tmp_path: Path) -> None:
     assert (mode(tmp_path), mode(tmp_path / "a"), mode(tmp_path / "a" / "b")) == (0o755, 0o700, 0o700)
 
 
-def test_a_file_is_private_and_leaves_no_draft(tmp_path: Path) -> None:
+def test_file_is_private_replaces_links_and_leaves_no_draft(tmp_path: Path) -> None:
     path = tmp_path / "a" / "file"
     for text in ("one", "two"):
         write_private(path, text)
         assert (path.read_text(), mode(path)) == (text, 0o600)
     assert list(path.parent.iterdir()) == [path]
+    path, other = tmp_path / "file", tmp_path / "other"
+    path.symlink_to(other)
+    write_private(path, "text")
+    assert not other.exists()
+    assert not path.is_symlink()
 
 
 def test_a_draft_that_cannot_take_its_place_is_removed(tmp_path: Path) -> None:
@@ -44,14 +49,6 @@ def test_a_draft_that_cannot_take_its_place_is_removed(tmp_path: Path) -> None:
     with pytest.raises(OSError):
         write_private(path, "text")
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
-    path, other = tmp_path / "file", tmp_path / "other"
-    path.symlink_to(other)
-    write_private(path, "text")
-    assert not other.exists()
-    assert not path.is_symlink()
 
 
 def test_a_log_becomes_private_and_grows(tmp_path: Path) -> None:

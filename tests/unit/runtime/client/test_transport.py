@@ -51,14 +51,11 @@ def test_request_with_a_lost_answer_is_repeated_with_the_same_trigger_id() -> No
     assert len(bodies[0]["triggerId"]) == 32
 
 
-def test_a_run_is_repeated_with_the_same_job_id() -> None:
+def test_runs_and_uploads_are_repeated_as_they_were() -> None:
     script = Script(httpx.ConnectError("refused"), httpx.Response(200, json={"jobid": JOB}))
     with client_over(script) as client:
         client.run_pipeline("p")
     assert len({request.content for request in script.requests}) == 1
-
-
-def test_an_upload_is_repeated_as_every_request() -> None:
     script = Script(httpx.ConnectError("refused"), httpx.Response(503), httpx.Response(200, json={"filename": "p/id"}))
     with client_over(script) as client:
         assert client.upload_pipeline("a.py", b"x") == "id"

@@ -113,6 +113,58 @@ def test_starting_timestamp_is_looked_up_among_the_times_of_the_log(tmp_path: Pa
         Job("delta", options(tmp_path, startingTimestamp="2026-11-02T00:00:00Z"))
 
 
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ({"startingTimestamp": "2026-11-01"}, [1, 2]),
+        ({"startingTimestamp": "2026-11-01", "timeZone": "Europe/Berlin"}, [0, 1, 2]),
+        ({"startingTimestamp": "2026-11-01 00:30"}, [1, 2]),
+        ({"startingTimestamp": "2026-11-01 00:30:00.001", "timeZone": "UTC"}, [2]),
+        ({"startingTimestamp": "2026-11-01T02:30:00.001", "timeZone": "Europe/Berlin"}, [2]),
+    ],
+)
+def test_date_or_time_without_an_offset_is_one_of_the_sessions_time_zone(
+    given: dict[str, str], wanted: list[int], tmp_path: Path
+) -> None:
+    midnight = datetime(2026, 11, 1, tzinfo=UTC).timestamp()
+    for number, seconds in enumerate((-1800, 1800, 7200)):
+        append(tmp_path, number)
+        os.utime(tmp_path / "_delta_log" / f"{number:020}.json", (midnight + seconds,) * 2)
+    with closing(Job("delta", options(tmp_path, **given))) as job:
+        job.run()
+        assert numbers(job) == wanted
+
+
+@pytest.mark.row("ends.4")
+def test_discovery_ends_with_the_file_that_reaches_the_limit_of_bytes(tmp_path: Path) -> None:
+    for number in range(4):
+        append(tmp_path, number)
+    sizes = {path.stat().st_size for path in tmp_path.glob("*.parquet")}
+    limit = str(max(sizes) + 1)
+    for more, wanted in (({}, [2, 2]), ({"maxFilesPerTrigger": "1"}, [1, 1, 1, 1]), ({"startingVersion": "0"}, [2, 2])):
+        with closing(Job("delta", options(tmp_path, maxBytesPerTrigger=limit, **more))) as job:
+            assert [len(job.enumerator._enumerator.discover()) for _ in wanted] == wanted  # type: ignore[union-attr]
+    with closing(Job("delta", options(tmp_path, maxBytesPerTrigger="1b"))) as job:
+        assert sorted(row["n"] for row in job.run()) == [0, 1, 2, 3]
+
+
+@pytest.mark.row("ends.4")
+def test_excluded_files_are_not_read_and_a_restored_source_continues_behind_them(tmp_path: Path) -> None:
+    for at, part in enumerate("abab"):
+        rows = pa.table({"n": pa.array([at], pa.int64()), "part": [part]})
+        deltalake.write_deltalake(tmp_path, rows, mode="append", partition_by=["part"])
+    given = options(tmp_path, excludeRegex="part=a/.*[.]parquet$", maxFilesPerTrigger="1")
+    with closing(Job("delta", given)) as job:
+        job.discover()
+        job.read()
+        first, state = numbers(job), job.checkpoint(1, 1)
+    with closing(Job("delta", given, restored=state)) as job:
+        rows = pa.table({"n": pa.array([4, 5], pa.int64()), "part": ["a", "b"]})
+        deltalake.write_deltalake(tmp_path, rows, mode="append", partition_by=["part"])
+        job.run()
+        assert sorted(first + numbers(job)) == [1, 3, 5]
+
+
 def test_partitions_types_nulls_and_columns_that_came_later_are_read_exactly(tmp_path: Path) -> None:
     rows = pa.table(
         {
@@ -288,7 +340,10 @@ def test_files_with_deletion_vectors_are_refused_by_name_in_a_snapshot_and_in_a_
     ("given", "problem"),
     [
         ({"startingVersion": "first"}, "neither the number of a version nor 'latest'"),
-        ({"startingTimestamp": "2026-11-01"}, "not a time with an offset"),
+        ({"startingTimestamp": "yesterday"}, "'yesterday' is not a date or a time"),
+        ({"maxBytesPerTrigger": "0"}, "option 'maxBytesPerTrigger': '0' is not .*, at least 1"),
+        ({"maxBytesPerTrigger": "much"}, "option 'maxBytesPerTrigger': 'much' is not"),
+        ({"excludeRegex": "("}, r"option 'excludeRegex': '\(' is not a regular expression"),
         ({"startingTimestamp": "2026-11-01T00:00:00Z", "startingVersion": "1"}, "set only one of them"),
         ({"readChangeFeed": "true"}, "does not know it"),
         ({"maxFilesPerTrigger": "0"}, "maxFilesPerTrigger"),

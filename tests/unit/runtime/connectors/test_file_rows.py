@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import random
+import struct
+from contextlib import nullcontext
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import orc
 
 from ckpt_runtime.connectors import file_rows
 from ckpt_runtime.connectors.file_rows import BATCH_ROWS, FileFormatError, lines_of, open_rows
@@ -78,6 +83,91 @@ def test_nanoseconds_that_a_declared_type_cannot_hold_are_refused_with_a_way_out
     pq.write_table(pa.table({"at": pa.array([1_999], pa.timestamp("ns", "UTC"))}), tmp_path / "a.parquet")
     with pytest.raises(FileFormatError, match=r"a.parquet: column 'at' .* timestamp_micros\(at DIV 1000\)"):
         read(tmp_path / "a.parquet", pa.schema([("at", declared)]))
+
+
+TIMES = [datetime(1583, 1, 1, 0, 0, 1, 123456, UTC), None, datetime(9999, 12, 31, 23, 59, 59, 999999, UTC)]
+
+
+@pytest.mark.row("ends.4")
+def test_times_that_spark_stores_as_int96_are_read_to_the_microsecond(tmp_path: Path) -> None:
+    times = pa.array(TIMES, pa.timestamp("us", "UTC"))
+    nested = pa.array([[{"at": time}] for time in TIMES], pa.list_(pa.struct([("at", times.type)])))
+    span = pa.array([-1, None, 1 << 60], pa.duration("us"))  # which Spark stores as a number
+    table = pa.table({"at": times, "nested": nested, "span": span.cast(pa.int64())})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    table = table.set_column(2, "span", span)
+    assert pa.Table.from_batches(read(tmp_path / "a.parquet", table.schema)).equals(table)
+    with pytest.raises(FileFormatError, match="column 'at' .* was declared as int64"):
+        read(tmp_path / "a.parquet", pa.schema([("at", pa.int64())]))
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.parametrize(
+    ("facts", "old"),
+    [
+        ({"org.apache.spark.version": "4.1.0"}, False),
+        ({"org.apache.spark.version": "2.4.8"}, True),
+        ({"org.apache.spark.version": "4.1.0", "org.apache.spark.legacyDateTime": ""}, True),
+    ],
+)
+def test_values_before_the_gregorian_calendar_are_refused_where_their_writer_may_have_used_another(
+    tmp_path: Path, facts: dict[str, str], old: bool
+) -> None:
+    later = {"d": [date(1582, 10, 15), None], "at": [datetime(1900, 1, 1), None]}
+    for name, value in (("d", date(1582, 10, 4)), ("at", datetime(1899, 12, 31))):
+        for column in ([value, None], pa.array([{"inside": [value]}, None])):
+            table = pa.table({**later, name: column}).replace_schema_metadata(facts)
+            pq.write_table(table, tmp_path / "a.parquet")
+            if old:
+                with pytest.raises(FileFormatError, match=f"a.parquet: column {name!r} has a value before 1"):
+                    read(tmp_path / "a.parquet", table.schema)
+            else:
+                assert read(tmp_path / "a.parquet", table.schema)[0].to_pylist() == table.to_pylist()
+    pq.write_table(pa.table(later).replace_schema_metadata(facts), tmp_path / "a.parquet")
+    assert read(tmp_path / "a.parquet", pa.table(later).schema)[0].num_rows == 2
+
+
+def test_dates_of_orc_files_before_the_gregorian_calendar_are_refused(tmp_path: Path) -> None:
+    """Spark writes them in the Julian calendar, others do not."""
+    for first, problem in ((date(1582, 10, 15), None), (date(1500, 1, 1), "column 'd' has a value before 1582-10-15")):
+        table = pa.table({"d": [first]})
+        orc.write_table(table, str(tmp_path / "a.orc"))
+        with pytest.raises(FileFormatError, match=problem) if problem else nullcontext():
+            batches = list(open_rows("orc", resolve(str(tmp_path / "a.orc")), table.schema, {}))
+            assert batches[0].to_pylist() == [{"d": first}]
+
+
+def _hadoop(codec: str, *blocks: list[bytes]) -> bytes:
+    """Blocks of pieces, as Hadoop's ``BlockCompressorStream`` stores them."""
+    stored = b""
+    for pieces in blocks:
+        stored += struct.pack(">i", sum(map(len, pieces)))
+        for piece in pieces:
+            packed = pa.compress(piece, codec, asbytes=True)
+            stored += struct.pack(">i", len(packed)) + packed
+    return stored
+
+
+@pytest.mark.row("ends.4")
+@pytest.mark.parametrize(("ending", "codec"), [(".lz4", "lz4_raw"), (".snappy", "snappy")])
+def test_files_that_hadoop_compresses_in_blocks_of_several_pieces_are_read(
+    tmp_path: Path, ending: str, codec: str
+) -> None:
+    generator = random.Random(5)
+    text = [
+        b"a" * 5_000 + b"\n",
+        generator.randbytes(3_000).replace(b"\n", b"").replace(b"\r", b""),
+        b"b\n",
+        b"c\n" * 9,
+    ]
+    packed = _hadoop(codec, text[:3], text[3:], text[:1])
+    file = tmp_path / f"a.txt{ending}"
+    file.write_bytes(packed)
+    lines = [line for some in lines_of(resolve(str(file)), None) for line in some]
+    assert lines == b"".join([*text, text[0]]).splitlines()
+    file.write_bytes(packed[:-3])
+    with pytest.raises(EOFError, match="in the middle of a block"):
+        list(lines_of(resolve(str(file)), None))
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 5, 100])

@@ -196,13 +196,16 @@ def test_missing_uids_are_derived_and_warned_about_where_state_is_kept() -> None
     assert [warning.split("'")[3] for warning in compiled.warnings] == ["source-0", "aggregate-0", "sink-0"]
 
 
-def test_a_derived_uid_stays_when_operators_without_state_are_added_in_front() -> None:
+def test_derived_uids_stay_and_never_take_a_given_one() -> None:
     plan, more = LogicalPlan("job"), LogicalPlan("job")
     sink(plan, aggregate(plan, source(plan, None), uid=None), uid=None)
     sink(more, operator(more, aggregate(more, operator(more, source(more, None)), uid=None)), uid=None)
     with_state = {"source-0", "aggregate-0", "sink-0"}
     assert {uid for chain in chains(compile_plan(plan)) for uid in chain} == with_state
     assert {uid for chain in chains(compile_plan(more)) for uid in chain} == {*with_state, "filter-1", "filter-3"}
+    plan = LogicalPlan("job")
+    sink(plan, operator(plan, source(plan, None), uid="source-0"))
+    assert chains(compile_plan(plan)) == [["source-0-derived", "source-0", "sink"]]
 
 
 def test_watermarks_without_uids_are_numbered_because_they_keep_a_time() -> None:
@@ -211,12 +214,6 @@ def test_watermarks_without_uids_are_numbered_because_they_keep_a_time() -> None
     timed = plan.add(LogicalNode(WatermarkSpec("t", 5), (LogicalInput(read, FORWARD),), SCHEMA))
     sink(plan, timed)
     assert "watermark-0" in {uid for chain in chains(compile_plan(plan)) for uid in chain}
-
-
-def test_a_derived_uid_never_takes_a_given_one() -> None:
-    plan = LogicalPlan("job")
-    sink(plan, operator(plan, source(plan, None), uid="source-0"))
-    assert chains(compile_plan(plan)) == [["source-0-derived", "source-0", "sink"]]
 
 
 def test_an_operator_without_a_sink_is_left_out_with_a_warning() -> None:

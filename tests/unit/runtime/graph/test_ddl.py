@@ -105,12 +105,9 @@ def test_backquoted_names_may_hold_anything() -> None:
     assert parse_ddl("`a ``b``, c` INT").names == ["a `b`, c"]
 
 
-def test_an_arrow_schema_is_taken_as_it_is() -> None:
+def test_other_schemas_are_taken_as_they_are_or_refused() -> None:
     schema = pa.schema([("a", pa.uint8())])
     assert to_arrow_schema(schema) is schema
-
-
-def test_other_objects_are_refused() -> None:
     with pytest.raises(
         PlanError, match="schema: expected an Arrow schema, a DDL string or a PySpark StructType, not dict"
     ):

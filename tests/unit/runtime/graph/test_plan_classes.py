@@ -117,17 +117,11 @@ def test_classes_of_a_script_are_those_of_main_after_it_has_ended(
     assert classes.find("beside:Beside") is kind.__base__
 
 
-def test_class_whose_module_is_not_a_name_is_not_a_class_of_the_plan(source: Callable[[str], type]) -> None:
+def test_classes_of_a_plan_are_found_by_their_modules_names(source: Callable[[str], type]) -> None:
     kind = source("one")
     odd = vars(sys.modules[kind.__module__])["Odd"]
     assert PlanClasses([kind]).name_of(odd) is None
-
-
-def test_other_class_of_the_same_name_is_not_a_class_of_the_plan(source: Callable[[str], type]) -> None:
     classes = PlanClasses([source("one")])
     assert classes.name_of(type("Beside", (), {"__module__": "beside"})) is None
-
-
-def test_more_classes_belong_to_every_plan(source: Callable[[str], type]) -> None:
     classes = PlanClasses([source("one")], [subprocess.Popen])
     assert classes.find("subprocess:Popen") is subprocess.Popen

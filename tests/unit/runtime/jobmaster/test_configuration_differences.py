@@ -40,29 +40,22 @@ def test_values_of_equal_meaning_are_no_difference(key: str, one: str, other: st
 
 @pytest.mark.row("530.4")
 class TestDifferent:
-    def test_changed_added_and_removed_options_are_differences(self) -> None:
+    def test_differences_are_those_of_meaning_in_any_spelling(self) -> None:
         assert changed({INTERVAL: "1 s", "b": "1", "c": "1"}, {INTERVAL: "2 s", "a": "1", "c": "1 "}) == [
             "a", "b", "c", INTERVAL,
         ]  # fmt: skip
-
-    def test_an_older_spelling_is_the_same_option(self) -> None:
         new, old = "execution.checkpointing.num-retained", "state.checkpoints.num-retained"
         assert changed({old: "2"}, {new: "2"}) == []
-
-    def test_the_default_is_not_absence_but_where_the_option_says_so(self) -> None:
         assert changed({}, {BACKOFF: "0 ms"}) == [BACKOFF]
         assert changed({"pipeline.max-parallelism": "-1"}, {}) == []
 
 
-def test_option_that_can_never_change_is_refused_with_the_reason() -> None:
+def test_options_that_can_never_change_are_refused_with_a_reason() -> None:
     before, after = Configuration({"pipeline.name": "a", INTERVAL: "1 s"}), Configuration({"pipeline.name": "b"})
     with pytest.raises(InvalidConfigurationError) as raised:
         check_changeable(differences(before, after))
     (problem,) = raised.value.problems
     assert str(problem).startswith("pipeline.name: 'b' is not acceptable; allowed: what the job was submitted with, ")
-
-
-def test_every_option_of_a_job_that_can_never_change_has_a_reason() -> None:
     fixed = [option for option in OPTIONS.values() if option.changeability is Changeability.NEVER]
     lacking = [option.key for option in fixed if option.scope is OptionScope.JOB and not option.fixed_because]
     assert lacking == []

@@ -97,12 +97,9 @@ def test_equal_edges_are_two_gates_with_channels_of_their_own() -> None:
     assert [len(channels) for _, channels in input_channels(job, "b", 0)] == [2, 2]
 
 
-def test_workers_get_the_addresses_that_their_own_subtasks_send_to() -> None:
+def test_workers_get_the_addresses_and_sinks_of_their_own_subtasks() -> None:
     job = graph(JobEdge("a", "b", Partitioning.HASH), JobEdge("b", "c", Partitioning.FORWARD), a=2, b=3, c=3, d=4)
     assert [len(deployment.addresses) for deployment in plan(job)] == [3, 3, 0, 0]
-
-
-def test_workers_get_the_sinks_among_their_own_operators() -> None:
     deployments = plan(graph(a=1, b=2), **{"a-uid": SinkLineage("1"), "b-uid": SinkLineage("2")})
     assert [set(deployment.sinks) for deployment in deployments] == [{"a-uid", "b-uid"}, {"b-uid"}]
 

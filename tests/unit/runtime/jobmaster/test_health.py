@@ -86,16 +86,17 @@ class Job:
         return self
 
 
-def test_a_job_that_waits_for_slots_says_why() -> None:
-    job = Job(JobStatus.CREATED)
-    job.details = replace(job.details, status_reason="needs 20 slots, the cluster has 8")
-    assert job.health().reasons == ("it is CREATED: needs 20 slots, the cluster has 8",)
-
-
-def test_a_job_that_has_failed_says_why() -> None:
-    job = Job(JobStatus.FAILED)
-    job.details = replace(job.details, status_reason="ValueError: no such carrier")
-    assert job.health().reasons == ("it is FAILED: ValueError: no such carrier",)
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (JobStatus.CREATED, "needs 20 slots, the cluster has 8"),
+        (JobStatus.FAILED, "ValueError: no such carrier"),
+    ],
+)
+def test_a_job_that_waits_or_has_failed_says_why(status: JobStatus, reason: str) -> None:
+    job = Job(status)
+    job.details = replace(job.details, status_reason=reason)
+    assert job.health().reasons == (f"it is {status.name}: {reason}",)
 
 
 @pytest.mark.parametrize("sink", [{"kind": "committer"}, {"kind": "sink", "output_directory": "/out"}])
@@ -116,13 +117,10 @@ def test_a_job_without_checkpoints_whose_sink_commits_with_them_is_degraded(sink
     assert job.health().reasons == ()
 
 
-def test_a_job_without_checkpoints_whose_sink_shows_rows_at_once_is_healthy() -> None:
+def test_healthy_job_makes_its_checkpoints_or_needs_none() -> None:
     job = Job()
     job.settings = CheckpointConfiguration(interval_ms=None)
     assert job.health().verdict is HealthVerdict.HEALTHY
-
-
-def test_a_job_that_makes_its_checkpoints_is_healthy() -> None:
     found = Job().completed().completed(400).pressed(0.1, 0.2).health()
     assert (found.verdict, found.reasons) == (HealthVerdict.HEALTHY, ())
     assert (found.success_rate, found.ended, found.checkpoint_age_ms) == (1.0, 2, 400)
@@ -152,13 +150,10 @@ def test_a_last_checkpoint_may_be_two_intervals_and_a_timeout_old(ago_ms: int, v
     assert Job().completed(ago_ms).health().verdict is verdict
 
 
-def test_a_job_has_as_long_for_its_first_one_and_after_each_restart() -> None:
+def test_job_has_as_long_for_its_first_checkpoint_as_after_a_restart_and_misses_none_without_an_interval() -> None:
     assert Job(running_ms=LATE).health().verdict is HealthVerdict.HEALTHY
     assert Job(running_ms=LATE + 1).health().reasons == ("no checkpoint has completed, with an interval of 10000 ms",)
     assert Job(running_ms=LATE).completed(10 * LATE).health().verdict is HealthVerdict.HEALTHY
-
-
-def test_job_without_periodic_checkpoints_misses_none() -> None:
     job = Job()
     job.settings = replace(SETTINGS, interval_ms=None)
     assert job.health().verdict is HealthVerdict.HEALTHY

@@ -159,13 +159,11 @@ class TestCheckpointSettings:
             found.append(backlog)
         assert found == [False, True, True, True, False, False, True, False]
 
-    def test_the_table_has_all_settings(self) -> None:
+    def test_settings_table_is_complete_and_only_live_settings_can_be_overridden(self) -> None:
         fields = {item.name for item in dataclasses.fields(CheckpointConfiguration)}
         assert fields == {item.field for item in CHECKPOINT_SETTINGS} | {"transaction_timeout_ms", "exactly_once"}
         live = {item.field for item in CHECKPOINT_SETTINGS if item.option.changeability is Changeability.LIVE}
         assert live == {item.field for item in PATCHABLE.values()} | {"retained", "retention"}
-
-    def test_option_that_is_not_a_live_setting_cannot_be_overridden(self) -> None:
         assert not CheckpointOverrides(timeout_ms=None).given
         with pytest.raises(TypeError, match="retained"):
             CheckpointOverrides(retained=3)
@@ -211,17 +209,15 @@ class TestExecutions:
             debloated_buffer_size=buffers, measured_ms=at, **more,
         )  # fmt: skip
 
-    def test_a_new_attempt_starts_from_created(self, graph: ExecutionGraph) -> None:
-        graph.enter_all(State.RUNNING)
-        graph.reset(3, graph.graph)
-        assert {execution.state for execution in graph.executions.values()} == {State.CREATED}
-        assert {execution.id.attempt for execution in graph.executions.values()} == {3}
-
-    def test_states_that_are_final_stay(self, graph: ExecutionGraph) -> None:
+    def test_final_states_stay_until_a_new_attempt_starts(self, graph: ExecutionGraph) -> None:
         graph.executions[S0].enter(State.FINISHED)
         graph.enter_all(State.CANCELING)
         assert graph.counts() == {State.FINISHED: 1, State.CANCELING: 2}
         assert graph.executions[S0].state is State.FINISHED
+        graph.enter_all(State.RUNNING)
+        graph.reset(3, graph.graph)
+        assert {execution.state for execution in graph.executions.values()} == {State.CREATED}
+        assert {execution.id.attempt for execution in graph.executions.values()} == {3}
 
     @pytest.mark.parametrize(
         ("states", "summed_up"),
@@ -281,13 +277,13 @@ class TestExecutions:
         assert (first.measures.bytes_in, first.measures.bytes_out) == (1600, 3200)
         assert second.measures is None
 
-    def test_the_size_of_buffers_is_shown_where_it_adapts(self, graph: ExecutionGraph) -> None:
+    def test_metrics_show_the_adapted_size_of_buffers_and_figures_of_state_backends(
+        self, graph: ExecutionGraph
+    ) -> None:
         graph.measured([self.figures(200, buffers=4_096)])
         assert graph.vertex_metrics(SOURCE)[0]["debloatedBufferSize"] == 4_096
         graph.measured([self.figures(200)])
         assert "debloatedBufferSize" not in graph.vertex_metrics(SOURCE)[0]
-
-    def test_metrics_of_state_backends_are_shown_by_operator(self, graph: ExecutionGraph) -> None:
         name = "count.rocksdb.estimate-num-keys"
         graph.measured([msgspec.structs.replace(self.figures(200), state={name: 7})])
         assert graph.vertex_metrics(SOURCE)[0][name] == 7

@@ -21,20 +21,14 @@ NOW = OwnConfiguration(
 WISH = RunRequest("old", job_id="a" * 32, like_job="b" * 32, savepoint_path="/s")
 
 
-def test_the_same_program_runs_with_all_that_the_job_has_now() -> None:
+def test_same_program_has_all_that_the_job_has_now_and_another_one_its_own_options() -> None:
     found = like(WISH, OTHER, NOW)
     assert (found.entry_point, found.arguments, found.parallelism) == ("m:pipeline", ("--x",), 3)
     assert found.configuration == {"asked": "1", "changed": "2", "added": "3", "by-the-program": "4"}
     assert (found.savepoint_path, found.job_id) == ("/s", "a" * 32)
-
-
-def test_another_program_sets_its_own_options() -> None:
     found = like(replace(WISH, pipeline_id="new", configuration={"asked": "7"}, parallelism=5), OTHER, NOW)
     assert found.configuration == {"asked": "7", "changed": "2", "added": "3"}
     assert found.parallelism == 5
-
-
-def test_requested_changes_are_kept_when_the_list_of_changes_is_truncated() -> None:
     found = like(replace(WISH, pipeline_id="new"), OTHER, replace(NOW, version=9))
     assert "by-the-program" in found.configuration
 

@@ -1,21 +1,23 @@
-"""Uploaded pipelines: what is accepted, under which name, and that nothing hostile does harm."""
+"""Uploaded programs: how they are stored, and how long they are held."""
 
 from __future__ import annotations
 
 import io
 import zipfile
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckpt_runtime.jobmaster import program_store
-from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, PipelineNotFound
-from ckpt_runtime.jobmaster.program_store import ProgramRefusedError, ProgramStore, modules_of
+from ckpt_runtime.jobmaster.gateway_values import InvalidRequest, NotReady, PipelineInUse, PipelineNotFound
+from ckpt_runtime.jobmaster.program_store import ProgramHolds, ProgramRefusedError, ProgramStore, modules_of
+from ckpt_runtime.storage.ha_store import HaStore
 
 pytestmark = pytest.mark.usefixtures("process_template")
-
 PIPELINE = b"def pipeline(spark):\n    pass\n"
 
 
@@ -64,19 +66,13 @@ def test_same_content_is_stored_again_only_if_its_file_is_damaged_or_missing(sto
     assert archive.read_bytes() == content
 
 
-def test_only_entry_point_among_helpers_is_the_default(store: ProgramStore) -> None:
+def test_entry_point_is_chosen_where_it_is_the_only_one(store: ProgramStore) -> None:
     content = zipped({"main.py": PIPELINE, "helper.py": b"x = 1", "pkg/other.py": PIPELINE, "data.txt": b""})
     program = store.get(store.add("job.zip", content, 0).id)
     assert program.default_entry == "main:pipeline"
-
-
-def test_several_entries_leave_the_choice_to_the_client(store: ProgramStore) -> None:
     stored = store.add("job.zip", zipped({"a.py": PIPELINE, "b.py": PIPELINE}), 0)
     assert stored.entry_points == ("a:pipeline", "b:pipeline")
     assert store.get(stored.id).default_entry is None
-
-
-def test_a_program_without_the_usual_function_is_kept_without_a_default(store: ProgramStore) -> None:
     stored = store.add("job.py", b"def other(spark): ...", 0)
     assert stored.entry_points == ()
     assert store.get(stored.id).default_entry is None
@@ -141,14 +137,11 @@ def test_upload_that_cannot_be_a_pipeline_is_refused_and_not_kept(
     assert not (tmp_path / "uploads").exists() or not list((tmp_path / "uploads").iterdir())
 
 
-def test_a_damaged_member_is_named(store: ProgramStore) -> None:
+def test_damaged_and_encrypted_members_are_named(store: ProgramStore) -> None:
     content = bytearray(zipped({"main.py": PIPELINE * 10}, zipfile.ZIP_STORED))
     content[content.index(b"pipeline")] ^= 0xFF
     with pytest.raises(InvalidRequest, match=r"'main\.py' cannot be read"):
         store.add("job.zip", bytes(content), 0)
-
-
-def test_an_encrypted_member_is_named(store: ProgramStore) -> None:
     content = bytearray(zipped({"main.py": PIPELINE}))
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         content[content.index(signature) + flags] |= 1
@@ -218,3 +211,91 @@ def test_deleting_forgets_file_and_entry(store: ProgramStore) -> None:
 def test_an_unknown_id_is_not_found(store: ProgramStore, program_id: str) -> None:
     with pytest.raises(PipelineNotFound):
         store.get(program_id)
+
+
+SOURCE = b"def pipeline(spark):\n    pass\n"
+
+
+class Driver:
+    """What one driver has of programs."""
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self.programs = ProgramStore(directory / f"uploads-{number}")
+        self.running: dict[str, bytes] = {}
+        self.holds = ProgramHolds(self.programs, self.running.get)
+        self.store = HaStore(str(directory / "ha"), epoch=number).programs
+        self.pool = ThreadPoolExecutor(2)
+
+    async def hold(self, program: str, owner: str, now: int = 7) -> None:
+        await self.holds.hold(program, owner, now, self.pool, self.pool)
+
+    async def release(self, program: str, owner: str) -> None:
+        await self.holds.release(program, owner, self.pool)
+
+
+@asynccontextmanager
+async def opened(directory: Path) -> AsyncIterator[tuple[Driver, Driver]]:
+    first, second = Driver(directory, 1), Driver(directory, 2)
+    yield first, second
+    first.pool.shutdown()
+    second.pool.shutdown()
+
+
+def archives(directory: Path) -> list[str]:
+    return [path.name for path in directory.glob("ha/default/programs/archive-*")]
+
+
+async def test_a_held_program_is_not_deleted_until_the_last_owner_releases_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
+        program = driver.programs.add("job.py", SOURCE, 1).id
+        for owner in ("one", "two", "one"):
+            await driver.hold(program, owner)
+        await driver.release(program, "one")
+        await driver.release(program, "nobody")
+        with pytest.raises(PipelineInUse, match=f"Pipeline {program} is held by two; release it first"):
+            driver.holds.check_unheld(program)
+        await driver.release(program, "two")
+        driver.holds.check_unheld(program)
+        with pytest.raises(PipelineNotFound):
+            await driver.hold("0" * 32 + "_job.py", "one")
+
+
+@pytest.mark.row("air.4")
+async def test_next_driver_has_the_held_programs(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
+        await first.holds.take_over(first.store)
+        kept, released = (first.programs.add("job.py", SOURCE + end, 1) for end in (b"", b"\n"))
+        for program in (kept, released):
+            await first.hold(program.id, "me", now=5)
+        await first.release(released.id, "me")
+        await second.holds.take_over(second.store)
+        assert second.programs.list() == (kept,)
+        assert second.holds.of(kept.id) == {"me": 5}
+        with pytest.raises(NotReady, match="belongs to the leader of epoch 2"):
+            await first.hold(released.id, "late")
+        await second.release(kept.id, "me")
+        second.store.adopt()  # deletes what the former leader wrote too late
+        assert archives(tmp_path) == []
+
+
+async def test_deleted_program_is_restored_from_a_job_that_runs_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (driver, _):
+        program = driver.programs.add("job.py", SOURCE, 1).id
+        driver.running[program] = driver.programs.get(program).archive.read_bytes()
+        driver.programs.delete(program)
+        await driver.hold(program, "me")
+        assert driver.programs.get(program).archive.read_bytes() == driver.running[program]
+        driver.running["0" * 32 + "_job.py"] = driver.running[program]
+        with pytest.raises(InvalidRequest, match="digest"):
+            await driver.hold("0" * 32 + "_job.py", "me")
+
+
+async def test_an_archive_that_cannot_be_read_stops_no_takeover(tmp_path: Path) -> None:
+    async with opened(tmp_path) as (first, second):
+        await first.holds.take_over(first.store)
+        program = first.programs.add("job.py", SOURCE, 1).id
+        await first.hold(program, "me")
+        (tmp_path / "ha/default/programs" / archives(tmp_path)[0]).write_bytes(b"damaged")
+        await second.holds.take_over(second.store)
+        assert second.holds.of(program) == {"me": 7}
+        assert second.programs.list() == ()

@@ -190,15 +190,12 @@ def test_rows_of_subtasks_that_finished_are_reported_once_with_the_next_checkpoi
     assert [report["numInputRows"] for report in progress.reports()] == [2, 15, 2]
 
 
-def test_job_that_finished_with_everything_reported_has_no_further_report() -> None:
+def test_last_reports_are_kept_and_a_finished_job_has_no_further_one() -> None:
     progress = JobProgress(JOB, 0)
     complete(progress, 1, [[read(1, 1)]])
     progress.ended((SOURCE, 0), [read(2, 0)])
     progress.finished(9_000, GRAPH)
     assert len(progress.reports()) == 1
-
-
-def test_only_the_last_reports_are_kept() -> None:
     progress = JobProgress(JOB, 0)
     for id_ in range(MOST_REPORTS + 5):
         complete(progress, id_, [[read(id_, 1)]])

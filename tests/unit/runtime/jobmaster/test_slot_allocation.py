@@ -85,19 +85,16 @@ def test_shortage_distinguishes_a_cluster_that_is_too_small_from_a_busy_one() ->
 
 
 class TestCores:
-    def test_workers_of_a_job_get_a_core_each_on_every_host(self) -> None:
-        workers = [("a", (0, 1)), ("b", (4, 5)), ("a", (0, 1))]
-        assert choose_cores(workers, []) == [0, 4, 1]
-
-    def test_core_of_another_job_is_not_given_away(self) -> None:
-        assert choose_cores([("a", (0, 1, 2))], [("a", 0), ("a", None), ("b", 1)]) == [1]
-
-    def test_workers_are_not_bound_on_a_host_with_more_workers_than_cores(self) -> None:
-        assert choose_cores([("a", (0, 1)), ("b", (0, 1))], [("a", 1), ("a", None)]) == [None, 0]
-
-    def test_executors_of_one_host_may_have_different_cores(self) -> None:
-        assert choose_cores([("a", (0, 1)), ("a", (2, 3)), ("a", (0, 1))], []) == [None, None, None]
-        assert choose_cores([("a", (0, 1)), ("a", (2, 3))], []) == [0, 2]
-
-    def test_worker_on_a_host_of_unknown_cores_is_not_bound(self) -> None:
-        assert choose_cores([("a", ())], []) == [None]
+    @pytest.mark.parametrize(
+        ("workers", "taken", "cores"),
+        [
+            ([("a", (0, 1)), ("b", (4, 5)), ("a", (0, 1))], [], [0, 4, 1]),  # a core each on every host
+            ([("a", (0, 1, 2))], [("a", 0), ("a", None), ("b", 1)], [1]),  # those of other jobs are not given away
+            ([("a", (0, 1)), ("b", (0, 1))], [("a", 1), ("a", None)], [None, 0]),  # more workers than cores
+            ([("a", (0, 1)), ("a", (2, 3)), ("a", (0, 1))], [], [None, None, None]),
+            ([("a", (0, 1)), ("a", (2, 3))], [], [0, 2]),  # executors of one host
+            ([("a", ())], [], [None]),  # a host of unknown cores
+        ],
+    )
+    def test_workers_are_bound_to_cores_where_every_worker_of_the_host_has_one(self, workers, taken, cores) -> None:
+        assert choose_cores(workers, taken) == cores

@@ -1,4 +1,4 @@
-"""The blocking end of a control connection, over real sockets: limits, broken peers, wrong secrets."""
+"""The blocking end of a control connection, over real sockets: authentication, limits, broken peers, wrong secrets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ckpt_runtime.network.connections import (
     message_length,
     receive_exactly,
 )
-from ckpt_runtime.network.framing import AuthenticationError
+from ckpt_runtime.network.framing import AuthenticationError, Handshake, new_secret
 
 
 @pytest.fixture
@@ -110,12 +110,12 @@ class TestLimits:
         with pytest.raises(MalformedMessageError, match="of 4294967295 bytes was announced"):
             connection.receive(TO_AGENT)
 
-    def test_the_greatest_length_is_allowed(self) -> None:
+    def test_length_up_to_the_limit_is_allowed_and_more_is_neither_read_nor_sent(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         assert message_length(struct.pack("<I", MAX_MESSAGE_BYTES)) == MAX_MESSAGE_BYTES
         with pytest.raises(MalformedMessageError):
             message_length(struct.pack("<I", MAX_MESSAGE_BYTES + 1))
-
-    def test_a_giant_is_not_sent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(connections, "MAX_MESSAGE_BYTES", len(framed(SpawnWorker("x" * 12))) - LENGTH_BYTES)
         assert framed(SpawnWorker("x" * 12))
         with pytest.raises(ValueError, match="bytes exceeds the limit of"):
@@ -164,3 +164,41 @@ class TestDial:
         listener.close()
         with pytest.raises(OSError):
             ControlConnection.dial(address, "s")
+
+
+def both(client_secret: str = "s", server_secret: str = "s") -> tuple[Handshake, Handshake]:
+    return Handshake(client_secret, "client", "control"), Handshake(server_secret, "server", "control")
+
+
+def test_two_sides_with_one_secret_accept_each_other() -> None:
+    client, server = both()
+    client.verify(server.preface(), server.proof(client.preface()))
+    server.verify(client.preface(), client.proof(server.preface()))
+
+
+def test_proofs_of_another_secret_side_connection_or_protocol_are_refused() -> None:
+    client, server = both()
+    other_client, other_server = both(client_secret="other")
+    data_server = Handshake("s", "server", "data")
+    recorded = client.proof(server.preface())
+    for verifier, preface, proof in (
+        (other_client, other_server.preface(), other_server.proof(other_client.preface())),
+        (other_server, other_client.preface(), other_client.proof(other_server.preface())),
+        (server, client.preface(), server.proof(client.preface())),  # reflected
+        (Handshake("s", "server", "control"), client.preface(), recorded),  # replayed in a later connection
+        (data_server, client.preface(), client.proof(data_server.preface())),
+    ):
+        with pytest.raises(AuthenticationError):
+            verifier.verify(preface, proof)
+
+
+@pytest.mark.parametrize("preface", [b"", b"HTTP/" + b"x" * 32, b"CKPT1" + b"x" * 31])
+def test_a_foreign_preface_is_refused(preface: bytes) -> None:
+    _, server = both()
+    with pytest.raises(AuthenticationError, match="does not speak"):
+        server.proof(preface)
+
+
+def test_secrets_are_long_and_differ() -> None:
+    assert len(new_secret()) == 64
+    assert new_secret() != new_secret()

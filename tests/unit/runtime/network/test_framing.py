@@ -51,13 +51,10 @@ def test_channel_ids_name_their_deployment(deployment: int, index: int) -> None:
     assert deployment_of(channel_id(deployment, index)) == deployment
 
 
-def test_credit_is_one_number() -> None:
+def test_credit_and_buffer_size_are_one_number() -> None:
     assert decode_credit(encode_credit(7)) == 7
     with pytest.raises(FramingError, match="3 bytes"):
         decode_credit(b"abc")
-
-
-def test_a_buffer_size_is_one_positive_number() -> None:
     assert decode_buffer_size(encode_buffer_size(256)) == 256
     with pytest.raises(FramingError, match="5 bytes"):
         decode_buffer_size(b"abcde")

@@ -1,21 +1,30 @@
-"""Two transports over real loopback sockets: order, flow control, late registration, lost peers, wrong secrets."""
+"""Two transports over real loopback sockets: order, flow control, lost and unknown peers, I/O threads that go on."""
 
 from __future__ import annotations
 
+import json
+import select
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.network.connections import receive_exactly
-from ckpt_runtime.network.elements import EndOfPartition, Watermark
-from ckpt_runtime.network.framing import channel_id
+from ckpt_runtime.network import transport as data_transport
+from ckpt_runtime.network.connections import authenticate, receive_exactly
+from ckpt_runtime.network.elements import EndOfPartition, SenderCredit, Watermark
+from ckpt_runtime.network.framing import HEADER_BYTES, FrameKind, channel_id, encode_header
 from ckpt_runtime.network.gate import InputChannel, InputGate
 from ckpt_runtime.network.output_queue import EncodedRows
-from ckpt_runtime.network.transport import DataTransport
+from ckpt_runtime.network.remote_subpartition import RemoteSubpartition
+from ckpt_runtime.network.transport import Address, DataTransport
 
 SECRET = "secret"
 
@@ -222,3 +231,202 @@ def test_a_request_for_a_released_channel_is_dropped(transports: tuple[DataTrans
         channel.buffer_size.announce(2_048)
     wait_until(lambda: outs[1].buffer_size.latest == 2_048, "the size of the channel that lives")
     assert outs[0].buffer_size.latest is None
+
+
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def transport() -> Iterator[DataTransport]:
+    transport = DataTransport("127.0.0.1", SECRET)
+    yield transport
+    transport.close()
+
+
+def gets_in(address: Address) -> None:
+    """As a worker does; raises OSError when it is turned away."""
+    with socket.create_connection(address, timeout=TIMEOUT_S) as peer:
+        authenticate(peer, SECRET, "client", "data")
+        peer.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            peer.recv(1)
+
+
+def is_closed(stranger: socket.socket) -> bool:
+    """Reads up to the end, if that has come."""
+    while select.select([stranger], [], [], 0)[0]:
+        try:
+            if not stranger.recv(4096):
+                return True
+        except OSError:
+            return True
+    return False
+
+
+def test_unauthenticated_connections_use_no_thread_and_the_oldest_is_closed(transport: DataTransport) -> None:
+    before = threading.active_count()
+    with ExitStack() as opened:
+        strangers = [
+            opened.enter_context(socket.create_connection(transport.address))
+            for _ in range(data_transport.MAX_HANDSHAKES + 20)
+        ]
+        for stranger in strangers:
+            stranger.send(b"CKPT1")
+        gets_in(transport.address)
+        assert threading.active_count() == before
+        deadline = time.monotonic() + TIMEOUT_S
+        while not all(is_closed(stranger) for stranger in strangers[:20]):
+            assert time.monotonic() < deadline
+        assert not is_closed(strangers[-1])
+
+
+def test_a_handshake_has_its_time(transport: DataTransport, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_transport, "HANDSHAKE_TIMEOUT_S", 0.05)
+    with socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
+        stranger.send(b"C")
+        while stranger.recv(4096):
+            pass
+
+
+@pytest.mark.parametrize("content", [b"", b"GET / HTTP/1.1\r\n\r\n" * 10, b"CKPT1" + bytes(32) + bytes(32)])
+def test_connection_without_a_proof_is_closed(transport: DataTransport, content: bytes) -> None:
+    # It may be closed before all of it is sent, or read.
+    with suppress(OSError), socket.create_connection(transport.address, timeout=TIMEOUT_S) as stranger:
+        stranger.send(content)
+        stranger.shutdown(socket.SHUT_WR)
+        while stranger.recv(4096):
+            pass
+    gets_in(transport.address)
+
+
+WITH_FEW_DESCRIPTORS = """
+import os, resource, sys
+from ckpt_runtime.network.transport import DataTransport
+transport = DataTransport("127.0.0.1", "secret")
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used + 4, used + 4))
+print(transport.address[1], flush=True)
+sys.stdin.read()
+print(os.times().user + os.times().system, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_worker_without_descriptors_accepts_again_when_there_are_some_and_does_not_turn_in_circles() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", WITH_FEW_DESCRIPTORS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        address = ("127.0.0.1", json.loads(process.stdout.readline()))
+        with ExitStack() as opened:
+            for _ in range(12):
+                opened.enter_context(socket.create_connection(address))
+            gets_in(address)
+        used_s, _ = process.communicate(timeout=TIMEOUT_S)
+    assert float(used_s) < 5
+
+
+WIRE = channel_id(1, 0)
+
+
+class Unconnected:
+    """A connection that takes notice of nothing."""
+
+    error = None
+
+    def ready(self, subpartition: RemoteSubpartition) -> None:
+        return
+
+
+class Interrupted(SenderCredit):
+    """Lets the producer run in the middle of the I/O thread's work."""
+
+    __slots__ = ("producer",)
+
+    def spend(self) -> None:
+        super().spend()
+        producer, self.producer = self.producer, lambda: None
+        producer()
+
+
+def test_a_producer_that_fills_the_channel_while_it_is_drained_is_woken() -> None:
+    batch = pa.record_batch({"n": [1]})
+    woken: list[bool] = []
+    subpartition = RemoteSubpartition(WIRE, 2, lambda: woken.append(True))
+    connection: Any = Unconnected()
+    subpartition.attach(connection)
+    credit = subpartition._credit = Interrupted()
+    asleep: list[bool] = []
+
+    def produce() -> None:
+        subpartition.send_batch(batch)
+        asleep.append(not subpartition.has_room)
+
+    credit.producer = produce
+    subpartition.send_batch(batch)
+    subpartition.grant(1)
+    subpartition.drain_into(deque())
+    assert asleep == [True]
+    assert subpartition.has_room
+    assert woken
+
+
+def test_a_channel_that_always_had_room_causes_no_wakeup() -> None:
+    woken: list[bool] = []
+    subpartition = RemoteSubpartition(WIRE, 3, lambda: woken.append(True))
+    connection: Any = Unconnected()
+    subpartition.attach(connection)
+    subpartition.send_batch(pa.record_batch({"n": [1]}))
+    subpartition.grant(3)
+    subpartition.drain_into(deque())
+    assert woken == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (FrameKind.CONTROL, b"no element"),
+        (FrameKind.CONTROL, b'{"t":"unknown"}'),
+        (FrameKind.SCHEMA, b"no schema"),
+        (FrameKind.DATA, b"rows without a schema"),
+        (None, b"\xff" * HEADER_BYTES),
+    ],
+)
+def test_a_peer_that_sends_nonsense_loses_its_connection_and_others_keep_theirs(
+    kind: FrameKind | None, body: bytes
+) -> None:
+    arrived = threading.Event()
+    transport = DataTransport("127.0.0.1", SECRET)
+    gate = InputGate(arrived.set)
+    channel = gate.add_channel(0, 4)
+    transport.register(WIRE, channel)
+    try:
+        with socket.create_connection(transport.address) as peer:
+            authenticate(peer, SECRET, "client", "data")
+            peer.sendall(encode_header(WIRE, 0, FrameKind.OPEN))
+            receive_exactly(peer, HEADER_BYTES + 4)
+            peer.sendall(body if kind is None else encode_header(WIRE, len(body), kind) + body)
+            assert arrived.wait(60)
+            element = gate.poll()
+            assert element is not None
+            assert isinstance(element[1], ConnectionError)
+            assert peer.recv(1) == b""
+        assert_still_works(transport)
+    finally:
+        transport.close()
+
+
+def assert_still_works(receiver: DataTransport) -> None:
+    arrived = threading.Event()
+    gate = InputGate(arrived.set)
+    wire = channel_id(2, 0)
+    receiver.register(wire, gate.add_channel(0, 4))
+    sender = DataTransport("127.0.0.1", SECRET)
+    try:
+        sender.connect(receiver.address, wire, 4, lambda: None).send_control(EndOfPartition())
+        assert arrived.wait(60)
+        element = gate.poll()
+        assert element is not None
+        assert element[1] == EndOfPartition()
+    finally:
+        sender.close()

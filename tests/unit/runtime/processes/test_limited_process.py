@@ -54,12 +54,9 @@ def run(code: str, limits: ProcessLimits = LIMITS) -> bytes:
 pytestmark = pytest.mark.usefixtures("served")
 
 
-def test_the_answer_comes_back() -> None:
+def test_answer_comes_back_without_the_output_of_the_process() -> None:
     assert run("answer = sys.argv[0].encode()[-9:]") == b"served.py"
-
-
-def test_output_of_a_limited_process_is_not_kept() -> None:
-    """Much more than any pipe or the memory allowed holds."""
+    # Much more than any pipe or the memory allowed holds.
     noise = "for stream in (sys.stdout, sys.stderr):\n    for _ in range(4_000):\n        stream.write('x' * 100_000)"
     assert run(noise) == b"done"
 
@@ -71,20 +68,14 @@ def test_the_end_of_standard_error_is_reported() -> None:
     assert len(ended.value.last_words) == 4_000
 
 
-def test_memory_is_limited() -> None:
+def test_memory_files_and_answer_are_limited(tmp_path: Path) -> None:
     assert run("answer = str(len(bytearray(100 << 20))).encode()") == b"104857600"
     with pytest.raises(LimitedProcessError, match="allowed are 60 s, 256 MiB of memory") as ended:
         run("bytearray(400 << 20)")
     assert "MemoryError" in ended.value.last_words
-
-
-def test_files_are_limited(tmp_path: Path) -> None:
     with pytest.raises(LimitedProcessError) as ended:
         run(f"open({str(tmp_path / 'large')!r}, 'wb').write(bytes(2 << 20))")
     assert "File too large" in ended.value.last_words
-
-
-def test_the_answer_is_limited() -> None:
     with pytest.raises(LimitedProcessError, match="result of 1001 bytes is larger than the 1000 allowed"):
         run("answer = b'x' * 1001")
 
@@ -95,13 +86,10 @@ def test_time_is_limited(code: str) -> None:
         run(code, replace(LIMITS, time_s=0.5))
 
 
-def test_children_of_a_limited_process_end_with_it() -> None:
+def test_process_that_is_killed_says_how_and_children_end_with_it() -> None:
     """Also when that holds its standard error open."""
     child = int(run("answer = str(subprocess.Popen(['sleep', '1000']).pid).encode()"))
     while living([child]):
         pass
-
-
-def test_a_process_that_is_killed_says_how() -> None:
     with pytest.raises(LimitedProcessError, match="by signal 9"):
         run("os.kill(os.getpid(), 9)")

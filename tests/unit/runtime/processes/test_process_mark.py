@@ -48,14 +48,11 @@ def test_killed_process_counts_as_ended_before_and_after_its_parent_waits_for_it
     assert is_gone(mark)
 
 
-def test_process_that_reuses_a_pid_is_another_process() -> None:
+def test_only_a_well_formed_mark_of_this_host_proves_that_a_process_is_gone() -> None:
     own = own_mark()
     assert own is not None
     place, _, began = own.rpartition("/")
     assert is_gone(f"{place}/{int(began) + 1}")
-
-
-def test_malformed_mark_or_mark_of_another_host_proves_nothing() -> None:
     for mark in (None, "", "other-boot/pid:[1]/4194304/1", f"{machine()}/x/1", f"{machine()}/4194304/x", "a/b"):
         assert not is_gone(mark)
     assert is_gone(RELEASED)

@@ -78,41 +78,39 @@ class TestFailures:
         assert job.machine.status is JobStatus.RUNNING
         assert job.task(0).attempt == 1
 
-    def test_a_cancellation_that_takes_longer_than_the_delay(self):
+    def test_long_cancellation_needs_no_further_delay_and_failures_of_an_older_attempt_count_for_nothing(self):
         job = Job().run()
         job.step(on.TaskFailed(job.task(0), CAUSE))
         job.step(on.TaskFailed(job.task(1), CAUSE), after_ms=500)
         assert job.last == [out.AcquireSlots(1)]
-
-    def test_failures_of_an_older_attempt_are_ignored(self):
         job = Job().run()
         assert job.step(on.TaskFailed(ExecutionId("v", 0, 7), CAUSE)) == []
         assert job.machine.state is JobState.RUNNING
 
-    def test_failure_without_restart_strategy_ends_the_job(self):
+    def test_failure_without_restart_strategy_or_recovery_ends_the_job(self):
         job = Job(NoRestart()).run()
         job.step(on.TaskFailed(job.task(0), CAUSE))
         assert job.machine.status is JobStatus.FAILING
         job.step(on.TaskCanceled(job.task(1)))
         assert job.one(out.JobEnded) == out.JobEnded(JobStatus.FAILED, 1_000_000, CAUSE)
+        job = Job().run()
+        job.steps(on.TaskFailed(job.task(0), CAUSE), on.JobFailed(CAUSE, recoverable=False))
+        job.step(on.TaskCanceled(job.task(1)))
+        assert job.one(out.JobEnded).status is JobStatus.FAILED
 
-    def test_slots_that_do_not_come(self):
+    def test_slots_that_do_not_come_restart_the_job_and_state_that_does_not_fit_ends_it(self):
         job = Job()
         job.steps(on.Start(), on.SlotsFailed(0, CAUSE))
         assert job.kinds() == [out.StatusChanged, out.ScheduleRestart]
         assert job.step(on.SlotsAcquired(0)) == []
-
-    def test_state_that_does_not_fit(self):
         job = Job()
         job.steps(on.Start(), on.SlotsAcquired(0), on.StateRestoreFailed(0, CAUSE, recoverable=False))
         assert job.one(out.JobEnded).cause == CAUSE
 
-    def test_a_task_that_is_canceled_without_a_request_is_a_failure(self):
+    def test_task_canceled_without_a_request_and_failed_checkpoints_restart_the_job(self):
         job = Job().run()
         job.step(on.TaskCanceled(job.task(0)))
         assert job.machine.state is JobState.CLEARING
-
-    def test_too_many_failed_checkpoints(self):
         job = Job().run()
         job.step(on.JobFailed(CAUSE))
         assert job.one(out.CancelTasks).executions == (job.task(0), job.task(1))
@@ -134,12 +132,6 @@ class TestFailures:
         job.run().step(on.JobFailed(CAUSE, failed_checkpoints=2))
         assert job.each(on.TaskCanceled).one(out.JobEnded).status is JobStatus.FAILED
 
-    def test_an_unrecoverable_failure_while_clearing(self):
-        job = Job().run()
-        job.steps(on.TaskFailed(job.task(0), CAUSE), on.JobFailed(CAUSE, recoverable=False))
-        job.step(on.TaskCanceled(job.task(1)))
-        assert job.one(out.JobEnded).status is JobStatus.FAILED
-
 
 class TestEnd:
     def test_cancel(self):
@@ -151,14 +143,12 @@ class TestEnd:
         assert job.one(out.JobEnded).status is JobStatus.CANCELED
         assert job.step(on.CancelRequested()) == []
 
-    def test_cancel_while_backing_off(self):
+    def test_cancellation_ends_a_job_that_waits_for_its_restart_or_fails(self):
         job = Job().run().each(on.TaskFailed, CAUSE)
         assert job.machine.state is JobState.BACKING_OFF
         job.step(on.CancelRequested())
         assert out.CancelRestart in job.kinds()
         assert job.one(out.JobEnded).status is JobStatus.CANCELED
-
-    def test_cancel_while_failing(self):
         job = Job(NoRestart()).run()
         job.step(on.TaskFailed(job.task(0), CAUSE))
         assert job.step(on.CancelRequested()) == [out.StatusChanged(JobStatus.CANCELLING, 1_000_000)]
@@ -179,15 +169,13 @@ class TestEnd:
 
 @pytest.mark.row("147.5")
 class TestStopWithSavepoint:
-    def test_the_good_case(self):
+    def test_savepoint_completes_before_or_after_the_tasks_finish(self):
         job = Job().stopping()
         assert job.kinds() == [out.StopPeriodicTrigger, out.TriggerSavepoint]
         assert job.step(on.SavepointCompleted("stop", "sp")) == []
         job.each(on.TaskFinished)
         assert job.one(out.StopCompleted) == out.StopCompleted("stop", "sp")
         assert job.one(out.JobEnded).savepoint == "sp"
-
-    def test_tasks_that_finish_before_the_answer(self):
         job = Job().stopping().each(on.TaskFinished)
         assert job.machine.state is JobState.STOPPING
         job.step(on.SavepointCompleted("stop", "sp"))
@@ -206,13 +194,18 @@ class TestStopWithSavepoint:
         job.each(on.TaskCanceled)
         assert job.last == [out.AcquireSlots(1)]
 
-    def test_a_task_failure_after_the_savepoint_fails_the_job_for_good(self):
+    def test_task_failure_during_and_after_the_savepoint_fails_the_job_for_good(self):
         job = Job().ending()
         job.steps(on.TaskFailed(job.task(0), CAUSE), on.TaskCanceled(job.task(1)))
         assert job.one(out.JobEnded).status is JobStatus.FAILED
         assert job.one(out.JobEnded).savepoint == "sp"
         assert "sp" in job.one(out.StopFailed).message
         assert job.one(out.StopFailed).location == "sp"
+        job = Job().stopping()
+        job.steps(on.TaskFailed(job.task(0), CAUSE), on.TaskCanceled(job.task(1)))
+        job.step(on.SavepointCompleted("stop", "sp"))
+        assert job.one(out.JobEnded).status is JobStatus.FAILED
+        assert "sp" in job.one(out.JobEnded).cause.message
 
     def test_a_restart_waits_for_the_fate_of_the_savepoint(self):
         job = Job().stopping()
@@ -222,23 +215,15 @@ class TestStopWithSavepoint:
         job.step(on.SavepointFailed("stop", "suspended"))
         assert job.kinds() == [out.StopFailed, out.ScheduleRestart]
 
-    def test_a_savepoint_that_completes_although_a_task_failed(self):
-        job = Job().stopping()
-        job.steps(on.TaskFailed(job.task(0), CAUSE), on.TaskCanceled(job.task(1)))
-        job.step(on.SavepointCompleted("stop", "sp"))
-        assert job.one(out.JobEnded).status is JobStatus.FAILED
-        assert "sp" in job.one(out.JobEnded).cause.message
-
-    def test_a_second_stop_is_refused_and_the_first_continues(self):
-        job = Job().stopping()
-        job.step(on.StopRequested("second"))
-        assert job.one(out.StopFailed).request_id == "second"
-        assert job.machine.state is JobState.STOPPING
-
-    def test_not_running(self):
-        job = Job()
-        job.step(on.StopRequested("stop"))
-        assert job.one(out.StopFailed).message == "The job is not running."
+    def test_stop_of_a_job_that_does_not_run_or_stops_is_refused(self):
+        for job, why in (
+            (Job(), "The job is not running."),
+            (Job().run().each(on.TaskFinished), "The job is FINISHED."),
+            (Job().stopping(), "Another stop is in progress."),
+        ):
+            state = job.machine.state
+            assert job.step(on.StopRequested("second")) == [out.StopFailed("second", why)]
+            assert job.machine.state is state
 
     def test_cancel_wins(self):
         job = Job().stopping()
@@ -247,11 +232,6 @@ class TestStopWithSavepoint:
         assert job.one(out.StopFailed).request_id == "stop"
         assert job.one(out.JobEnded).status is JobStatus.CANCELED
         assert job.step(on.SavepointCompleted("stop", "sp")) == []
-
-    def test_an_ended_job(self):
-        job = Job().run().each(on.TaskFinished)
-        job.step(on.StopRequested("stop"))
-        assert job.last == [out.StopFailed("stop", "The job is FINISHED.")]
 
     def test_a_bounded_job_that_ends_before_its_savepoint(self):
         job = Job().stopping().each(on.TaskFinished)
@@ -271,33 +251,29 @@ class TestRedeploy:
         job.deploy()
         assert len(job.one(out.Deploy).executions) == 3
 
-    def test_redeployment_without_tasks_is_used_by_the_next_deployment(self):
+    def test_redeployment_before_the_tasks_run_takes_effect_with_the_slots(self):
         job = Job()
         assert job.step(on.RedeployRequested(self.NEW)) == []
         job.steps(on.Start(), on.SlotsAcquired(0))
         assert job.step(on.RedeployRequested(KEYS))[-1] == out.AcquireSlots(1)
         assert job.step(on.StateRestored(0)) == []
-
-    def test_stop_takes_precedence_over_another_deployment(self):
-        job = Job().stopping()
-        assert job.step(on.RedeployRequested(self.NEW)) == []
-
-    def test_redeployment_while_slots_are_acquired_starts_the_acquisition_again(self):
         job = Job()
         job.step(on.Start())
         assert job.step(on.RedeployRequested(self.NEW)) == [out.AcquireSlots(1)]
         assert job.step(on.SlotsAcquired(0)) == []
 
+    def test_stop_takes_precedence_over_another_deployment(self):
+        job = Job().stopping()
+        assert job.step(on.RedeployRequested(self.NEW)) == []
+
 
 @pytest.mark.row("530.6")
 class TestRestartStrategy:
-    def test_next_failure_uses_the_new_strategy(self):
+    def test_new_strategy_counts_from_the_next_failure(self):
         job = Job(NoRestart()).run()
         assert job.step(on.RestartStrategyReplaced(FixedDelay(1, 100))) == []
         job.each(on.TaskFailed, CAUSE)
         assert job.machine.state is JobState.BACKING_OFF
-
-    def test_a_planned_restart_stays_where_it_is(self):
         job = Job(FixedDelay(3, 100)).run().each(on.TaskFailed, CAUSE)
         assert job.step(on.RestartStrategyReplaced(NoRestart())) == []
         assert job.step(on.RestartTimerFired(1), after_ms=100) == [out.AcquireSlots(1)]
@@ -323,30 +299,27 @@ STATES = {
 }
 
 
-def test_the_tables_are_complete():
+def test_tables_have_every_event_and_state_and_other_events_are_refused():
     assert {type(event) for event in EVENTS} == set(on.JobEvent.__args__)
     assert set(STATES) == set(JobState)
-
-
-@pytest.mark.parametrize("state", JobState)
-@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
-def test_state_and_event(state, event):
-    job = STATES[state]()
-    assert job.machine.state is state
-    status = job.machine.status
-    try:
-        job.step(event)
-    except UnexpectedJobEventError:
-        assert job.machine.state is state
-        return
-    changes = [effect.status for effect in job.last if isinstance(effect, out.StatusChanged)]
-    assert job.machine.status is (changes[-1] if changes else status)
-    if state.is_terminal:
-        assert job.machine.state is state
-    ended = [effect for effect in job.last if isinstance(effect, out.JobEnded)]
-    assert bool(ended) is (job.machine.state.is_terminal and not state.is_terminal)
-
-
-def test_unknown_event_is_refused():
     with pytest.raises(UnexpectedJobEventError):
         Job().step("hello")
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: type(event).__name__)
+def test_event_changes_states_as_told_or_is_refused_in_every_state(event):
+    for state, build in STATES.items():
+        job = build()
+        assert job.machine.state is state
+        status = job.machine.status
+        try:
+            job.step(event)
+        except UnexpectedJobEventError:
+            assert job.machine.state is state
+            continue
+        changes = [effect.status for effect in job.last if isinstance(effect, out.StatusChanged)]
+        assert job.machine.status is (changes[-1] if changes else status), state
+        if state.is_terminal:
+            assert job.machine.state is state
+        ended = [effect for effect in job.last if isinstance(effect, out.JobEnded)]
+        assert bool(ended) is (job.machine.state.is_terminal and not state.is_terminal), state

@@ -158,25 +158,24 @@ def test_bounds_that_could_not_be_stored_are_not_declared() -> None:
 
 
 class TestRefused:
-    def test_bounds_that_are_not_possible(self) -> None:
-        answer = Job().ask(200).answer
-        assert answer.outcome is ChangeOutcome.REFUSED
-        assert "exceeds its maximum parallelism 128" in answer.message
+    @pytest.mark.parametrize(
+        ("before", "parallelism", "outcome", "message"),
+        [
+            ([], 200, ChangeOutcome.REFUSED, "exceeds its maximum parallelism 128"),
+            ([job_on.StopRequested("stop")], 4, ChangeOutcome.NOT_NOW, "stopping"),
+            ([core.LeadershipLost()], 4, ChangeOutcome.NOT_STORED, ""),
+        ],
+    )
+    def test_rescale_that_is_not_possible_is_refused(self, before, parallelism, outcome, message) -> None:
+        answer = Job().steps(*before).ask(parallelism).answer
+        assert answer.outcome is outcome
+        assert message in answer.message
 
     def test_rescale_during_another_rescale_is_refused(self) -> None:
         job = Job().ask(4).ask(3, name="other")
         assert job.last == [core.ChangeAnswered("other", ChangeOutcome.BUSY)]
         job.steps(core.SlotsReserved("other", 3))
         assert job.last == []
-
-    def test_a_job_that_is_being_stopped(self) -> None:
-        job = Job().steps(job_on.StopRequested("stop")).ask(4)
-        assert job.answer.outcome is ChangeOutcome.NOT_NOW
-        assert "stopping" in job.answer.message
-
-    def test_a_job_of_another_driver(self) -> None:
-        job = Job().steps(core.LeadershipLost()).ask(4)
-        assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
 
 class TestTheJobGoesOnAsItWas:
@@ -194,22 +193,17 @@ class TestTheJobGoesOnAsItWas:
         if state is JobState.RUNNING:
             assert job.kinds() == [core.ReserveSlots]
 
-    def test_slots_do_not_come(self) -> None:
+    def test_slots_that_do_not_come_or_are_lost_and_a_plan_that_is_not_stored_leave_the_job_as_it_was(self) -> None:
         self.assert_given_up(Job().ask(4).steps(core.SlotsNotReserved("r", "none is free")), "none is free")
-
-    def test_a_slot_is_lost_while_the_checkpoint_is_taken(self) -> None:
-        job = Job().ask(4).steps(core.SlotsReserved("r", 4))
-        self.assert_given_up(job.steps(core.SlotsNotReserved("r", "lost")), "lost")
+        reserved = Job().ask(4).steps(core.SlotsReserved("r", 4))
+        self.assert_given_up(reserved.steps(core.SlotsNotReserved("r", "lost")), "lost")
+        self.assert_given_up(Job().to_storing().steps(core.ChangeNotStored("r", "disk full")), "disk full")
 
     def test_the_checkpoint_fails(self) -> None:
         job = Job().ask(4).steps(core.SlotsReserved("r", 4), on.LocationFailed(1, "no directory"))
         assert "its checkpoint failed" in job.answer.message
         assert core.ReleaseReserve() in job.last
         assert job.machine.state is JobState.RUNNING
-
-    def test_rescale_that_cannot_be_stored_leaves_the_job_unchanged(self) -> None:
-        job = Job().to_storing().steps(core.ChangeNotStored("r", "disk full"))
-        self.assert_given_up(job, "disk full")
 
     def test_the_job_fails(self) -> None:
         job = Job().ask(4)
@@ -220,20 +214,15 @@ class TestTheJobGoesOnAsItWas:
         ]
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
 
-    def test_the_job_fails_while_its_checkpoint_is_taken(self) -> None:
-        job = Job().ask(4).steps(core.SlotsReserved("r", 4))
-        job.begin_checkpoint()
-        job.steps(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
-        assert job.answer.message == "The job keeps its parallelism: it is clearing"
-
-    def test_stop_takes_precedence_over_another_deployment(self) -> None:
-        job = Job().ask(4).steps(job_on.StopRequested("stop"))
-        assert job.answer.message == "The job keeps its parallelism: it is stopping"
-        assert out.InitializeLocation in job.kinds()
-
-    def test_cancellation_takes_precedence(self) -> None:
-        job = Job().ask(4).steps(job_on.CancelRequested())
-        assert job.answer.message == "The job keeps its parallelism: it is cancelling"
+    def test_failure_stop_and_cancellation_take_precedence(self) -> None:
+        failed = Job().ask(4).steps(core.SlotsReserved("r", 4))
+        failed.begin_checkpoint()
+        failed.steps(job_on.TaskFailed(ExecutionId("v", 0, 0), CAUSE))
+        stopped = Job().ask(4).steps(job_on.StopRequested("stop"))
+        assert out.InitializeLocation in stopped.kinds()
+        canceled = Job().ask(4).steps(job_on.CancelRequested())
+        for job, why in ((failed, "clearing"), (stopped, "stopping"), (canceled, "cancelling")):
+            assert job.answer.message == f"The job keeps its parallelism: it is {why}"
 
 
 class TestWhileItIsStored:
@@ -285,11 +274,9 @@ class TestWhileItIsStored:
         assert job.parallelism == (2, 2)
         assert job.ask(2, name="next").answer.outcome is ChangeOutcome.APPLIED
 
-    def test_ended_job_is_not_rescaled(self) -> None:
+    def test_ended_job_and_job_of_another_driver_are_not_rescaled(self) -> None:
         job = Job().to_storing().steps(core.ChangeUnknown("r", "?"), core.ChangeNotStored("r", "!", final=True))
         assert job.answer.outcome is ChangeOutcome.NOT_STORED
-
-    def test_another_driver_leads(self) -> None:
         job = Job().to_storing().steps(core.LeadershipLost())
         assert job.answer.outcome is ChangeOutcome.UNKNOWN
         assert job.steps(core.PlanStored("r")).last == []

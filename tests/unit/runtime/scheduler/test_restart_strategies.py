@@ -14,17 +14,11 @@ from ckpt_runtime.scheduler.restart_strategies import (
 )
 
 
-def test_none():
+def test_delay_and_number_of_restarts_are_those_of_the_strategy():
     assert Restarts(NoRestart()).on_failure(0) is None
-
-
-def test_fixed_delay():
     restarts = Restarts(FixedDelay(attempts=2, delay_ms=50))
     assert [restarts.on_failure(now) for now in (0, 1, 10**9)] == [50, 50, None]
     assert Restarts(FixedDelay()).on_failure(0) == 1_000
-
-
-def test_failure_rate():
     restarts = Restarts(FailureRate(max_failures_per_interval=2, interval_ms=100, delay_ms=7))
     assert [restarts.on_failure(now) for now in (0, 50, 101)] == [7, 7, 7]
     assert restarts.on_failure(150) is None
@@ -51,13 +45,11 @@ class TestExponentialDelay:
         assert restarts.on_failure(400) == 600
         assert restarts.on_failure(1_000) is None
 
-    def test_reset_after_a_quiet_time(self):
+    def test_backoff_is_reset_after_the_threshold_and_not_before(self):
         restarts = Restarts(ExponentialDelay(1_000, reset_threshold_ms=5_000, max_attempts=2))
         assert restarts.on_failure(0) == 1_000
         assert restarts.on_failure(1_000) == 1_500
         assert restarts.on_failure(2_500 + 5_000) == 1_000
-
-    def test_backoff_is_not_reset_before_the_threshold(self):
         restarts = Restarts(ExponentialDelay(1_000, reset_threshold_ms=5_000))
         restarts.on_failure(0)
         assert restarts.on_failure(1_000 + 4_999) == 1_500
@@ -72,31 +64,25 @@ class TestExponentialDelay:
 class TestReplacement:
     """The new strategy counts what has happened so far."""
 
-    def test_attempts_that_are_used_up_stay_used_up(self):
+    @pytest.mark.parametrize(
+        ("strategy", "delays"),
+        [
+            (FixedDelay(attempts=3, delay_ms=7), [7, None]),
+            (ExponentialDelay(1_000), [2_250]),
+            (FailureRate(max_failures_per_interval=2, interval_ms=1_000), [None]),
+        ],
+    )
+    def test_failures_before_another_strategy_count_for_it(self, strategy, delays):
         restarts = Restarts(FixedDelay(attempts=5, delay_ms=50))
         assert [restarts.on_failure(now) for now in (0, 100)] == [50, 50]
-        restarts.strategy = FixedDelay(attempts=3, delay_ms=7)
-        assert [restarts.on_failure(now) for now in (200, 300)] == [7, None]
+        restarts.strategy = strategy
+        assert [restarts.on_failure(200 + 100 * number) for number in range(len(delays))] == delays
 
-    def test_restarts_of_a_fixed_delay_lengthen_an_exponential_one(self):
-        restarts = Restarts(FixedDelay(attempts=5, delay_ms=50))
-        assert [restarts.on_failure(now) for now in (0, 100)] == [50, 50]
-        restarts.strategy = ExponentialDelay(1_000)
-        assert restarts.on_failure(200) == 2_250
-
-    def test_moments_of_earlier_failures_count_for_a_rate(self):
-        restarts = Restarts(FixedDelay(attempts=5, delay_ms=50))
-        assert [restarts.on_failure(now) for now in (0, 100)] == [50, 50]
-        restarts.strategy = FailureRate(max_failures_per_interval=2, interval_ms=1_000)
-        assert restarts.on_failure(200) is None
-
-    def test_the_planned_restart_stays_where_it_is(self):
+    def test_planned_and_refused_restarts_do_not_count_for_another_strategy(self):
         restarts = Restarts(FixedDelay(attempts=5, delay_ms=900))
         assert restarts.on_failure(0) == 900
         restarts.strategy = ExponentialDelay(10)
         assert restarts.on_failure(400) == 500
-
-    def test_refused_restart_does_not_count(self):
         restarts = Restarts(NoRestart())
         assert restarts.on_failure(0) is None
         restarts.strategy = FixedDelay(attempts=1, delay_ms=5)

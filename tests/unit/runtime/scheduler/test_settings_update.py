@@ -28,17 +28,14 @@ def update() -> SettingsUpdate:
     return update
 
 
-def test_stored_and_applied(update: SettingsUpdate) -> None:
+def test_update_is_stored_and_applied_while_a_second_one_is_refused(update: SettingsUpdate) -> None:
+    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
+    assert update.is_busy
     assert update.concerns("a")
     assert update.stored(core.OverridesStored("a", STORED)) == [ChangeAnswered("a", ChangeOutcome.APPLIED)]
     assert update.overrides == CHANGE
     assert not update.concerns("a")
     assert not update.is_busy
-
-
-def test_second_update_during_another_is_refused(update: SettingsUpdate) -> None:
-    assert update.requested(core.PatchRequested("b", None), SETTINGS) == [ChangeAnswered("b", ChangeOutcome.BUSY)]
-    assert update.is_busy
 
 
 @pytest.mark.parametrize(

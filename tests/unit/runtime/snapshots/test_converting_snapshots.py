@@ -102,13 +102,10 @@ def test_a_backend_of_other_files_is_reached_through_the_canonical_form(tmp_path
     assert rows_of(back) == rows_of(open_snapshot(str(SAVEPOINT)))
 
 
-def test_native_savepoint_is_not_converted_to_another_backends_native_form(tmp_path: Path) -> None:
+def test_data_in_flight_and_another_native_form_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidLocationError, match="native form of the state backend 'hashmap', not of 'files'"):
         converted(SAVEPOINT, tmp_path / "target", NATIVE, NAME)
     assert not (tmp_path / "target").exists()
-
-
-def test_data_in_flight_is_refused(tmp_path: Path) -> None:
     unaligned = placed(DIRECTORY / "format-2" / "unaligned", tmp_path)
     with pytest.raises(InvalidLocationError, match="unaligned checkpoint with in-flight data.*take a savepoint"):
         converted(unaligned, tmp_path / "target", CANONICAL)

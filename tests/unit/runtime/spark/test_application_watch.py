@@ -28,12 +28,10 @@ def watched(stopped: Callable[[], bool]) -> str:
     return reason
 
 
-def test_an_application_that_was_stopped() -> None:
+def test_stopped_application_and_ended_jvm_are_reported() -> None:
     answers = iter([False, False, True, True])
     assert watched(lambda: next(answers)) == "Spark has stopped the application"
 
-
-def test_end_of_the_jvm_is_reported() -> None:
     def refused() -> bool:
         raise ConnectionRefusedError(111, "Connection refused")
 

@@ -61,24 +61,18 @@ def test_a_standalone_cluster_needs_its_secret(monkeypatch: pytest.MonkeyPatch) 
     protected(master="spark://host:7077")
 
 
-def test_a_cluster_of_the_sessions_own_gets_a_secret_of_its_own() -> None:
+def test_cluster_of_the_sessions_own_gets_a_secret_and_encryption_may_be_switched_off() -> None:
     secrets = {protected(master="local-cluster[2,1,1024]")["spark.authenticate.secret"] for _ in range(2)}
     assert len(secrets) == 2
-
-
-def test_encryption_may_be_switched_off() -> None:
     assert protected(master="yarn", network_crypto_enabled="false")["spark.network.crypto.enabled"] == "false"
 
 
-def test_the_agents_secret_is_not_in_the_function_that_spark_ships() -> None:
+def test_secret_is_neither_in_the_shipped_function_nor_in_the_event_log() -> None:
     """It comes with the message that launches the task; without that the task refuses to begin."""
     shipped = cloudpickle.loads(cloudpickle.dumps(agent_task("127.0.0.1", 1, "0")))
     with pytest.raises(RuntimeError, match=CONTROL_SECRET):
         list(shipped(iter(["0"])))
-
-
-def test_spark_hides_the_secrets_property_in_its_event_log() -> None:
-    """It hides properties that are in its configuration too, and whose names match ``spark.redaction.regex``."""
+    # It hides properties that are in its configuration too, and whose names match ``spark.redaction.regex``.
     assert CONTROL_SECRET in protected(master="local[2]")
     assert "secret" in CONTROL_SECRET
 

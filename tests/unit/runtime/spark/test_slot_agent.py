@@ -85,15 +85,12 @@ async def opened(*, shut_down: bool = True) -> AsyncIterator[SlotListener]:
         await asyncio.wait_for(asyncio.to_thread(worker.wait), TIMEOUT_S)
 
 
-async def test_agent_registers_with_its_identity_and_answers_pings() -> None:
+async def test_agent_registers_with_its_identity_and_kills_no_worker_that_it_does_not_know() -> None:
     async with opened() as driver:
         assert driver.agent is not None
         cpus = tuple(sorted(os.sched_getaffinity(0)))
         assert driver.agent.registration == RegisterAgent("3-1", "127.0.0.1", cpus, own_identity())
         assert await driver.answers()
-
-
-async def test_a_worker_that_it_does_not_know_cannot_be_killed() -> None:
     async with opened() as driver:
         driver.send(KillWorker("nobody"))
         assert await driver.answers()

@@ -122,15 +122,12 @@ def test_nulls_have_a_slot_of_their_own_in_every_form() -> None:
     assert model.keys()[0] is None
 
 
-def test_only_null_keys_share_one_slot() -> None:
+def test_nulls_share_one_slot_also_in_slices() -> None:
     model = Model()
     for _ in range(3):
         model.add([None] * 5_000)
     model.add([])
     model.add([0, 10**6, None])
-
-
-def test_a_slice_with_nulls() -> None:
     index = key_index(pa.schema([("key", pa.int64())]))
     rows = pa.array([None if n % 7 == 0 else n for n in range(5_000)])
     assert index.slots_of([rows])[-1] == index.slots_of([rows.slice(4_999)])[0]

@@ -57,15 +57,12 @@ def test_late_notifications_change_nothing() -> None:
     assert files.reusable(3) == {"b": B}
 
 
-def test_a_completion_whose_checkpoint_this_operator_did_not_see_empties_the_base() -> None:
+def test_files_of_unseen_or_restored_checkpoints_are_reusable_if_they_outlive_them() -> None:
     files = SharedFiles()
     taken(files, 1, a=A)
     files.completed(1)
     files.completed(5)
     assert files.reusable(6) == {}
-
-
-def test_of_a_restored_checkpoint_only_what_outlives_it_is_reusable() -> None:
     files = SharedFiles()
     inline = StateFile("", 1, "c", b"x")
     files.restored({"a": A, "own": StateFile("private", 1, "c"), "inline": inline})

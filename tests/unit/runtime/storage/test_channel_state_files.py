@@ -322,16 +322,13 @@ class TestDamage:
         self.path(written).write_bytes(good + b"x")
         self.refused(local_job, written, "bytes and not")
 
-    def test_swapped_elements(self, local_job: Location) -> None:
-        written, _ = self.two_files(local_job)
-        one, two, _ = places(written)
-        assert one.length == two.length
-        good = self.path(written).read_bytes()
-        self.path(written).write_bytes(good[one.length : 2 * one.length] + good[: one.length] + good[2 * one.length :])
-        self.refused(local_job, written, "byte 0 is damaged: the element's checksum")
-
-    def test_swapped_files(self, local_job: Location) -> None:
+    def test_swapped_elements_and_files_are_damage(self, local_job: Location) -> None:
         first, second = self.two_files(local_job)
+        one, two, _ = places(first)
+        assert one.length == two.length
+        good = self.path(first).read_bytes()
+        self.path(first).write_bytes(good[one.length : 2 * one.length] + good[: one.length] + good[2 * one.length :])
+        self.refused(local_job, first, "byte 0 is damaged: the element's checksum")
         self.path(first).write_bytes(self.path(second).read_bytes())
         self.refused(local_job, first, "checksum")
 
@@ -392,15 +389,11 @@ class TestDamage:
         with pytest.raises(CorruptFileError, match="schema of in-flight data"):
             ChannelStateReader(local_job, stream)
 
-    def test_rows_without_a_schema(self, local_job: Location) -> None:
+    def test_streams_without_a_schema_with_other_paths_or_lengths_are_refused(self, local_job: Location) -> None:
         self.refused(local_job, replace(w := self.two_files(local_job)[0], inputs=(replace(w.inputs[0], schema=""),)))
-
-    def test_a_path_that_leads_out(self, local_job: Location) -> None:
         file = StateFile("../x", 1, "")
         with pytest.raises(InvalidLocationError):
             ChannelStateReader(local_job, ChannelStateStream(0, 0, "", (ChannelStateSegment(file, 0, 1),)))
-
-    def test_inline_content_of_another_length(self, local_job: Location) -> None:
         stream = write(local_job, [captured(rows(1))], threshold=1 << 20).inputs[0]
         file = stream.segments[0].file
         bad = replace(stream.segments[0], file=structs.replace(file, inline=(file.inline or b"")[:-1]))
@@ -418,16 +411,13 @@ class TestDamage:
         assert os.listdir(Path(local_job.path, "shared")) == before
 
 
-def test_an_element_that_is_too_large_is_refused_and_nothing_is_left(
-    job: Location, monkeypatch: pytest.MonkeyPatch
+def test_large_element_and_directory_that_cannot_be_written_are_refused_by_name(
+    job: Location, monkeypatch: pytest.MonkeyPatch, local_job: Location
 ) -> None:
     monkeypatch.setattr(channel_state, "MAX_BODY_BYTES", 1_000)
     with pytest.raises(StorageError, match="larger than the 1000 allowed"):
         write(job, [captured(rows(1), rows(*range(1_000)))])
     assert list_names(job.child("shared")) == []
-
-
-def test_a_directory_that_cannot_be_written_is_named(local_job: Location) -> None:
     delete_tree(local_job.child("shared"))
     with pytest.raises(NotFoundError, match="shared/chk-1-"):
         write(local_job, [captured(rows(1))])

@@ -98,12 +98,9 @@ def test_unusable_locations_are_refused_by_name(url: str) -> None:
     assert len(str(caught.value)) < 600
 
 
-def test_the_schemes_are_named_when_one_is_unknown() -> None:
+def test_unknown_schemes_and_missing_packages_are_named() -> None:
     with pytest.raises(InvalidLocationError, match=r"'nosuch://x'.*file, s3"):
         resolve("nosuch://x")
-
-
-def test_a_scheme_whose_package_is_missing_says_so() -> None:
     pytest.importorskip("fsspec")
     try:
         import s3fs  # noqa: F401
@@ -213,15 +210,12 @@ def test_deleting_a_tree_does_not_follow_links(tmp_path: Path) -> None:
         delete_tree(resolve(tmp_path / "alias"))
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_failed_directories_and_publications_are_named_and_leave_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="file:///proc/nowhere"):
         make_directory(resolve("/proc/nowhere"))
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match=f"file://{tmp_path}/file/below"):
         make_directory(resolve(tmp_path / "file" / "below"))
-
-
-def test_a_publication_that_fails_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="Not a directory"):
         publish(resolve(tmp_path / "file" / "below"), b"x")
@@ -323,19 +317,13 @@ class TestOnlyRegularFilesAreOpened:
             yield path
 
     @pytest.mark.timeout(120)
-    def test_special_files_are_refused_when_their_bytes_are_read(self, special: Path) -> None:
+    def test_special_files_are_refused_when_read_as_bytes_metadata_or_state(self, special: Path) -> None:
         for read in (lambda file: read_bytes(file, 100), lambda file: read_range(file, 0, 10)):
             with pytest.raises(StorageError, match=str(special)):
                 read(resolve(special))
-
-    @pytest.mark.timeout(120)
-    def test_special_files_are_refused_as_metadata(self, special: Path) -> None:
         for url in (special, special.parent):
             with pytest.raises(StorageError, match=str(special)):
                 read_metadata(resolve(url))
-
-    @pytest.mark.timeout(120)
-    def test_special_files_are_refused_as_state(self, special: Path) -> None:
         file = StateFile(special.name, 0, checksum_of(b""))
         with pytest.raises(StorageError, match=str(special)):
             StateFileReader(resolve(special.parent), file).verify()

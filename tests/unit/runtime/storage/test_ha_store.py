@@ -558,17 +558,13 @@ def test_a_store_without_exclusive_creation_is_refused(filesystem: type[MemoryFi
     assert not list_names(store.root)
 
 
-def test_exclusive_creation_is_tried_without_leaving_a_trace(store: HaStore) -> None:
+def test_unusable_directories_and_ids_are_refused_and_trials_leave_no_trace(
+    store: HaStore, root: Location, tmp_path: Path
+) -> None:
     store.leader.prepare()
     assert list_names(store.root) == []
-
-
-def test_cluster_ids_are_plain_names(root: Location) -> None:
     with pytest.raises(InvalidLocationError):
         HaStore(root, "../other")
-
-
-def test_a_directory_that_cannot_be_used_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     store = HaStore(str(tmp_path / "file"))
     with pytest.raises(StorageError, match=f"file://{tmp_path}/file"):

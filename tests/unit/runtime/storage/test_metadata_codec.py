@@ -51,14 +51,11 @@ def ended(*records: Any) -> bytes:
     return text + lines(["end", len(records), xxhash.xxh3_128_hexdigest(text)])
 
 
-def test_a_document_survives() -> None:
+def test_document_survives_and_is_readable_with_ordinary_tools() -> None:
     assert decode(encode(DOCUMENT), "x") == DOCUMENT
     assert list(decode(encode(DOCUMENT), "x")) == list(DOCUMENT)
     assert decode(encode({}), "x") == {}
     assert encode(DOCUMENT) == encode(DOCUMENT)
-
-
-def test_the_file_is_readable_with_ordinary_tools() -> None:
     text = zstandard.ZstdDecompressor().stream_reader(encode(DOCUMENT), read_across_frames=True).read()
     assert text.splitlines()[0].endswith(b' ["value","id",7]')
 

@@ -162,14 +162,11 @@ def test_short_answer_does_not_count_as_damage_and_a_short_file_does(
         read(directory, file)
 
 
-def test_a_missing_file_is_named(directory: Location) -> None:
+def test_missing_files_and_damaged_inline_content_are_refused(directory: Location) -> None:
     file = write(directory, b"x" * 100)
     delete_tree(directory)
     with pytest.raises(NotFoundError, match=file.path):
         read(directory, file)
-
-
-def test_damaged_inline_content_is_refused(directory: Location) -> None:
     file = write(directory, b"content", threshold=100)
     for damaged in (replace(file, inline=b"cOntent"), replace(file, length=6), replace(file, inline=b"")):
         with pytest.raises(CorruptFileError, match="inline state"):

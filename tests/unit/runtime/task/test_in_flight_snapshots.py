@@ -1,7 +1,8 @@
-"""A snapshot with in-flight data: what is written, what is referred to, and that failures leave nothing behind."""
+"""In-flight data on its way into a snapshot: sizes, what is written or referred to, and that failures leave nothing."""
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,17 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, KeyedHandle, KeyedStateHandle
+from ckpt_runtime.checkpoint.completed_checkpoint import ChannelStateStream, KeyedHandle, KeyedStateHandle, StateFile
 from ckpt_runtime.checkpoint.properties import CheckpointOptions, CheckpointProperties
 from ckpt_runtime.graph.key_groups import KeyGroupRange
 from ckpt_runtime.network.elements import CheckpointBarrier, Watermark
 from ckpt_runtime.network.output_queue import EncodedRows
 from ckpt_runtime.state.backend import SnapshotFiles
-from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader, decode_schema
+from ckpt_runtime.storage.channel_state import HEADER_BYTES, ChannelStateReader, PersistedElement, decode_schema
 from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from ckpt_runtime.task import snapshot_files
-from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers
+from ckpt_runtime.task.in_flight import CapturedChannel, InFlight, PersistedBuffers, size_of
 from ckpt_runtime.task.snapshot_files import WrittenSnapshot, write_snapshot
 from ckpt_runtime.task.subtask_checkpoints import OperatorSnapshot, SnapshotMeasures, SubtaskSnapshot
 from tests.unit.runtime.task.conftest import TaskKit
@@ -215,3 +216,104 @@ def test_an_abandoned_snapshot_is_deleted_but_not_the_files_that_it_refers_to(st
     storage.persisted.completed(1)
     storage.write(2, [CapturedChannel(0, [first, second])], operators=[Frozen()]).files.discard()
     assert [path.name for path in storage.files()] == [resolve(kept.state.inputs[0].segments[0].file.path).name]
+
+
+def place(number: int) -> PersistedElement:
+    return PersistedElement(StateFile(f"file:///shared/{number}", 100, "c"), 0, 10)
+
+
+@pytest.fixture(params=["message", "batch"])
+def buffer(request: pytest.FixtureRequest, kit: TaskKit) -> Any:
+    return kit.encoded(1, 2) if request.param == "message" else kit.rows(1, 2)
+
+
+def test_rows_count_as_they_are_kept_whether_they_came_over_the_wire_or_not(kit: TaskKit) -> None:
+    batch = kit.rows(1, 2, 3)
+    assert size_of(batch) == size_of(kit.encoded(1, 2, 3)) == batch.serialize().size
+    assert size_of(batch.slice(1, 1)) == batch.slice(1, 1).serialize().size
+    assert size_of(Watermark(5)) == 0
+    assert size_of(place(1)) == 10
+    assert CapturedChannel(0, [batch, Watermark(1), place(1)]).bytes == size_of(batch) + 10
+
+
+def test_channels_without_elements_are_no_in_flight_data() -> None:
+    empty = CapturedChannel(0)
+    assert InFlight((empty,), (empty,)).is_empty
+    assert not InFlight((empty,), (CapturedChannel(0, [Watermark(1)]),)).is_empty
+
+
+class TestPersistedBuffers:
+    def test_pending_older_checkpoint_that_stores_a_buffer_elsewhere_makes_its_file_unused(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        known.begun(2)
+        assert known.place_of(buffer, 2) == place(1)
+        assert known.place_of(buffer, 3) is None
+        known.written(2, [(buffer, place(1))])
+        assert known.place_of(buffer, 3) == place(1)
+        known.written(2, [(buffer, place(2))])
+        assert known.place_of(buffer, 3) is None
+        known.aborted(2)
+        assert known.place_of(buffer, 3) == place(1)
+
+    @pytest.mark.row("76.11")
+    def test_only_files_of_completed_checkpoints_are_reused(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        assert known.place_of(buffer, 3) is None
+        known.completed(1)
+        assert known.place_of(buffer, 3) == place(1)
+
+    def test_an_aborted_one_is_forgotten_and_what_was_known_stays(self, buffer: Any) -> None:
+        known = PersistedBuffers()
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        known.written(2, [(buffer, place(2))])
+        known.aborted(2)
+        known.completed(2)
+        assert known.place_of(buffer, 3) == place(1)
+
+    def test_later_checkpoint_replaces_the_buffer_and_earlier_ones_are_forgotten(
+        self, buffer: Any, kit: TaskKit
+    ) -> None:
+        known, other = PersistedBuffers(), kit.rows(9)
+        known.written(1, [(other, place(1))])
+        known.written(2, [(buffer, place(2))])
+        known.written(3, [(buffer, place(3))])
+        known.completed(2)
+        assert known.place_of(buffer, 3) == place(2)
+        known.completed(1)
+        assert known.place_of(other, 3) is None
+        known.completed(3)
+        assert known.place_of(buffer, 3) == place(3)
+
+    def test_buffers_are_not_kept_alive(self, kit: TaskKit) -> None:
+        known = PersistedBuffers()
+        before = pa.total_allocated_bytes()
+        for number in range(1, 4):
+            big = kit.encoded(*range(100_000))
+            known.written(number, [(big, place(number))])
+            known.completed(number)
+            assert known.place_of(big, 100) == place(number)
+        del big
+        gc.collect()
+        assert pa.total_allocated_bytes() - before < 100_000
+        assert known._places == {}
+        assert known._written == {}
+
+    def test_buffer_that_is_freed_before_completion_is_not_remembered(self, kit: TaskKit) -> None:
+        known = PersistedBuffers()
+        gone = kit.encoded(1)
+        known.written(1, [(gone, place(1))])
+        del gone
+        gc.collect()
+        known.completed(1)
+        assert known._places == {}
+
+    def test_an_equal_buffer_is_another_one(self, kit: TaskKit) -> None:
+        known = PersistedBuffers()
+        buffer = kit.encoded(1)
+        known.written(1, [(buffer, place(1))])
+        known.completed(1)
+        assert known.place_of(kit.encoded(1), 3) is None

@@ -42,28 +42,19 @@ def test_one_sample_without_smoothing_shrinks_buffers_at_once_and_growth_doubles
     ]  # fmt: skip
 
 
-def test_consumer_without_throughput_gets_the_smallest_buffers() -> None:
+def test_size_of_buffers_stays_between_the_smallest_and_the_configured_one() -> None:
     assert debloater().measured(0, 200) == MIN_BUFFER_BYTES
-
-
-def test_a_fast_consumer_keeps_the_largest_buffers() -> None:
     known = debloater()
     assert known.measured(1 << 30, 200) is None
     assert known.size == 1 << 20
-
-
-def test_configured_buffers_below_the_minimum_stay_as_they_are() -> None:
     known = debloater(max_bytes=100)
     assert known.measured(0, 200) is None
     assert known.size == 100
 
 
-def test_samples_smooth_a_burst() -> None:
+def test_samples_smooth_a_burst_and_a_long_one_counts_as_all_its_periods() -> None:
     known = debloater(samples=19, threshold=0)
     assert known.measured(0, 200) == round((1 << 20) - 0.1 * ((1 << 20) - MIN_BUFFER_BYTES))
-
-
-def test_a_long_sample_counts_as_all_its_periods() -> None:
     one, many = debloater(samples=19, threshold=0), debloater(samples=19, threshold=0)
     one.measured(3_000, 3_000)
     for _ in range(15):
@@ -157,11 +148,8 @@ def spend(metrics: SubtaskMetrics, activity: Activity, ms: int) -> None:
     metrics.timer.enter(None, ms * 1_000_000)
 
 
-def test_debloating_is_off_by_default() -> None:
+def test_debloating_is_off_by_default_and_where_nothing_can_adapt() -> None:
     assert input_debloating(Configuration({}), channels(2), [True, False]) is None
-
-
-def test_sources_and_readers_of_ranges_have_nothing_to_adapt() -> None:
     assert input_debloating(Configuration(ON), [], []) is None
     assert input_debloating(Configuration(ON), channels(2, overtakes=False), [True, False]) is None
 

@@ -82,27 +82,23 @@ class TestBuffers:
         assert out.elements == [[1, 2], [3], [5]]
         assert part.bytes == 8 * 5
 
-    def test_full_buffer_is_sent_at_once(self, kit: TaskKit) -> None:
+    def test_full_buffer_and_batch_without_a_timeout_are_sent_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=4)
         part.emit(kit.rows(1))
         part.emit(kit.rows(2))
         assert out.elements == [[1, 2]]
-
-    def test_batch_without_a_buffer_timeout_is_sent_at_once(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_timeout_ms=0)
         part.emit(kit.rows(1))
         assert out.elements == [[1]]
         assert part.flush_at is None
 
-    def test_a_large_batch_is_cut(self, kit: TaskKit) -> None:
+    def test_large_batches_are_cut_by_rows_and_bytes(self, kit: TaskKit) -> None:
         out = kit.Sent()
         partition(Partitioning.FORWARD, [out], buffer_rows=4).emit(kit.rows(*range(100)))
         assert flat(out) == list(range(100))
         assert max(batch.num_rows for batch in out.batches) <= 8
-
-    def test_wide_rows_are_split_by_bytes_and_a_huge_row_has_its_own_buffer(self, kit: TaskKit) -> None:
         out = kit.Sent()
         part = partition(Partitioning.FORWARD, [out], buffer_rows=1_000, buffer_bytes=100)
         part.emit(pa.record_batch({"s": ["x" * 1_000, "y" * 1_000, "z" * 1_000]}))
@@ -239,14 +235,12 @@ class TestBuffers:
         part.flush()
         assert out.elements == [[1], EndOfRange(), [2]]
 
-    def test_room_means_room_on_every_channel(self, kit: TaskKit) -> None:
+    def test_room_and_errors_are_those_of_all_channels(self, kit: TaskKit) -> None:
         outs = [kit.Sent(capacity=1), kit.Sent(capacity=1)]
         part = partition(Partitioning.REBALANCE, outs, buffer_timeout_ms=0)
         assert part.has_room
         part.emit(kit.rows(1))
         assert not part.has_room
-
-    def test_a_lost_channel_is_reported(self, kit: TaskKit) -> None:
         outs = [kit.Sent(), kit.Sent()]
         part = partition(Partitioning.BROADCAST, outs)
         assert part.error is None

@@ -25,15 +25,12 @@ def test_fast_operators_soon_take_whole_buffers(kit: TaskKit) -> None:
     assert sum(sizes(bench)) == 8_000
 
 
-def test_slow_rows_are_taken_about_five_milliseconds_at_a_time(kit: TaskKit) -> None:
+def test_slow_rows_are_taken_about_five_milliseconds_at_a_time_and_slower_ones_alone(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 0.5
     bench.put(0, kit.rows(*range(1_000))).run()
     assert set(sizes(bench)[2:-1]) == {10}
     assert [value for _, values in bench.called("batch") for value in values] == list(range(1_000))
-
-
-def test_row_slower_than_a_slice_is_a_slice(kit: TaskKit) -> None:
     bench = kit.Bench().open()
     bench.row_ms = 60
     bench.put(0, kit.rows(*range(300))).run()

@@ -132,12 +132,9 @@ def test_snapshot_files_of_earlier_operators_are_removed_when_a_later_one_fails(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_missing_directory_is_an_error_with_its_name(tmp_path: Path) -> None:
+def test_directories_that_cannot_be_used_are_named_and_release_the_states(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="absent"):
         write(str(tmp_path / "absent"), [OperatorSnapshot("a", (), Frozen(b"x"))], 0)
-
-
-def test_a_location_that_cannot_be_used_releases_the_states_too() -> None:
     frozen = Frozen(b"x")
     with pytest.raises(StorageError):
         write("relative/path", [OperatorSnapshot("a", (), frozen)], 0)
@@ -219,15 +216,12 @@ def test_error_of_the_storage_does_not_count_as_damage(tmp_path: Path, monkeypat
     assert _fails_to_restore(handles, tmp_path).errno == errno.EIO
 
 
-def test_full_local_disk_does_not_count_as_damage() -> None:
+def test_damage_is_distinguished_from_a_full_disk() -> None:
     expected = pytest.raises(StateUnavailableError, match="operator 'op' .*No space left")
     with expected as caught, naming_operator("op", "state"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/local/db")
     assert caught.value.errno == errno.ENOSPC
     assert describe_error(caught.value).recoverable
-
-
-def test_damage_is_distinguished_from_other_failures() -> None:
     errors = [CorruptFileError("x", "u"), InvalidLocationError("x", "u"), CorruptStateError("x")]
     for error in errors:
         with pytest.raises(StateRestoreError) as caught, naming_operator("op", "state"):

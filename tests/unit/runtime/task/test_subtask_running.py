@@ -172,13 +172,11 @@ class TestBackpressure:
         bench.run()
         assert bench.out.elements == [[1], [2]]
 
-    def test_mails_are_processed_without_output_room(self, kit: TaskKit) -> None:
+    def test_mails_are_processed_without_output_room_and_a_blocked_source_sleeps(self, kit: TaskKit) -> None:
         bench = kit.Bench(capacity=0).open()
         seen: list[bool] = []
         bench.mail(lambda: seen.append(True)).run()
         assert seen == [True]
-
-    def test_a_blocked_source_does_not_ask_to_be_woken_by_the_clock(self, kit: TaskKit) -> None:
         bench = kit.Bench(source=[SourceStatus.NOTHING_AVAILABLE]).open()
         bench.run()
         bench.out.capacity = 0
@@ -311,13 +309,11 @@ class TestCancel:
         assert bench.called("close") == [()]
         assert bench.out.elements == []
 
-    def test_a_failing_close_does_not_change_the_outcome(self, kit: TaskKit) -> None:
+    def test_cancellation_succeeds_before_the_opening_and_although_closing_fails(self, kit: TaskKit) -> None:
         bench = kit.Bench().open()
         bench.head.raises_in.add("close")
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]
-
-    def test_subtask_that_never_opened_can_be_canceled(self, kit: TaskKit) -> None:
         bench = kit.Bench()
         bench.subtask.cancel()
         assert bench.host.states == ["CANCELED"]

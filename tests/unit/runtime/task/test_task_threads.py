@@ -133,20 +133,16 @@ def test_a_subtask_canceled_before_the_start_is_never_opened(kit: TaskKit) -> No
 
 
 class TestWakeup:
-    def test_wakeup_between_preparing_and_waiting_is_not_lost(self) -> None:
+    def test_wakeup_counts_between_preparing_and_the_end_of_waiting_alone(self) -> None:
         wakeup = Wakeup()
         wakeup.prepare()
         wakeup.wake()
         wakeup.wait(None)
-
-    def test_wakeup_before_preparing_does_not_count(self) -> None:
         wakeup = Wakeup()
         wakeup.wake()
         wakeup.prepare()
         wakeup.wait(0)
         assert not wakeup._event.is_set()
-
-    def test_wakeup_after_a_cancelled_wait_sets_nothing(self) -> None:
         wakeup = Wakeup()
         wakeup.prepare()
         wakeup.cancel()
