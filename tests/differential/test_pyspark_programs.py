@@ -109,11 +109,6 @@ def test_examples_of_each_tenth_function_give_what_the_page_says(spark: SparkSes
         pytest.param("pattern", "GGGG", marks=pytest.mark.long),
         pytest.param("memory", "start the query from a client that is connected", marks=pytest.mark.long),
         ("legacy option", "spark.sql.legacy"),
-        pytest.param(
-            "watermark policy",
-            "multipleWatermarkPolicy: 'max' is not supported; programs run with 'min' only",
-            marks=pytest.mark.long,
-        ),
         pytest.param("barrier", "barrier", marks=pytest.mark.long),
         pytest.param("generator", "json_tuple with names that are not constant", marks=pytest.mark.long),
         pytest.param("observe", "CollectList in observe(.|\n)*it keeps all values", marks=pytest.mark.long),

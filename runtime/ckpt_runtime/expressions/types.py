@@ -35,7 +35,9 @@ class UnsupportedTypeError(UnsupportedExpressionError):
     """A type that the engine does not support."""
 
     def __init__(self, type_: object) -> None:
-        super().__init__(f"the type {type_}", "the engine does not support its values")
+        collated = isinstance(type_, str) and " collate " in type_
+        way = "; it compares text by its bytes: use lower(...) of a plain string" if collated else ""
+        super().__init__(f"the type {type_}", f"the engine does not support its values{way}")
 
 
 class EvaluationError(Exception):

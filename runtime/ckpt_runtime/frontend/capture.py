@@ -72,13 +72,13 @@ class Capture:
 
     ``functions`` are those given to ``foreach`` and ``foreachBatch``; a request names one by its position; ``called``
     are those that expressions and ``mapInArrow`` call, ``conversions`` the options by which PySpark converts values for
-    them. ``directory`` holds the program's files, and in a worker those of its static tables; ``tables`` are the
-    digests of the tables that queries read. ``static_views`` are the relations of views that read no stream. ``clock``
-    is the program's, which passes while it waits for them. ``infers_schemas``: streams of files without a schema have
-    the columns of the files that are there. ``explain`` returns the text of ``explain()`` for a frame or a query (with
-    columns if its last argument is true), and ``explained`` has the texts that the program requested. ``remembered``
-    are answers to an earlier run of the program, not all of which it has to use; it uses all ``analyses`` before it
-    makes other requests.
+    them, ``event_time`` those that decide when event time advances. ``directory`` holds the program's files, and in a
+    worker those of its static tables; ``tables`` are the digests of the tables that queries read. ``static_views`` are
+    the relations of views that read no stream. ``clock`` is the program's, which passes while it waits for them.
+    ``infers_schemas``: streams of files without a schema have the columns of the files that are there. ``explain``
+    returns the text of ``explain()`` for a frame or a query (with columns if its last argument is true), and
+    ``explained`` has the texts that the program requested. ``remembered`` are answers to an earlier run of the program,
+    not all of which it has to use; it uses all ``analyses`` before it makes other requests.
     """
 
     analyses: Mapping[str, str]
@@ -95,6 +95,7 @@ class Capture:
     registered: dict[str, bytes] = field(default_factory=dict)
     called: CapturedFunctions = field(default_factory=CapturedFunctions)
     conversions: dict[str, str] = field(default_factory=dict)
+    event_time: dict[str, str] = field(default_factory=dict)
     option: Callable[[str], str | None] = lambda key: None  # noqa: ARG005
     functions: list[Any] = field(default_factory=list)
     directory: str = ""

@@ -12,7 +12,14 @@ import msgspec
 from ckpt_runtime.expressions.types import SparkType
 from ckpt_runtime.frontend.capture import Capture, CapturedQuery, check_one_path, struct_type
 from ckpt_runtime.frontend.mapping import CHECKPOINT_LOCATION
-from ckpt_runtime.frontend.typed_plan import CONFIGURED, AnalysisRequest, Source, TableRequest
+from ckpt_runtime.frontend.typed_plan import (
+    CONFIGURED,
+    EVENT_TIME_OPTIONS,
+    WATERMARK_POLICY,
+    AnalysisRequest,
+    Source,
+    TableRequest,
+)
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.specs import ROWS_OPTION
 
@@ -25,7 +32,6 @@ _CHANGE_RESULTS = (
 )
 """Spark options that change the results of expressions. Others control how Spark runs, and have no effect here."""
 _ONLY_VALUES = {
-    "spark.sql.streaming.multipleWatermarkPolicy": "min",
     "spark.sql.streaming.unsupportedOperationCheck": "true",
     "spark.sql.streaming.statefulOperator.allowMultiple": "true",
     "spark.sql.sources.default": "parquet",
@@ -141,6 +147,8 @@ class Service:
             raise PlanError(key, "expressions are always computed with the default of this option; do not set it")
         elif value.lower() != _ONLY_VALUES.get(key, value).lower():
             raise PlanError(key, f"{value!r} is not supported; programs run with {_ONLY_VALUES[key]!r} only")
+        elif key == WATERMARK_POLICY and value.lower() not in ("min", "max"):
+            raise PlanError(key, f"{value!r} is not one of min, max")
         elif key == ROWS_OPTION and not re.fullmatch(r"[+-]?\d+", value):
             raise PlanError(key, f"{value!r} is not an integer; 0 or less is no limit")
         else:
@@ -149,13 +157,16 @@ class Service:
             self._capture.configuration[key] = value
         elif key.startswith(_CONVERSIONS):
             self._capture.conversions[key] = value
+        elif key in EVENT_TIME_OPTIONS:
+            self._capture.event_time[key] = value
         elif key == _INFERENCE:
             self._capture.infers_schemas = value.lower() == "true"
 
     def _unset(self, key: str) -> None:
         if not key.startswith("spark."):
             raise PlanError(key, "a program cannot remove an option of its job: do not set it")
-        for known in (self._settings, self._capture.configuration, self._capture.conversions):
+        capture = self._capture
+        for known in (self._settings, capture.configuration, capture.conversions, capture.event_time):
             known.pop(key, None)
         if key == _INFERENCE:
             self._capture.infers_schemas = False

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal
 from ckpt_runtime.expressions.types import SparkType, arrow_type
 from ckpt_runtime.frontend.generators import generate_spec
-from ckpt_runtime.frontend.joins import Side, all_of, conditions_of
+from ckpt_runtime.frontend.joins import TIMES, Side, all_of, conditions_of
 from ckpt_runtime.frontend.python_functions import CapturedFunctions, calls_python, functions_spec, separated
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
 from ckpt_runtime.frontend.static_joins import static_join_spec
@@ -354,6 +354,8 @@ def _join(
         names = [column.name for column in typed]
         event_time = event_time_column(edges)
         known = names.index(event_time) if event_time is not None and names.count(event_time) == 1 else None
+        if known is None and late is not None and typed[late].type in TIMES:
+            known = late  # behind an aggregation, only Spark's mark says which column is event time
         sides.append(Side(typed, known, late))
     conditions = conditions_of(node, *sides)
     spec = conditions.spec()

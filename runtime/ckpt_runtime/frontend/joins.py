@@ -40,7 +40,7 @@ from ckpt_runtime.graph.output_schemas import SchemaDerivationError, join_output
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
 
 _SECOND, _HOUR, _DAY = 1_000_000, 3_600_000_000, 86_400_000_000
-_TIMES = ("timestamp", "timestamp_ntz")
+TIMES = ("timestamp", "timestamp_ntz")
 _OF_CONSTANTS = frozenset(
     {
         *("Cast", "UnaryMinus", "Add", "Subtract", "Multiply", "Divide", "MultiplyDTInterval", "DivideDTInterval"),
@@ -82,7 +82,7 @@ class Linear:
 def linear(tree: Expression) -> Linear | None:
     """Returns a time, a length of time or a number of seconds as such a sum; None for anything else."""
     if isinstance(tree, Column):
-        return Linear({tree.index: 1}) if tree.type in _TIMES else None
+        return Linear({tree.index: 1}) if tree.type in TIMES else None
     if not columns_of([tree]):
         return _constant(tree)
     if not isinstance(tree, Call):

@@ -23,8 +23,11 @@ from ckpt_runtime.frontend.function_mapping import add_filter, add_functional, w
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.frontend.observe import add_observe
 from ckpt_runtime.frontend.query_operators import Inputs, QueryOperators, arrow_schema
+from ckpt_runtime.frontend.query_watermark import QueryWatermarks, only_event_time
 from ckpt_runtime.frontend.stateful import add_stateful, check_output_mode
 from ckpt_runtime.frontend.typed_plan import (
+    EMPTY_BATCHES,
+    WATERMARK_POLICY,
     Aggregate,
     Analysis,
     Deduplicate,
@@ -77,7 +80,6 @@ from ckpt_runtime.graph.specs import FILE_FORMATS, STAGED_FORMATS, SinkSpec, Use
 from ckpt_runtime.graph.text_outputs import TEXT_OUTPUTS
 from ckpt_runtime.sources import is_source
 
-_EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
 CHECKPOINT_LOCATION = "checkpointlocation"
 """An option of Spark's own engine, which is ignored: the session has a checkpoint directory for all queries."""
 
@@ -381,7 +383,7 @@ class QueryMapper:
         self._shared = shared
         self._operators = QueryOperators(capture, plan, {}, "append")
         self._inputs: list[Inputs] = []
-        """The origins of the rows of the typed plan's nodes, as far as these have been added."""
+        """The origins of the rows of the typed plan's nodes; none for those that have not been added yet."""
         self._ends = self._one_batch = False
 
     def add(self, query: CapturedQuery) -> str:
@@ -401,10 +403,29 @@ class QueryMapper:
         if mode == "complete":
             check_complete(nodes)
         self._operators = QueryOperators(self._capture, self._plan, analysis.places, mode)
-        for at, node in enumerate(nodes):
+        self._inputs = [()] * len(nodes)
+        watermarks = QueryWatermarks(nodes, mode)
+        for at in watermarks.order:
+            node = nodes[at]
             if isinstance(node, Source) and node.plan_id is not None:
                 check_pruned(self._capture.sources[node.plan_id], at, nodes)
-            self._inputs.append(self._once(node, nodes))
+            for other in watermarks.others(at):
+                self._add_event_time(other, node.inputs[0], nodes)
+            if watermarks.has_no_effect(at):
+                self._inputs[at] = self._inputs[node.inputs[0]]
+            else:
+                self._inputs[at] = self._once(node, nodes)
+
+    def _add_event_time(self, watermark: int, below: int, nodes: tuple[PlanNode, ...]) -> None:
+        """Adds the watermarks of another stream, but no rows, to the rows of a node."""
+        given = self._inputs[watermark]
+        schema = arrow_schema(nodes[below].columns)
+        key = ("event time", given, schema)
+        found = self._shared.frames.get(key)
+        if found is None:
+            found = only_event_time(self._operators, nodes[watermark], given, nodes[below])
+            self._shared.frames[key] = found
+        self._inputs[below] += found
 
     def _once(self, node: PlanNode, nodes: tuple[PlanNode, ...]) -> Inputs:
         """Returns the origin of the rows of a node; adds its operators unless another query has the same node."""
@@ -446,8 +467,13 @@ class QueryMapper:
                     )
                 if _has_watermark(node, nodes):
                     raise PlanError("withWatermark", "the stream has a watermark already; set it once, as in Spark")
-                setting = self._capture.configuration.get(_EMPTY_BATCHES, "true")
-                spec = specs.WatermarkSpec(column, node.delay_ms, keeps_last=setting.lower() == "false")
+                setting = self._capture.event_time.get(EMPTY_BATCHES, "true")
+                policy = self._capture.event_time.get(WATERMARK_POLICY, "min")
+                spec = specs.WatermarkSpec(
+                    *(column, node.delay_ms),
+                    keeps_last=setting.lower() == "false",
+                    greatest=policy.lower() == "max",
+                )
                 return self._watermark(spec, inputs, schema, node.plan_id)
             case Union() | Repartition():
                 return self._edges(node, nodes, schema)

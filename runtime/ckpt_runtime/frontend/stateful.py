@@ -256,7 +256,9 @@ class _Grouping:
         types = tuple(arrow_type(self._below.columns[at].type) for at in own)
         if not accepts(aggregate.function, types, distinct=bool(aggregate.settings.get("distinct"))):
             given = ", ".join(map(str, types))
-            raise PlanError("agg", f"the aggregate {aggregate.function} does not take columns of type {given}")
+            way = "cast it to a type" if pa.null() in types else "pass to_json of it, or one of its fields"
+            problem = f"the aggregate {aggregate.function} does not take columns of type {given}"
+            raise PlanError("agg", problem + (f": {way}" if any(map(_has_no_order, types)) else ""))
         text = f"{aggregate.function}({', '.join(self._texts[at] for at in own)})"
         text += "".join(f" filter ({self._texts[at]})" for at in condition)
         if meaning := {key: value for key, value in aggregate.settings.items() if key != TABLES}:
@@ -292,6 +294,9 @@ def _deduplicate(operators: QueryOperators, node: Deduplicate, below: PlanNode, 
             flat.append((keys[-1], leaf))
         if position == node.event_time:
             forget_by = keys[-1]
+    if not keys:  # nulls without a type are all equal
+        keys.append(names.of("all"))
+        flat.append((keys[-1], Literal("0", "integer")))
     schema = pa.schema([(name, arrow_type(leaf.type)) for name, leaf in flat])
     prepared = operators.apply(specs.EvaluateSpec(tuple(flat), schema), inputs, schema, None)
     by_key = tuple(LogicalInput(edge.node, Partitioning.HASH, tuple(keys)) for edge in prepared)
@@ -302,6 +307,10 @@ def _deduplicate(operators: QueryOperators, node: Deduplicate, below: PlanNode, 
     outcome = arrow_schema(node.columns)
     columns = [(name, tree) for name, (_, tree) in zip(outcome.names, flat, strict=False)]
     return operators.apply(specs.EvaluateSpec(tuple(columns), outcome), passed, outcome, None)
+
+
+def _has_no_order(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_null(kind) or pa.types.is_nested(kind))
 
 
 class _UniqueNames:

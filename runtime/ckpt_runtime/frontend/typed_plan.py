@@ -213,6 +213,10 @@ PlanNode: TypeAlias = (
 
 CONFIGURED = frozenset({"spark.sql.ansi.enabled", "spark.sql.session.timeZone", "spark.sql.caseSensitive"})
 """The Spark options whose values the analyzer takes from the program. Other options can make Spark load classes."""
+EMPTY_BATCHES = "spark.sql.streaming.noDataMicroBatches.enabled"
+WATERMARK_POLICY = "spark.sql.streaming.multipleWatermarkPolicy"
+EVENT_TIME_OPTIONS = (EMPTY_BATCHES, WATERMARK_POLICY)
+"""Options of Spark that decide when event time advances."""
 
 
 MOST_QUESTIONS = 50

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ckpt_runtime.configuration.option import SIZE_FORM, MemorySizeType
 from ckpt_runtime.graph.bad_rows import BAD_ROWS_DIRECTORY_OPTION, BAD_ROWS_OPTION, reader_policy
 from ckpt_runtime.graph.ddl import to_arrow_schema
-from ckpt_runtime.graph.delta_options import import_deltalake
+from ckpt_runtime.graph.delta_options import check_table_path, import_deltalake
 from ckpt_runtime.graph.errors import PlanError
 from ckpt_runtime.graph.event_time import ALIGNMENT_OPTIONS
 from ckpt_runtime.graph.kafka_columns import KAFKA_SINK_OPTIONS, check_kafka_sink
@@ -190,6 +190,7 @@ def target_file_size(options: Mapping[str, Any]) -> int:
 
 def _check_delta(options: dict[str, Any], schema: pa.Schema) -> None:
     _check_files(options, schema, _names_directories)
+    check_table_path(options["path"])
     target_file_size(options)
     deltalake = import_deltalake()
     for field in schema:

@@ -162,6 +162,7 @@ class WatermarkSpec:
     ``united``: several streams meet here, each of which has event time of the same column and delay. Their watermarks
     only say when a batch ends: event time is that of all rows, as behind Spark's unions.
     ``keeps_last``: the time of the last batch takes effect in the next run, as in Spark without batches of no data.
+    ``greatest``: where streams meet, event time is the greatest of theirs, not the least.
     """
 
     column: str
@@ -170,6 +171,7 @@ class WatermarkSpec:
     by_batches: bool = False
     united: bool = False
     keeps_last: bool = False
+    greatest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

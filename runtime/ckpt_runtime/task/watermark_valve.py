@@ -19,13 +19,17 @@ class WatermarkValve:
     next watermark. With ``ended_hold``, a gate all of whose channels have ended does, as in Spark, unless it has had no
     watermark. When all are idle or have ended, event time first advances to the time that the data reached, as in
     Spark: the minimum over all gates of the maximum watermark of a gate's channels. With ``by_gate`` it is this minimum
-    all the time: rows of a batch are on time by what all channels had ended before.
+    all the time: rows of a batch are on time by what all channels had ended before. With ``greatest`` it is the maximum
+    over the gates instead of the minimum, and a gate that has had no watermark holds nothing back.
     """
 
-    def __init__(self, gates: Sequence[int], *, ended_hold: bool = False, by_gate: bool = False) -> None:
+    def __init__(
+        self, gates: Sequence[int], *, ended_hold: bool = False, by_gate: bool = False, greatest: bool = False
+    ) -> None:
         self._gates = list(gates)
         self._ended_hold = ended_hold
         self._by_gate = by_gate
+        self._greatest = greatest
         self._watermarks: list[int | None] = [None] * len(gates)
         self._reached: list[int | None] = [None] * len(gates)
         self._idle = [False] * len(gates)
@@ -56,18 +60,33 @@ class WatermarkValve:
         if active:
             if self._by_gate:
                 active = self._reached_by_active()
+            elif self._greatest:
+                active = self._least_by_gate()
             if self._ended_hold:
                 active += self._reached_by_ended()
-            moved = self._moved(self._least(active))
+            moved = self._moved(self._of_all(active))
             return moved or ([self.current] if was_idle and self.current is not None else [])
         moved = self._moved(self._reached_by_data())
         if not self._all_idle:
             return moved + self._moved(MAX_WATERMARK)
         return moved if was_idle else [*moved, IDLE_WATERMARK]
 
-    def _least(self, active: Sequence[int | None]) -> int | None:
-        """The least watermark of the active channels; None while one of them has had none."""
-        return None if None in active else min(known for known in active if known is not None)
+    def _of_all(self, active: Sequence[int | None]) -> int | None:
+        """The least of the active watermarks, None while one is missing; or the greatest of those that are there."""
+        known = [each for each in active if each is not None]
+        if self._greatest:
+            return max(known, default=None)
+        return min(known) if len(known) == len(active) else None
+
+    def _least_by_gate(self) -> list[int | None]:
+        """The least watermark of the active channels of each gate; None while one of them has had none."""
+        by_gate: dict[int, list[int | None]] = {}
+        for gate, known, idle in zip(self._gates, self._watermarks, self._idle, strict=True):
+            if not idle and known != MAX_WATERMARK:
+                by_gate.setdefault(gate, []).append(known)
+        return [
+            None if None in found else min(each for each in found if each is not None) for found in by_gate.values()
+        ]
 
     def _moved(self, timestamp_ms: int | None) -> list[int]:
         if timestamp_ms is None or (self.current is not None and timestamp_ms <= self.current):
@@ -93,6 +112,8 @@ class WatermarkValve:
         """The event time that the data reached; None while a gate has had no watermark, unless ended gates hold."""
         by_gate = self._reached_by_gate()
         found = [reached for reached in by_gate.values() if reached is not None]
+        if self._greatest:
+            return max(found, default=None)
         return min(found) if found and (self._ended_hold or len(found) == len(by_gate)) else None
 
     def _reached_by_gate(self) -> dict[int, int | None]:
@@ -111,9 +132,11 @@ class InputTime:
     source may have ended a batch of which others still send rows, which its time must not make late.
     """
 
-    def __init__(self, gates: Sequence[int], *, ended_hold: bool = False, in_step: bool = False) -> None:
+    def __init__(
+        self, gates: Sequence[int], *, ended_hold: bool = False, in_step: bool = False, greatest: bool = False
+    ) -> None:
         self.in_step = in_step
-        self._valve = WatermarkValve(gates, ended_hold=ended_hold, by_gate=in_step)
+        self._valve = WatermarkValve(gates, ended_hold=ended_hold, by_gate=in_step, greatest=greatest)
         self._coming: WatermarkValve | None = None
         self._batches = WatermarkValve(gates)
         self._held: list[list[Watermark]] = [[] for _ in gates]

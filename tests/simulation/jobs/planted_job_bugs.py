@@ -532,7 +532,7 @@ bug(
 
 @bug("a rescale that failed is deployed with the next restart", "203.14", JobCore, "_give_up_change", seed=52)
 def _(original, self, reason):
-    self._next_plan = replace(self._next_plan, graph=self.target_graph)
+    self.accepted_plan = replace(self.accepted_plan, graph=self.target_graph)
     original(self, reason)
 
 
@@ -546,9 +546,9 @@ def _(original, self, reason):
 def _(original, self, event):
     wanted = self.target_graph
     original(self, event)
-    kept = {vertex.id: vertex.parallelism for vertex in self._plan.graph.vertices[:1]}
-    if self._next_plan.graph is wanted:
-        self._next_plan = replace(self._next_plan, graph=wanted.with_parallelism(kept))
+    kept = {vertex.id: vertex.parallelism for vertex in self.plan.graph.vertices[:1]}
+    if self.accepted_plan.graph is wanted:
+        self.accepted_plan = replace(self.accepted_plan, graph=wanted.with_parallelism(kept))
 
 
 # --- the shell

@@ -394,7 +394,6 @@ def windows_of_a_union_with_two_watermarks(rows: DataFrame, others: DataFrame) -
     settings={"spark.sql.streaming.multipleWatermarkPolicy": "max"},
     rows=([10], [25]),
     others=([12], [29]),
-    differs="The engine has the policy min only, and refuses the option.",
 )
 def windows_of_a_union_with_the_greatest_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
     both = timed(rows).select("v", "t").union(timed(others, "15 seconds").select("v", "t"))
@@ -473,3 +472,9 @@ def event_time_by_the_clock(rows: DataFrame) -> DataFrame:
 def windows_in_another_zone(rows: DataFrame) -> DataFrame:
     windows = timed(rows).groupBy(F.window("t", "1 day", startTime="15 minutes"))
     return windows.count().selectExpr(*seconds(), "count", "date_format(window.start, 'HH:mm') AS clock")
+
+
+@program("update", keys="k", schemas=PAIRS, rows=PAIRED)
+def watermark_behind_an_aggregation(rows: DataFrame) -> DataFrame:
+    latest = rows.withColumn("t", F.timestamp_seconds("v")).groupBy("k").agg(F.max("t").alias("latest"))
+    return latest.withWatermark("latest", "5 seconds").selectExpr("k", "cast(latest AS LONG) AS latest")

@@ -214,6 +214,80 @@ def join_of_a_union_with_one_watermark(rows: DataFrame, others: DataFrame) -> Da
     return both.join(late, F.expr("b.t = l.t"), "left_outer").selectExpr("b.v", "l.v AS w")
 
 
+FAR = ([("a", 1), ("b", 2), ("a", 12)], [("b", 44), ("a", 55)], [("c", 73), ("a", 90)], [("b", 150)], [("a", 200)])
+BEHIND = ([("a", 100)], [("a", 1), ("b", 101)], [("a", 2), ("c", 102)], [("d", 160)])
+NEAR = ([("a", 3)], [("z", 20)], [("a", 25)])
+GREATEST = {"spark.sql.streaming.multipleWatermarkPolicy": "max"}
+APART = {"schemas": {"rows": "k STRING, v INT", "others": "k STRING, v INT"}, "others": NEAR}
+"""Streams whose event times are far apart, with rows that are late by their own stream only."""
+
+
+@program("append", suite=True, rows=BEHIND, **APART)
+def union_of_windows_of_streams_far_apart(rows: DataFrame, others: DataFrame) -> DataFrame:
+    one = timed(rows).groupBy(F.window("t", "5 seconds")).count()
+    other = timed(others, "5 seconds").groupBy(F.window("t", "5 seconds")).count()
+    return one.union(other).selectExpr(*seconds(), "count")
+
+
+@program("append", rows=FAR, **APART)
+def union_of_windows_of_streams_of_which_one_is_behind(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return union_of_windows_of_streams_far_apart(rows, others)
+
+
+@program("append", settings=GREATEST, rows=BEHIND, **APART)
+def union_of_windows_with_the_greatest_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return union_of_windows_of_streams_far_apart(rows, others)
+
+
+@program("append", settings=GREATEST, rows=FAR, **APART)
+def left_join_with_the_greatest_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    return sides(rows, others, "left_outer")
+
+
+@program("append", rows=FAR, **APART)
+def union_of_rows_without_duplicates_of_streams_far_apart(rows: DataFrame, others: DataFrame) -> DataFrame:
+    one, other = (timed(each).dropDuplicatesWithinWatermark(["k"]) for each in (rows, others))
+    return one.union(other).select("k", "v")
+
+
+@program("append", rows=BEHIND, **APART)
+def windows_united_with_rows_that_have_a_watermark(rows: DataFrame, others: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "5 seconds")).count().selectExpr(*seconds(), "count")
+    return windows.union(timed(others).selectExpr("cast(v AS LONG)", "0L", "1L"))
+
+
+@program("append", rows=BEHIND, **APART)
+def windows_joined_with_those_of_a_stream_far_apart(rows: DataFrame, others: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "5 seconds"), "k").count()
+    other = timed(others, "5 seconds").select("k", F.window("t", "5 seconds"), "v")
+    return windows.join(other, ["window", "k"], "left").selectExpr(*seconds(), "k", "count", "v")
+
+
+@program("append", schemas=PAIRS, rows=FAR)
+def windows_of_one_stream_with_two_delays(rows: DataFrame) -> DataFrame:
+    small = timed(rows, "5 seconds").groupBy(F.window("t", "5 seconds")).count()
+    return small.union(timed(rows, "50 seconds").groupBy(F.window("t", "20 seconds")).count()).selectExpr(
+        *seconds(), "count"
+    )
+
+
+@program("append", settings=ROCKSDB, rows=BEHIND, **APART)
+def processor_united_with_windows_of_a_stream_far_apart(rows: DataFrame, others: DataFrame) -> DataFrame:
+    schema = "k STRING, what STRING, at LONG, watermark LONG"
+    told = timed(rows).groupBy("k").transformWithState(Timed(), schema, "Append", "EventTime").where("what = 'timer'")
+    windows = timed(others).groupBy(F.window("t", "5 seconds"), "k").count()
+    return told.select("k", "at").union(windows.selectExpr("k", "cast(window.end AS LONG)"))
+
+
+@program("append", rows=FAR, **APART)
+def full_join_of_windows_with_the_times_of_rows(rows: DataFrame, others: DataFrame) -> DataFrame:
+    windows = timed(rows).groupBy(F.window("t", "10 seconds"), "k").count()
+    ends = windows.select(F.col("k").alias("l"), F.window_time("window").alias("lt"), "count")
+    later = timed(others).select(F.col("k").alias("r"), F.col("t").alias("rt"), "v")
+    on = F.expr("l = r AND rt BETWEEN lt - INTERVAL 10 SECONDS AND lt + INTERVAL 10 SECONDS")
+    return ends.join(later, on, "full").selectExpr("l", "r", "cast(lt AS LONG) AS lt", "count", "v")
+
+
 program("append", suite=True, schemas=PAIRS, settings=WITHOUT_EMPTY_BATCHES, rows=BATCHES)(
     windows_without_empty_batches=lambda rows: (
         timed(rows).groupBy(F.window("t", "5 seconds"), "k").count().selectExpr(*seconds(), "k", "count")

@@ -95,6 +95,7 @@ program("append", schemas={"rows": "a ARRAY<INT>"}, rows=([([1, 2],)], [([1, 2],
 program("append", schemas=PAIRS, rows=([("a", 1)], [("a", 1), ("b", 1)]))(
     duplicates_of_maps=lambda rows: rows.select(F.create_map("k", "v").alias("m")).dropDuplicates(),
     duplicates_of_structs=lambda rows: rows.select(F.struct("k", F.array("v")).alias("s")).dropDuplicates(),
+    duplicates_of_a_column_without_a_type=lambda rows: rows.select(F.lit(None).alias("nothing")).dropDuplicates(),
     duplicates_of_a_missing_column=lambda rows: rows.dropDuplicates(["nothing"]),
 )
 

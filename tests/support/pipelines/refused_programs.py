@@ -12,8 +12,6 @@ from pyspark.sql import functions as F
 def pipeline(spark: SparkSession, path: str, output: str, case: str) -> None:
     if case == "legacy option":
         spark.conf.set("spark.sql.legacy.timeParserPolicy", "LEGACY")
-    if case == "watermark policy":
-        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
     rows = spark.readStream.format("replay").schema("country STRING, placed_at TIMESTAMP").load(path)
     if case == "action":
         rows.show()

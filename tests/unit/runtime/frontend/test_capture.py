@@ -239,8 +239,8 @@ def test_statement_that_sets_an_option_is_checked_and_kept_like_a_call() -> None
         spark.sql("SET spark.sql.streaming.metricsEnabled=true")
         spark.sql(" set  parallelism.default = 2 ;")
         spark.sql("SET spark.sql.session.timeZone = Europe/Vienna")
-        with pytest.raises(PlanError, match="'max' is not supported"):
-            spark.sql("SET spark.sql.streaming.multipleWatermarkPolicy=max")
+        with pytest.raises(PlanError, match="'least' is not one of min, max"):
+            spark.sql("SET spark.sql.streaming.multipleWatermarkPolicy=least")
         assert spark.conf.get("spark.sql.session.timeZone") == "Europe/Vienna"
     assert options == {"parallelism.default": "2"}
 
@@ -427,10 +427,19 @@ def test_session_that_keeps_its_capture_asks_each_question_once() -> None:
 
 def test_option_of_spark_that_would_change_results_has_its_default_value_only() -> None:
     with captured_session(capture({}), lambda _: None) as spark:
-        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "min")
         spark.conf.set("spark.sql.parser.escapedStringLiterals", "False")
-        with pytest.raises(PlanError, match="multipleWatermarkPolicy: 'max' is not supported; .* 'min' only"):
-            spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "max")
+        with pytest.raises(PlanError, match="escapedStringLiterals: 'true' is not supported; .* 'false' only"):
+            spark.conf.set("spark.sql.parser.escapedStringLiterals", "true")
+
+
+def test_options_that_decide_when_event_time_advances_are_kept() -> None:
+    given = capture({})
+    with captured_session(given, lambda _: None) as spark:
+        spark.conf.set("spark.sql.streaming.multipleWatermarkPolicy", "MAX")
+        spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
+        assert list(given.event_time.values()) == ["MAX", "false"]
+        spark.conf.unset("spark.sql.streaming.multipleWatermarkPolicy")
+    assert given.event_time == {"spark.sql.streaming.noDataMicroBatches.enabled": "false"}
 
 
 def test_frames_in_a_text_of_sql_make_the_same_question_in_every_run() -> None:

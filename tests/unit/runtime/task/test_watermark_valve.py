@@ -47,6 +47,29 @@ def test_end_of_all_channels_follows_the_last_watermark_of_the_data(
     assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
 
 
+@pytest.mark.parametrize("by_gate", [False, True])
+@pytest.mark.parametrize(
+    ("gates", "advances", "expected"),
+    [
+        # A stream without a watermark holds nothing back, and neither does one that lags behind.
+        ([0, 1], [(1, 5), (0, 9), (1, 7), (1, 11)], [5, 9, 11]),
+        ([0, 1], [(0, 9), (1, 5), (0, MAX_WATERMARK), (1, 7), (1, MAX_WATERMARK)], [9, MAX_WATERMARK]),
+    ],
+)
+def test_greatest_watermark_of_all_streams_counts(
+    gates: list[int], advances: list[tuple[int, int]], expected: list[int], by_gate: bool
+) -> None:
+    valve = WatermarkValve(gates, ended_hold=True, by_gate=by_gate, greatest=True)
+    assert [moved for advance in advances for moved in valve.advance(*advance)] == expected
+
+
+def test_subtasks_of_one_stream_are_waited_for_where_the_greatest_watermark_counts() -> None:
+    valve = WatermarkValve([0, 0, 1], greatest=True)
+    assert valve.advance(0, 9) == []
+    assert valve.advance(2, 3) == [3]
+    assert valve.advance(1, 5) == [5]
+
+
 @pytest.mark.row("ends.3")
 @pytest.mark.parametrize(
     ("gates", "advances", "expected"),
