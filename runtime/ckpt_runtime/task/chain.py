@@ -155,9 +155,12 @@ class ChainEnd:
         if error is not None:
             raise error
 
-    def flush_due(self, now_ms: float) -> None:
+    def flush_due(self, now_ms: float, *, early: bool = True) -> bool:
+        """See :meth:`ResultPartition.flush_due`."""
+        sent = False
         for partition in self.partitions:
-            partition.flush_due(now_ms)
+            sent |= partition.flush_due(now_ms, early=early)
+        return sent
 
     @property
     def next_flush_ms(self) -> float | None:

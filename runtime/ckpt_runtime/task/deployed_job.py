@@ -28,6 +28,7 @@ from ckpt_runtime.connectors.registry import create_connector
 from ckpt_runtime.frontend.program import load_plan
 from ckpt_runtime.graph import specs
 from ckpt_runtime.graph.compiler import CompiledPlan
+from ckpt_runtime.graph.event_time import uses_event_time
 from ckpt_runtime.graph.job_graph import BATCHES, JobEdge, JobVertex, Partitioning
 from ckpt_runtime.graph.key_groups import key_group_range
 from ckpt_runtime.network.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
@@ -150,18 +151,27 @@ class TaskThread:
             for subtask in live:
                 # Entered before the step, so that a step that does not return counts as busy.
                 subtask.metrics.timer.enter(Activity.BUSY, now)
-                try:
-                    progress |= subtask.step()
-                except BaseException as error:
-                    subtask.fail(error)
-                    progress = True
+                progress |= self._tried(subtask, subtask.step)
                 now = clock()
                 subtask.metrics.timer.enter(None, now)
+            # Before the thread sleeps: until then, buffers may fill up.
+            if not progress:
+                for subtask in live:
+                    progress |= self._tried(subtask, subtask.flush)
             if progress:
                 if any(subtask.state not in _LIVE for subtask in live):
                     live = [subtask for subtask in live if subtask.state in _LIVE]
             else:
                 self._sleep(live)
+
+    @staticmethod
+    def _tried(subtask: Subtask, work: Callable[[], bool]) -> bool:
+        """Whether the work has changed anything; a subtask whose work raises an error has failed."""
+        try:
+            return work()
+        except BaseException as error:
+            subtask.fail(error)
+            return True
 
     def _sleep(self, live: Sequence[Subtask]) -> None:
         # Called before the last check for work, so that work that arrives after the check ends the sleep.
@@ -387,6 +397,8 @@ class DeployedJob:
         peers = [channel.peer for _, channels in input_channels(self._graph, *key) for channel in channels]
         local = [peer == descriptor.subtask_index for peer in peers]
         subtask.debloating = input_debloating(self.configuration, self._gates[key].channels, local)
+        # User code may take seconds in a step, before whose end nothing is sent.
+        subtask.fills_buffers = not self._has_user_code(descriptor)
         holder.append(subtask)
         self.subtasks[key] = subtask
 
@@ -455,12 +467,20 @@ class DeployedJob:
         spec = self._plan.specs[self._graph.vertex(edge.target).operators[0].uid]
         if isinstance(spec, specs.GroupSpec) and Combiner.combines(spec):
             partition.combiner = Combiner(spec)
+        partition.cut_by_ranges = self._use_event_time(edge.target)
         if edge.partitioning is Partitioning.FORWARD and isinstance(subpartitions[0], LocalSubpartition):
             partition.by_reference = True
             partition.keeps_dictionaries = getattr(_OF_SPEC.get(type(spec)), "takes_dictionaries", False)
         for position, subpartition in enumerate(subpartitions):
             subpartition.buffer_size.listen(partial(partition.limit_bytes, position))
         return partition
+
+    def _use_event_time(self, vertex_id: str) -> bool:
+        """Whether an operator of that vertex, or of one behind it, uses event time."""
+        uids = [operator.uid for operator in self._graph.vertex(vertex_id).operators]
+        return any(uses_event_time(self._plan.specs[uid]) for uid in uids) or any(
+            self._use_event_time(edge.target) for edge in self._graph.outputs(vertex_id)
+        )
 
     def _context(
         self, descriptor: SubtaskDescriptor, vertex: JobVertex, position: int, holder: list[Subtask]

@@ -398,14 +398,11 @@ def test_late_rows_are_dropped_as_pyspark_drops_them(harness: type[Harness], uni
     assert run.operator.late_rows_dropped == dropped == 6
 
 
-def test_rows_without_event_time_are_never_late(harness: type[Harness]) -> None:
+def test_rows_are_never_late_without_event_time_or_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper())
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "a"), ("x", 1, "late")))] == ["a"]
     assert [r["what"] for r in run.process(timed("ms", ("x", None, "b")))] == ["b"]
-
-
-def test_rows_are_not_late_in_other_time_modes(harness: type[Harness]) -> None:
     run = harness(late_dropper("ProcessingTime"))
     run.watermark(50_000)
     assert [r["what"] for r in run.process(timed("ms", ("x", 1, "a")))] == ["a"]
