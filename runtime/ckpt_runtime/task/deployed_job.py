@@ -304,13 +304,7 @@ class DeployedJob:
             for backend in self._backends:
                 backend.close()
             raise
-        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
-        threads = [
-            TaskThread(subtask.name, [subtask], self._wakeups[key])
-            for key, subtask in self.subtasks.items()
-            if self._wakeups[key] is not shared
-        ]
-        self.threads = [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
+        self.threads = self._threads(shared)
 
     def start(self) -> None:
         for thread in self.threads:
@@ -365,10 +359,7 @@ class DeployedJob:
                 for edge, channels in output_channels(self._graph, *key)
             ]
         )
-        operators = [
-            create_operator(self._plan.specs[node.uid], self._plan.input_schemas.get(node.uid))
-            for node in vertex.operators
-        ]
+        operators = [self._operator(node.uid) for node in vertex.operators]
         holder: list[Subtask] = []
         contexts = [
             replace(self._context(descriptor, vertex, position, holder), chain_time=end.time)
@@ -413,6 +404,18 @@ class DeployedJob:
         spec = self._plan.specs[self._graph.vertex(target).operators[0].uid]
         by_row = isinstance(spec, specs.ProcessSpec) and not spec.in_arrow
         return min(rows, ROW_MODE_BUFFER_ROWS) if by_row else rows
+
+    def _threads(self, shared: Wakeup) -> list[TaskThread]:
+        built_in = [subtask for key, subtask in self.subtasks.items() if self._wakeups[key] is shared]
+        threads = [
+            TaskThread(subtask.name, [subtask], self._wakeups[key])
+            for key, subtask in self.subtasks.items()
+            if self._wakeups[key] is not shared
+        ]
+        return [TaskThread("built-in operators", built_in, shared), *threads] if built_in else threads
+
+    def _operator(self, uid: str) -> Operator:
+        return create_operator(self._plan.specs[uid], self._plan.input_schemas.get(uid))
 
     def _restored_input(self, descriptor: SubtaskDescriptor, vertex: JobVertex) -> RestoredInput | None:
         """Raises UnreadableInFlightDataError when restored rows have a schema that the vertex no longer takes."""
