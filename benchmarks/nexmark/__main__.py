@@ -114,7 +114,10 @@ def _measured(names: list[str], options: Namespace, directory: Path) -> dict[str
             check_flink(flink, [*EVENTS, *names])
         for name in names:
             in_engine(cluster, name, options.check_events, per_second, options, directory / "engine")
-            checked = _check(name, expected, directory / "engine", last_events(options))
+            result = pq.read_table(directory / "engine" / name)
+            checked, wrong = expected.difference(name, result, last_events(options))
+            if wrong:
+                raise BenchmarkError(f"{name}: {wrong}")
             ours, theirs = [], []
             for _ in range(options.rounds):
                 ours.append(in_engine(cluster, name, options.events, EVENTS_PER_S, options, None, beside=flink))
@@ -235,14 +238,6 @@ def last_events(options: Namespace) -> tuple[int, int]:
     if splits < options.parallelism:
         raise BenchmarkError(f"{events} events are {splits} splits, which are fewer than readers: give more events")
     return min((splits - options.parallelism + 1) * per_split, events) - 1, events - 1
-
-
-def _check(name: str, expected: Expected, output: Path, last: tuple[int, int]) -> int:
-    """Returns the number of rows that were compared. Raises BenchmarkError for a wrong result."""
-    rows, wrong = expected.difference(name, pq.read_table(output / name), last)
-    if wrong:
-        raise BenchmarkError(f"{name}: {wrong}")
-    return rows
 
 
 if __name__ == "__main__":

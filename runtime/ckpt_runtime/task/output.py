@@ -505,11 +505,7 @@ class CurrentBuffer:
         return None if self._batch is None else self._batch.slice(self._offset)
 
     def put(
-        self,
-        batch: pa.RecordBatch,
-        input_index: int,
-        channel: InputChannel | None,
-        ends: Sequence[int] | None = None,
+        self, batch: pa.RecordBatch, input_index: int, channel: InputChannel | None, ends: Sequence[int] | None = None
     ) -> None:
         """Takes a buffer; only called when there is none."""
         self._batch, self._offset, self._ends = batch, 0, ends

@@ -219,7 +219,12 @@ class Subtask:
             return False
         self.backpressured = False
         if self.debloating is not None:
-            self._measure_throughput(self.debloating)
+            now = self._host.monotonic_ms()
+            if now >= self.debloating.next_ms:
+                rest = self._work.rest
+                rest_bytes = 0 if rest is None else self._sizers[self._work.input_index].of(rest)
+                waits = rest is not None or self.gate.has_arrivals
+                self.debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
         return self._work_on_rows()
 
     def _work_on_rows(self) -> bool:
@@ -437,14 +442,6 @@ class Subtask:
         if done and channel is not None:
             channel.buffer_consumed()
         self.checkpoints.rows_processed()
-
-    def _measure_throughput(self, debloating: InputDebloating) -> None:
-        now = self._host.monotonic_ms()
-        if now >= debloating.next_ms:
-            rest = self._work.rest
-            rest_bytes = 0 if rest is None else self._sizers[self._work.input_index].of(rest)
-            waits = rest is not None or self.gate.has_arrivals
-            debloating.measure(now, self.metrics, rest_bytes=rest_bytes, input_waits=waits)
 
     def _read_back(self, restored: RestoredInput) -> None:
         """Processes one element of the restored checkpoint's in-flight data."""
