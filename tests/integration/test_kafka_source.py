@@ -80,7 +80,9 @@ def numbers(rows: list[dict[str, Any]]) -> Counter[int]:
 def test_records_have_the_columns_of_spark(broker: KafkaBroker, topic: str) -> None:
     broker.produce(topic, [b"one", None], key=b"k", partition=1, headers=[("trace", b"7"), ("trace", None)])
     broker.produce(topic, [b"bare"], partition=0)
-    with closing(Job("kafka", options(broker, topic, includeHeaders="true", availableNow="true"))) as job:
+    without_effect = {"minOffsetsPerTrigger": "1000", "maxTriggerDelay": "1h", "maxRecordsPerPartition": "1"}
+    given = options(broker, topic, includeHeaders="true", availableNow="true", **without_effect)
+    with closing(Job("kafka", given)) as job:
         job.discover()
         read_while(job, lambda: any(reader.has_work_left for reader in job.readers))
         rows = sorted(job.rows, key=lambda row: (row["partition"], row["offset"]))

@@ -194,6 +194,31 @@ def test_types_are_read_exactly(url: str) -> None:
 
 
 @pytest.mark.row("ends.4")
+def test_columns_with_any_name_and_with_types_of_the_user_are_read(url: str) -> None:
+    kinds = Table(url)
+    domain, mood = f"positive_{kinds.name}", f"mood_{kinds.name}"
+    kinds.connection.execute(f"CREATE DOMAIN {domain} AS int CHECK (value > 0); CREATE TYPE {mood} AS ENUM ('ok', 'x')")
+    table = Table(url, f'"Nr. %d {{a}} %s" bigserial NOT NULL, "a""b" {domain}, m {mood}')
+    table.connection.execute(f'INSERT INTO {table.name} ("a""b", m) VALUES (1, \'x\'), (NULL, NULL)')
+    schema = pa.schema([("Nr. %d {a} %s", pa.int64()), ('a"b', pa.int32()), ("m", pa.string())])
+    with table.job(schema, growingColumn="Nr. %d {a} %s") as job:
+        read_until(job, 2)
+        assert sorted(tuple(row.values()) for row in job.rows) == [(1, 1, "x"), (2, None, None)]
+    for made in (kinds, table):
+        made.connection.close()
+
+
+@pytest.mark.row("ends.4")
+def test_time_that_no_row_can_have_fails_the_job_by_the_name_of_its_table(url: str) -> None:
+    table = Table(url, "id bigserial NOT NULL, at timestamptz")
+    table.connection.execute(f"INSERT INTO {table.name} (at) VALUES ('infinity')")
+    schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "UTC"))])
+    with table.job(schema) as job, pytest.raises(ValueError, match=f"{table.name}' has a value .* 'infinity'"):
+        read_until(job, 1)
+    table.connection.close()
+
+
+@pytest.mark.row("ends.4")
 def test_equal_times_are_read_once_and_wait_for_the_time_to_settle(url: str) -> None:
     table = Table(url, "at timestamptz NOT NULL, value int NOT NULL")
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("value", pa.int32())])

@@ -131,6 +131,8 @@ class Database:
                 put[key] = value
             else:
                 put[key] = sql.SQL(", ").join(map(sql.Identifier, value))
+        if values is not None:  # the driver looks for placeholders in names, too
+            put = {key: sql.SQL(name.as_string(self.connection).replace("%", "%%")) for key, name in put.items()}
         return self.connection.execute(sql.SQL(text).format(**put), values)
 
     def within(self, table: str) -> Any:
@@ -143,8 +145,8 @@ class Database:
 
     def joined(self, separator: str, pattern: str, names: Sequence[str]) -> Any:
         """Fills the pattern with each name in turn, and concatenates the results."""
-        sql = self.sql
-        return sql.SQL(separator).join(sql.SQL(pattern).format(sql.Identifier(name)) for name in names)
+        filled = [self.sql.SQL(pattern).format(self.sql.Identifier(name)) for name in names]
+        return self.sql.SQL(separator).join(filled)
 
     def prepare(self) -> None:
         """Creates the additional tables if they do not exist."""
@@ -187,8 +189,10 @@ class Database:
         rows = self.run(
             "SELECT attname, typname, attnotnull, atttypmod, format_type(atttypid, atttypmod), "
             "CASE WHEN attgenerated <> '' THEN 'GENERATED ALWAYS AS (...)' "
-            "WHEN attidentity = 'a' THEN 'GENERATED ALWAYS AS IDENTITY' ELSE '' END "
-            "FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
+            "WHEN attidentity = 'a' THEN 'GENERATED ALWAYS AS IDENTITY' ELSE '' END, "
+            "CASE typtype WHEN 'e' THEN 'text' "
+            "WHEN 'd' THEN (SELECT typname FROM pg_type b WHERE b.oid = t.typbasetype) ELSE typname END "
+            "FROM pg_attribute JOIN pg_type t ON t.oid = atttypid "
             "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
             (self._quoted(self.table),),
         )
@@ -286,7 +290,8 @@ class PostgresWriter(SinkWriter):
 
     def _begin(self) -> None:
         self._database.run("BEGIN")
-        types = [_element_type(column.kind) for column in self._table]
+        # The driver's names of types.
+        types = [f"{kind[1:]}[]" if kind.startswith("_") else kind for kind in (column.kind for column in self._table)]
         if self._prepares:
             self._copy_into(self._database.within(self._database.table), self._columns, types)
             return
@@ -342,11 +347,6 @@ class PostgresWriter(SinkWriter):
         return found
 
 
-def _element_type(kind: str) -> str:
-    """The name by which the driver knows a type."""
-    return f"{kind[1:]}[]" if kind.startswith("_") else kind
-
-
 class PostgresCommitter(SinkCommitter):
     """Merges staging tables into the target."""
 
@@ -360,7 +360,9 @@ class PostgresCommitter(SinkCommitter):
     def commit(self, transaction: Transaction, committables: Sequence[StagingTable]) -> CommitOutcome:
         """Raises CommitError when a staging table, or a prepared transaction, is missing that was not committed."""
         prepared = [staging for staging in committables if staging.name.startswith("ckpt:")]
-        if prepared and not self._is_noted(transaction):
+        noted = "SELECT 1 FROM {commits} WHERE writer_id = %s AND checkpoint_id >= %s"
+        place = (transaction.writer_id, transaction.checkpoint_id)
+        if prepared and self._database.run(noted, place).fetchone() is None:
             for staging in prepared:
                 self.commit_prepared(staging)
         import psycopg
@@ -401,10 +403,6 @@ class PostgresCommitter(SinkCommitter):
                 "committed: it was rolled back; restore an earlier checkpoint"
             )
 
-    def _is_noted(self, transaction: Transaction) -> bool:
-        query = "SELECT 1 FROM {commits} WHERE writer_id = %s AND checkpoint_id >= %s"
-        return self._database.run(query, (transaction.writer_id, transaction.checkpoint_id)).fetchone() is not None
-
     def merge(self, staging: StagingTable) -> None:
         """Moves the rows of a staging table into the target and drops it, within the transaction of a commit."""
         database = self._database
@@ -440,7 +438,7 @@ class PostgresCommitter(SinkCommitter):
         if self._marker:
             database.run(
                 f"DELETE FROM {{target}} AS t USING ({rows}) AS s WHERE s.{{marker}} AND {{equal}}",
-                equal=_equal(database, self._keys),
+                equal=database.joined(" AND ", "t.{0} = s.{0}", self._keys),
                 **last,
             )
         others = [name for name in self._columns if name not in self._keys]
@@ -449,7 +447,7 @@ class PostgresCommitter(SinkCommitter):
         database.run(
             f"INSERT INTO {{target}} ({{columns}}) SELECT {{columns}} FROM ({rows}) AS s {kept} "
             f"ON CONFLICT ({{keys}}) DO {action}",
-            changes=_assigned(database, others),
+            changes=database.joined(", ", "{0} = EXCLUDED.{0}", others),
             **last,
         )
 
@@ -463,14 +461,3 @@ class PostgresCommitter(SinkCommitter):
 
     def close(self) -> None:
         self._database.close()
-
-
-def _equal(database: Database, keys: Sequence[str]) -> Any:
-    sql = database.sql
-    pairs = [sql.SQL("t.{0} = s.{0}").format(sql.Identifier(name)) for name in keys]
-    return sql.SQL(" AND ").join(pairs)
-
-
-def _assigned(database: Database, names: Sequence[str]) -> Any:
-    sql = database.sql
-    return sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(sql.Identifier(name)) for name in names)

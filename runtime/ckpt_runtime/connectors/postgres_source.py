@@ -183,12 +183,16 @@ class GrowingTable:
 
     def page(self, after: int, upto: int, rows: int) -> pa.RecordBatch | None:
         """The next rows of a range in order, some more than ``rows`` if they share a value; None after the last."""
-        found = self._run(
+        cursor = self._run(
             "SELECT {columns} FROM {target} WHERE {column} > %s AND {column} <= %s ORDER BY {column} "
             f"FETCH FIRST {rows:d} ROWS WITH TIES",
             (self._value(after), self._value(upto)),
             columns=self._columns,
-        ).fetchall()
+        )
+        try:
+            found = cursor.fetchall()
+        except import_driver().DataError as error:
+            raise ValueError(f"table {self._database.table!r} has a value that cannot be read: {error}") from error
         if not found:
             return None
         columns = []
@@ -230,11 +234,11 @@ class GrowingTable:
             if field.name not in known:
                 raise ValueError(f"table {database.table!r} has no column {field.name!r}; it has {', '.join(known)}")
             allowed = readable_types(field)
-            kind = known[field.name].kind
-            if kind not in allowed:
+            column = known[field.name]
+            if column.read_as not in allowed:
                 raise ValueError(
-                    f"column {field.name!r} is {kind} in table {database.table!r} and was declared as {field.type}, "
-                    f"which can read {', '.join(allowed)}"
+                    f"column {field.name!r} is {column.kind} in table {database.table!r} and was declared as "
+                    f"{field.type}, which can read {', '.join(allowed)}"
                 )
         place = {"schema": database.schema, "table": database.table, "column": self._column}
         row = database.connection.execute(_CATALOG, place).fetchone()

@@ -31,7 +31,8 @@ class TableColumn:
     """A column of a table. ``kind`` is the server's name of the type, with ``_`` in front of an array's.
 
     ``modifier`` is -1 for a type without a length or digits; ``shown`` is the type as people write it. ``generated``
-    says how the server computes the values, and is empty for a column that it does not compute.
+    says how the server computes the values, and is empty for a column that it does not compute. ``read_as`` is the type
+    as which values are read: that below a domain, and text for an enumeration.
     """
 
     name: str
@@ -39,7 +40,8 @@ class TableColumn:
     required: bool
     modifier: int
     shown: str
-    generated: str = ""
+    generated: str
+    read_as: str
     is_key: bool = False
 
 

@@ -201,6 +201,7 @@ class CommittingSinkOperator(_WriterOperator):
 
     def notify_complete(self, checkpoint_id: int) -> None:
         # Includes committables of earlier checkpoints, whose notification may have been lost.
+        self._taken = {taken for taken in self._taken if taken > checkpoint_id} | {checkpoint_id}
         self._commit([pending for pending in self._pending if pending[0].checkpoint_id <= checkpoint_id])
         assert self._committer is not None
         self._committer.completed(checkpoint_id)
@@ -301,6 +302,7 @@ class CommitterOperator(Operator):
         self._taken.add(checkpoint_id)
 
     def notify_complete(self, checkpoint_id: int) -> None:
+        self._taken = {taken for taken in self._taken if taken > checkpoint_id} | {checkpoint_id}
         self._commit_up_to(checkpoint_id)
 
     def notify_aborted(self, checkpoint_id: int) -> None:

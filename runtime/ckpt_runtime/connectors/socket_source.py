@@ -116,7 +116,9 @@ class SocketReader(SplitReader):
         if not block:
             _LOG.warning("socket %s:%d was closed by the server; no more rows will arrive from it", *self._address)
             self.close()
-            return
+            if not self._rest:
+                return
+            block = b"\n"  # as in Spark, the last line need not have an end
         *lines, self._rest = (self._rest + block).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             raise ValueError(

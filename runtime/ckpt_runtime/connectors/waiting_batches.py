@@ -122,6 +122,10 @@ class WaitingCommitterOperator(CommitterOperator):
         self._settle()
         super().snapshot(checkpoint_id)
 
+    def notify_complete(self, checkpoint_id: int) -> None:
+        super().notify_complete(checkpoint_id)
+        self._aborted = {aborted for aborted in self._aborted if aborted > checkpoint_id}
+
     def notify_aborted(self, checkpoint_id: int) -> None:
         super().notify_aborted(checkpoint_id)
         if self._joins:

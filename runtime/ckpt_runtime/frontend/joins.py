@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression
 from ckpt_runtime.expressions.functions.key_texts import key_text
-from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, rewritten
+from ckpt_runtime.expressions.nodes import Call, Column, Expression, Literal, moved
 from ckpt_runtime.expressions.types import (
     EvaluationError,
     UnsupportedExpressionError,
@@ -236,7 +236,7 @@ class Conditions:
     def _own(self, tree: Expression) -> Expression:
         """Returns an expression of the right side over its own columns."""
         width = len(self.left.columns)
-        return rewritten(tree, lambda node: Column(node.index - width, node.type) if isinstance(node, Column) else None)
+        return moved(tree, lambda at: at - width)
 
     def _add_key(self, condition: Expression) -> bool:
         if not isinstance(condition, Call) or condition.function not in ("EqualTo", "EqualNullSafe"):
@@ -365,11 +365,7 @@ class Conditions:
     def remaining(self) -> list[Expression]:
         """Returns the conditions on joined rows, over the columns of the join."""
         width, keys = len(self.left.columns), len(self.left.keys)
-
-        def moved(node: Expression) -> Expression | None:
-            return Column(node.index + keys * (node.index >= width), node.type) if isinstance(node, Column) else None
-
-        return [rewritten(tree, moved) for tree in self.rest]
+        return [moved(tree, lambda at: at + keys * (at >= width)) for tree in self.rest]
 
 
 def conditions_of(node: Join, left: Side, right: Side) -> Conditions:

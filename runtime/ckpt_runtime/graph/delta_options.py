@@ -46,6 +46,15 @@ class DeltaTableError(ValueError):
     """A Delta table cannot be read as the program requests. The message names the table or version, and a way out."""
 
 
+def check_table_path(path: str) -> None:
+    """Raises PlanError for a path which the library takes for another one, as it decodes ``%20``."""
+    if found := re.search(r"%[0-9a-fA-F]{2}|\\", path):
+        raise PlanError(
+            "option 'path'",
+            f"{path!r} contains {found[0]!r}, which the library deltalake takes for another character: rename it",
+        )
+
+
 def import_deltalake() -> Any:
     """The module ``deltalake``. Raises PlanError if it is not installed."""
     try:
@@ -61,6 +70,7 @@ def delta_schema(options: dict[str, Any], declared: pa.Schema | None) -> pa.Sche
         raise PlanError("schema", "the columns of a Delta table are its own; do not set a schema")
     if options["startingVersion"] is not None and options["startingTimestamp"] is not None:
         raise PlanError("option 'startingTimestamp'", "startingVersion is set as well; set only one of them")
+    check_table_path(options["path"])
     starting_version(options)
     starting_ms(options)
     most_bytes(options)

@@ -32,11 +32,14 @@ KAFKA_SOURCE_OPTIONS = (
     Option("includeHeaders", bool, False),
     Option("groupIdPrefix", default="ckpt"),
     Option("minPartitions", int, None, minimum=1),
+    Option("maxRecordsPerPartition", int, None, minimum=1),
+    Option("minOffsetsPerTrigger", int, None, minimum=1),
+    Option("maxTriggerDelay"),
     Option("kafkaConsumer.pollTimeoutMs", int, None, minimum=0),
     Option("fetchOffset.numRetries", int, None, minimum=0),
     Option("fetchOffset.retryIntervalMs", int, None, minimum=0),
 )
-"""The last four have no effect: they say how Spark divides its tasks and repeats requests."""
+"""The last seven have no effect: they say how Spark divides its tasks, waits for a batch and repeats requests."""
 
 _REFRESH = "topic.metadata.refresh.interval.ms"
 _OWN = (

@@ -22,7 +22,7 @@ from ckpt_runtime.checkpoint.measures import OperatorMeasures
 from ckpt_runtime.configuration.configuration import Configuration
 from ckpt_runtime.configuration.pipeline_options import ExecutionOptions
 from ckpt_runtime.expressions.evaluation import Frame, compile_expression, evaluate
-from ckpt_runtime.expressions.nodes import Column, Expression, rewritten
+from ckpt_runtime.expressions.nodes import Expression, moved
 from ckpt_runtime.frontend.generators import columns_of
 from ckpt_runtime.graph.output_schemas import join_bounds, join_output_schema, shared_join_keys
 from ckpt_runtime.graph.specs import NO_BOUND_US, JoinSide, JoinSpec
@@ -277,12 +277,7 @@ class _PairCondition:
         width = len(spec.left.schema)
         places = sorted(columns_of([condition]))
         self.needed = ([at for at in places if at < width], [at - width for at in places if at >= width])
-        self._holds = compile_expression(
-            rewritten(
-                condition,
-                lambda node: Column(places.index(node.index), node.type) if isinstance(node, Column) else None,
-            )
-        )
+        self._holds = compile_expression(moved(condition, places.index))
 
     def holds(self, pairs: Frame) -> AnyArray:
         """Whether the condition is true, for pairs of the needed columns of both sides."""

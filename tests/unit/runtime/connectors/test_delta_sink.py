@@ -18,7 +18,7 @@ from ckpt_runtime.checkpoint.sink_state import SinkLineage
 from ckpt_runtime.connectors.part_directory import CommitError
 from ckpt_runtime.connectors.sink_operators import CommitterOperator, PreparingSinkOperator
 from ckpt_runtime.graph.errors import PlanError
-from ckpt_runtime.graph.formats import check_sink
+from ckpt_runtime.graph.formats import check_sink, source_schema
 from ckpt_runtime.storage.filesystem import resolve
 from tests.support.object_store import keys, object_store, unfinished_uploads
 from tests.support.patience import patient
@@ -251,6 +251,14 @@ def test_column_that_differs_in_case_from_one_of_the_table_is_refused_and_not_ad
     job.checkpoint(1)
     with pytest.raises(CommitError, match="has column 'N', which differs from 'n' of the query in case alone"):
         job.committer.notify_complete(1)
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
+def test_path_that_the_library_takes_for_another_one_is_refused(tmp_path: Path, name: str) -> None:
+    given = {"path": str(tmp_path / name)}
+    for check in (lambda: check_sink("delta", given, SCHEMA), lambda: source_schema("delta", given, None)):
+        with pytest.raises(PlanError, match="option 'path': .* takes for another character"):
+            check()
 
 
 def test_text_of_the_user_is_in_the_history_of_the_table(tmp_path: Path) -> None:

@@ -42,8 +42,9 @@ def url() -> Iterator[str]:
 @pytest.fixture
 def database(url: str) -> Iterator[Any]:
     with psycopg.connect(url, autocommit=True) as connection:
-        for (name,) in connection.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'public'").fetchall():
-            connection.execute(f'DROP TABLE "{name}"')
+        tables = "SELECT quote_ident(tablename) FROM pg_tables WHERE schemaname = 'public'"
+        for (name,) in connection.execute(tables).fetchall():
+            connection.execute(f"DROP TABLE {name}")
         connection.execute("CREATE TABLE target (id bigint PRIMARY KEY, name text)")
         yield connection
 
@@ -265,6 +266,16 @@ def test_keys_may_be_in_any_order_and_the_index_may_have_other_columns_beside_th
         committed(sink, SCHEMA, 1 if table == "target" else 2, staged(sink, rows, 1))
     database.execute("DROP VIEW seen")
     assert database.execute('SELECT id, name, "Nr." FROM target ORDER BY id').fetchall() == [(1, "a", 1), (2, "a", 3)]
+
+
+def test_tables_and_columns_may_have_any_name(url: str, database: Any) -> None:
+    database.execute('CREATE TABLE "T %s {x} ""t" ("Nr. %d" bigint PRIMARY KEY, "a ""{}""" text, "gone?" boolean)')
+    schema = pa.schema([("Nr. %d", pa.int64()), ('a "{}"', pa.string()), ("gone?", pa.bool_())])
+    rows = pa.RecordBatch.from_arrays([[1, 2, 2], ["a", "b", None], [False, False, True]], schema=schema)
+    given = {"dbtable": '"T %s {x} ""t"', "mode": "upsert", "keys": "Nr. %d", "deleteColumn": "gone?"}
+    sink = sink_of(url, schema, **given)
+    committed(sink, schema, 1, staged(sink, rows, 1))
+    assert database.execute('SELECT * FROM "T %s {x} ""t"').fetchall() == [(1, "a", None)]
 
 
 def test_row_without_its_key_is_refused_and_one_that_is_removed_needs_no_other_column(url: str, database: Any) -> None:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import socket
 import sqlite3
 from collections import Counter
 from collections.abc import Sequence
@@ -34,6 +35,7 @@ from ckpt_runtime.storage.errors import StorageError
 from ckpt_runtime.storage.filesystem import resolve
 from tests.docs.markdown import blocks
 from tests.support.object_store import keys
+from tests.support.patience import deadline
 from tests.unit.runtime.connectors.harness import Clock, Collector, context, opened, snapshot_of
 from tests.unit.runtime.connectors.split_jobs import Job
 
@@ -650,3 +652,18 @@ def test_files_of_an_object_store_are_found_read_and_deleted(bucket: str) -> Non
     job.checkpoint(1)
     job.complete(1)
     assert keys(url) == []
+
+
+def test_last_line_of_a_socket_is_a_row_without_an_end_of_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        options = {"host": "127.0.0.1", "port": str(server.getsockname()[1])}
+        with closing(Job("socket", options)) as job:
+            job.discover()
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(b"one\r\ntwo")
+            is_over = deadline(30)
+            while len(job.rows) < 2:
+                assert not is_over(), job.rows
+                job.read()
+    assert [row["value"] for row in job.rows] == ["one", "two"]

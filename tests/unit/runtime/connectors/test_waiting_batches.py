@@ -174,6 +174,24 @@ def test_rows_of_aborted_checkpoints_are_in_the_call_of_the_next_one_where_it_is
 
 
 @pytest.mark.row("ends.1")
+def test_what_a_committer_remembers_of_checkpoints_does_not_grow_with_their_number(
+    function: Function, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, function, joins=True)
+
+    def remembered() -> int:
+        return sum(len(value) for value in vars(job.committer).values() if isinstance(value, set | dict))
+
+    sizes = []
+    for checkpoint_id in range(1, 41, 2):
+        job.committer.snapshot(checkpoint_id)
+        job.committer.notify_aborted(checkpoint_id)
+        job.checkpoint(checkpoint_id + 1)
+        sizes.append(remembered())
+    assert len(set(sizes)) == 1
+    job.close()
+
+
 def test_failure_of_a_call_is_raised_and_no_later_call_is_made(function: Function, tmp_path: Path) -> None:
     job = Job(tmp_path, function)
     function.error = ValueError("the table is locked")
